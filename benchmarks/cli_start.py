@@ -17,7 +17,7 @@ RENDER = [sys.executable, "-m", "ddp_hpc", "render", "--profile", "polaris", "--
 
 
 def median_s(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
-    """Returns the median wall time of each command. They run in turns, so that load affects all."""
+    """Returns the median wall time of each command. They run in turns, so that other load affects all."""
     # An installed package has compiled files; without them, this would measure the compiler.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     taken: dict[str, list[float]] = {name: [] for name in commands}

@@ -45,7 +45,7 @@ COLUMNS = [
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:
-    """A recipe of the requested size, with samples of the main job; for tokens, src and tgt are 20 x 512."""
+    """Returns a recipe of the requested size with default shapes; for tokens, src and tgt are 20 x 512."""
     kind = {"distribution": args.distribution}
     if args.distribution == "tokens":
         kind |= {"src_shape": (20, 512), "dtype": "int32"}
@@ -151,7 +151,7 @@ def main() -> None:
         for row in ROWS:
             file_of(args, *row).unlink(missing_ok=True)
     print(table(COLUMNS, rows))
-    print(f"one writer's file and two writers' file: {'the same bytes' if same else 'NOT the same bytes'}")
+    print(f"the files of one writer and of two writers are {'identical' if same else 'NOT identical'}")
     result = report.document("generate", rows, machine=report.machine(), same_bytes=same)
     report.write_files(result, args.json, None, [], "")
     sys.exit(not same)

@@ -2,11 +2,11 @@
 
 python -m benchmarks.gpu [--minutes 9] [--out DIR] [--device auto]
 
-For a machine with a GPU on which nothing can be installed: torch >= 2.8, h5py, pytest, click and jinja2 are
-needed, but no mpiexec and no ddp-hpc in the environment. Run it in the root directory of the project. A part
-that needs another package is skipped, and a part that fails or exceeds its time does not stop the others;
-both are reported. The results are DIR/gpu.json and DIR/gpu.md. With `--device cpu`, the same parts run on a
-CPU with small models, to test this program.
+This program is for a machine with a GPU on which nothing can be installed. It needs torch >= 2.8, h5py,
+pytest, click and jinja2, but neither mpiexec nor an installed ddp-hpc. Run it in the root directory of the
+project. A part that needs another package is skipped, and a part that fails or exceeds its time does not stop
+the others; both are reported. The results are DIR/gpu.json and DIR/gpu.md. With `--device cpu`, the same
+parts run on a CPU with small models, to test this program.
 """
 
 from __future__ import annotations
@@ -80,14 +80,15 @@ class Run:
             try:
                 code: int | str = process.wait(self.left_s())
             except subprocess.TimeoutExpired:
-                code = "the time limit of this part"
+                code = "exceeded the time limit of its part"
             finally:
                 _kill_session(process)
             log.seek(0)
             output = log.read()
         if code != 0:
             last = " | ".join(output.splitlines()[-6:])
-            raise RuntimeError(f"{' '.join(argv[1:4])} ended with {code}: {last}")
+            how = f"ended with exit code {code}" if isinstance(code, int) else code
+            raise RuntimeError(f"{' '.join(argv[1:4])} {how}: {last}")
         return output
 
 
@@ -189,7 +190,7 @@ def step(run: Run) -> Values:
 
 
 def decoder(run: Run) -> Values:
-    """Trains a decoder; compares its FLOP/s with the matrix products of `floor`, and the waits for data."""
+    """Trains a decoder, measures its waits for data, and compares its FLOP/s with the rates of `floor`."""
     layers, width, length, batch = (12, 1024, 1024, 16) if run.is_gpu else (1, 64, 32, 4)
     steps = 100 if run.is_gpu else 4
     path = run.directory / "tokens.h5"
@@ -236,7 +237,7 @@ def stamp(record: Values) -> None:
 
 
 def snapshots(run: Run) -> Values:
-    """Measures how long a snapshot pauses the training, beside the copy of its bytes to the host."""
+    """Compares the pause of the training during a snapshot with the time to copy its bytes to the host."""
     steps, every = (60, 20) if run.is_gpu else (6, 3)
     argv = [*TRAIN, "--device", run.device, "--max-steps", str(steps), "--log-every", "1", "--dropout", "0"]
     argv += ["--metrics-hook", "gpu:stamp", "--summary", "snapshots.json"]
@@ -305,7 +306,7 @@ PARTS = [
     Part("snapshots", snapshots, 0.1, ("h5py",)),
     Part("comm", comm, 0.08),
     Part("trace", trace, 0.1, ("h5py", "msgspec")),
-    # The last part, because it uses what is left of the time.
+    # The tests come last, because they use the remaining time.
     Part("tests", tests, 1.0, ("h5py", "pytest")),
 ]
 
@@ -321,14 +322,14 @@ def measure_all(run: Run, minutes: float) -> None:
         if missing:
             values: Values = {"skipped": f"{', '.join(missing)} is not installed"}
         elif run.left_s() < 5.0:
-            values = {"skipped": f"no time was left of {minutes:g} minutes"}
+            values = {"skipped": f"the time limit of {minutes:g} minutes was used up"}
         else:
             try:
                 values = part.measure(run)
             except Exception as error:  # one failed part must not lose the results of the others
                 values = {"failed": f"{type(error).__name__}: {error}"}
         run.values[part.name] = values
-        write_results(run)  # after each part, in case that the machine is taken away
+        write_results(run)  # after each part, because the machine may be taken away
         print(f"{part.name}: {time.monotonic() - start_s:.0f} s: {json.dumps(values)}", flush=True)
 
 

@@ -2,9 +2,9 @@
 
 Every file with a #SBATCH, #PBS or #BSUB line is checked, without a profile. If sbatch is installed, each
 Slurm script is also given to `sbatch --test-only`, with a configuration whose controller does not run: sbatch
-parses all options before it contacts the controller. The tables show for each check the number of findings,
-of scripts with a finding, and of those that sbatch refuses, and the scripts by their class; and then how many
-of the refused scripts have an error.
+parses all options before it contacts the controller. For each check, the tables show the number of findings,
+the number of scripts with a finding, how many of these scripts sbatch refuses, and their classes. The last
+lines show how many of all refused scripts have an error of lint.
 
 `--draw N` prints N random findings for a person to judge, selected with --seed, --severity and --class.
 """
@@ -38,7 +38,8 @@ MACHINE_LEARNING = re.compile(
     re.IGNORECASE,
 )
 MPI = re.compile(r"\b(?:mpirun|mpiexec|aprun|ibrun|mpiexec\.hydra|orterun|mpprun)\b|^\s*srun\b", re.MULTILINE)
-# Resources of public scripts. sbatch refuses a name that is not configured, which is not a matter of syntax.
+# Generic resources in public scripts. sbatch refuses names that are not configured, but their syntax is
+# valid.
 GRES = re.compile(r"--gres[ =]?['\"]?(?:gres[:/])?([A-Za-z][\w-]*)|,([A-Za-z][\w-]*):")
 BUILT_IN_GRES = (
     "gpu",
@@ -148,7 +149,7 @@ def class_of(text: str) -> str:
 
 
 def ask_sbatch(path: Path) -> str:
-    """The messages of sbatch; empty if it is not installed or does not answer."""
+    """Returns the messages of sbatch; empty if it is not installed or does not answer."""
     if not (sbatch := shutil.which("sbatch")):
         return ""
     try:
@@ -180,7 +181,7 @@ def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
     if times:
         median, most = times[len(times) // 2], times[int(len(times) * 0.99)]
         print(f"lint: median {median * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms")
-        print(f"lint: {len(times) / sum(times):.0f} scripts a second in one process")
+        print(f"lint: {len(times) / sum(times):.0f} scripts per second in one process")
     print(
         f"sbatch: {len(asked) - len(refused)} accepted, {len(refused)} refused, and {len(plugins)} refused "
         "for an option of a plugin that is not installed here"

@@ -70,7 +70,7 @@ def measure(name: str, num_samples: int, ranks: int) -> dict[str, object]:
     batches = {"epoch_order": epoch_order, "distributed_sampler": distributed_sampler}[name](
         num_samples, ranks
     )
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of the imports
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which the imports have reached
     before_bytes = resident_bytes("VmRSS")
     start_s = time.perf_counter()
     first_half = batches(0)

@@ -90,7 +90,7 @@ def measure_saves(directory: Path, rounds: int) -> dict[str, list[float]]:
         streams = [Stream(specs_of(values), values.items()) for values in (model.state_dict(), states)]
         ours.save(number, {}, *streams)
 
-    for number in range(rounds + 1):  # the first one allocates
+    for number in range(rounds + 1):  # the first round allocates and is not counted
         row = {"step": timed(training.step), "torch_save": timed(blocking)}
         training.step()
         row |= {"save": timed(lambda n=number: save(n)), "step_while_writing": timed(training.step)}

@@ -125,7 +125,7 @@ def start(name: str, options: list[str], directory: Path, path: Path, device: st
         argv += ["--log-every", str(window), "--metrics-hook", "step:turn", "--device", device, *options]
     here = Path(__file__).resolve().parent
     env = {**os.environ, "STEP_OUT": str(out_write), "STEP_IN": str(in_read), "STEP_WINDOW": str(window)}
-    # The project's directory too, because `python -m` adds only the current directory to sys.path.
+    # Add the project's directory too, because `python -m` adds only the current directory to sys.path.
     env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     log_file = directory / f"{name}.log"
     with log_file.open("wb") as log:
@@ -174,7 +174,7 @@ def measure(num_steps: int, device: str, window: int, embedding: int) -> list[di
                 "median_s": statistics.median(times_s),
                 "min_s": min(times_s),
                 "max_s": max(times_s),
-                # Ratios of adjacent measurements: other load on the machine affects both.
+                # Each ratio is of adjacent measurements, so that other load on the machine affects both.
                 "vs_lesson": statistics.median(
                     own_s / its_s for own_s, its_s in zip(times_s, first.times_s[WARM_UP:], strict=True)
                 ),

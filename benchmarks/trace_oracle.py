@@ -1,10 +1,10 @@
-"""`python benchmarks/trace_oracle.py TRACE...`: the report's times beside an independent computation.
+"""`python benchmarks/trace_oracle.py TRACE...`: compares the report's times with another computation.
 
-The computation uses no code of `ddp_hpc.trace`. It reads the whole trace as JSON, finds the launch of each
-kernel by its correlation ID, and walks over all moments at which something starts or ends. A kernel belongs
-to the innermost annotation or operator around its launch that names a region, or to the backward pass if a
-thread of autograd launched it. While nothing runs, the device waits for the event that starts next: between
-kernels if that was already launched, for data if the host is in its DataLoader, else for the host.
+The other computation uses no code of `ddp_hpc.trace`. It reads the whole trace as JSON, finds the launch of
+each kernel by its correlation ID, and walks over all moments at which something starts or ends. A kernel
+belongs to the innermost annotation or operator around its launch that names a region, or to the backward pass
+if a thread of autograd launched it. While nothing runs, the device waits for the event that starts next:
+between kernels if that was already launched, for data if the host is in its DataLoader, else for the host.
 docs/how-to/read-traces.md names public traces of GPUs.
 """
 
@@ -40,9 +40,9 @@ Activity = tuple[float, float, float, str, bool]
 
 
 def activities(events: list[dict[str, Any]]) -> list[Activity]:
-    """Start, end, launch and kind of all that the device did, and whether the launch was recorded."""
+    """Returns start, end, launch and kind of each device event, and whether its launch was recorded."""
     calls = {}
-    spans = defaultdict(list)  # of each thread: the regions
+    spans = defaultdict(list)  # the regions of each thread
     autograd, main = set(), set()
     for event in events:
         category, thread = str(event.get("cat")), (event.get("pid"), event.get("tid"))
@@ -74,7 +74,7 @@ def activities(events: list[dict[str, Any]]) -> list[Activity]:
 
 
 def gaps(found: list[Activity], events: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
-    """Start, end and cause of the times in which the device did nothing."""
+    """Returns start, end and cause of the times in which the device did nothing."""
     data = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -102,7 +102,7 @@ def gaps(found: list[Activity], events: list[dict[str, Any]]) -> list[tuple[floa
 
 
 def idle_times(split: list[tuple[float, float, str]], steps: list[list[float]]) -> dict[str, float]:
-    """The mean idle time per step by cause, in milliseconds."""
+    """Returns the mean idle time per step by cause, in milliseconds."""
     total: dict[str, float] = defaultdict(float)
     for begin, end, cause in split:
         for first, last in steps:
@@ -111,7 +111,7 @@ def idle_times(split: list[tuple[float, float, str]], steps: list[list[float]]) 
 
 
 def windows(events: list[dict[str, Any]], found: list[Activity]) -> list[list[float]]:
-    """The device's steps: each begins when the host has begun it and all launched before has finished."""
+    """Returns the device's steps. Each begins once the host has begun it and all earlier work has ended."""
     steps = sorted(
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -134,7 +134,7 @@ def windows(events: list[dict[str, Any]], found: list[Activity]) -> list[list[fl
 
 
 def divide(found: list[Activity], steps: list[list[float]]) -> dict[str, float]:
-    """The mean time per step of each part, in milliseconds."""
+    """Returns the mean time per step of each part, in milliseconds."""
     total: dict[str, float] = defaultdict(float)
     changes = sorted([(one[0], 1, one[3]) for one in found] + [(one[1], -1, one[3]) for one in found])
     changes += [(edge, 0, "") for step in steps for edge in step]

@@ -1,4 +1,4 @@
-"""Layout of .npz, .npy and IDX files, and checks of which arrays they can store."""
+"""Creates .npz, .npy and IDX files, and checks which arrays they can store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion between float32 and bfloat16, which is represented by uint16 because NumPy does not have it."""
+"""Converts between float32 and bfloat16, which is stored as uint16 because NumPy has no bfloat16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAN, _INFINITY, _WITHOUT_SIGN = np.uint16(0x7FC0), np.uint16(0x7F80), np.uint16
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Rounds to the nearest bfloat16 as torch does: ties to even, values that are too large to infinity."""
+    """Rounds to the nearest bfloat16 as torch does: ties to even, and too large values to infinity."""
     values = values.astype(np.float32, copy=False)
     bits = values.view(np.uint32)
     rounded: NDArray[np.uint16] = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)

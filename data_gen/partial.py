@@ -12,7 +12,7 @@ from types import FrameType
 
 WRITER = "data_gen"
 
-# Less than the time between SIGTERM and SIGKILL of a scheduler, which is 10 s in PBS and 30 s in Slurm.
+# This is less than a scheduler's time between SIGTERM and SIGKILL, which is 10 s in PBS and 30 s in Slurm.
 _LINGER_S = 8.0
 
 
@@ -47,7 +47,7 @@ def end_by_signal(others_are_done: Callable[[], bool] = lambda: True) -> Iterato
     """Lets SIGTERM and SIGHUP unwind the stack before they terminate the process.
 
     The process first waits for `others_are_done`, because launchers kill the other ranks when one exits.
-    Signals for which the program has set a handler, such as a trainer, are not affected.
+    Signals for which the program, such as a trainer, has set a handler are not affected.
     """
     handled: list[signal.Signals] = []
     stopped_by: list[int] = []

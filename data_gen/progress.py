@@ -1,4 +1,4 @@
-"""Progress of a long write: a bar on a terminal, a line per tenth in the log of a job."""
+"""Shows the progress of a long write: as a bar on a terminal, or as one line per 10 % in the log of a job."""
 
 from __future__ import annotations
 

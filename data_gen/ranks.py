@@ -90,7 +90,7 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
         if read_launcher_values(launchers[0], environ).world_size == 1:
             return SingleComm()
         with time_limit(timeout_s, prefix) as watchdog:
-            watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or exited before")
+            watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or has ended")
             world = discover(environ)
         if world.world_size > 1 and world.mpi is None:
             raise LaunchError(

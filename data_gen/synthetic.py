@@ -40,7 +40,7 @@ _NOISE = 0.01
 # rounding to nearest could return 1.0.
 _STEPS = {"float16": 2048.0, BFLOAT16: 256.0}
 
-# With the distribution `tokens`, one of this number of targets is random.
+# With the distribution `tokens`, one in this number of targets is random.
 _NOISE_SHARE = 10
 
 

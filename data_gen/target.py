@@ -1,4 +1,4 @@
-"""A file to be written: checks whether it already exists and whether there is space for it."""
+"""Checks whether a file that will be written already exists, and whether there is space for it."""
 
 from __future__ import annotations
 

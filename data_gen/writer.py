@@ -46,7 +46,7 @@ class GenerateResult:
 
     path: Path
     reused: bool
-    """A complete file with an equal fingerprint already existed, so nothing was written."""
+    """Whether a complete file with an equal fingerprint already existed, so that nothing was written."""
     num_bytes: int
     """Size of the file on disk."""
     elapsed_s: float

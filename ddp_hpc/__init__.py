@@ -7,10 +7,10 @@ if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError
     from ddp_hpc.integrations.deadline import JobDeadline, deadline
     from ddp_hpc.library.batch import Batch
+    from ddp_hpc.library.connected_world import ConnectedWorld, distributed
     from ddp_hpc.library.dataset import FileDataset, dataset
     from ddp_hpc.library.snapshots import Snapshots, snapshots
     from ddp_hpc.library.tracing import tracing
-    from ddp_hpc.library.world import ConnectedWorld, distributed
     from ddp_hpc.library.wrap import wrap
     from ddp_hpc.training.tasks.task import Task
     from ddp_hpc.version import __version__ as __version__
@@ -35,7 +35,7 @@ __all__ = [
 _MODULES = {
     "__version__": "version",
     "Batch": "library.batch",
-    "ConnectedWorld": "library.world",
+    "ConnectedWorld": "library.connected_world",
     "DdpHpcError": "errors",
     "FileDataset": "library.dataset",
     "JobDeadline": "integrations.deadline",
@@ -44,7 +44,7 @@ _MODULES = {
     "Task": "training.tasks.task",
     "dataset": "library.dataset",
     "deadline": "integrations.deadline",
-    "distributed": "library.world",
+    "distributed": "library.connected_world",
     "snapshots": "library.snapshots",
     "tracing": "library.tracing",
     "wrap": "library.wrap",

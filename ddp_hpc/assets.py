@@ -1,4 +1,4 @@
-"""Locations of the directories templates, profiles and jobs, as installed and in ~/.config/ddp-hpc."""
+"""Finds the directories templates, profiles and jobs: those of the package, and the user's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of errors to one line on stderr and an exit code, for commands run by `python -m`."""
+"""Converts errors to one line on stderr and an exit code, for commands run by `python -m`."""
 
 from __future__ import annotations
 

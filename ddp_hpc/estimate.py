@@ -141,7 +141,7 @@ class Footprint:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of the GPU memory."""
+        """The total GPU memory in bytes."""
         everywhere: int = sum(asdict(self).values())
         return everywhere - self.host_bytes
 

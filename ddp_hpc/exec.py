@@ -57,7 +57,10 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
     given = torchrun_variables(environ, _warn_if_no_process_group)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python and inherited by programs
+    for ignored in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores these signals, and the program would too
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(path, program, {**environ, **given})  # noqa: S606 - an argv list
@@ -90,8 +93,8 @@ def _warn_if_no_process_group(world: World, port: int) -> None:
             text = (
                 f"[{short_hostname()}] warning: {world.world_size} ranks were started, but rank 0's program "
                 "has not opened a process group, so each rank may be training alone on the same data; call "
-                "torch.distributed.init_process_group() in it (RANK, WORLD_SIZE and MASTER_ADDR are set), or "
-                "use --env-style none if the program needs no process group\n"
+                "torch.distributed.init_process_group() in the program (RANK, WORLD_SIZE and MASTER_ADDR are "
+                "set), or use --env-style none if the program needs no process group\n"
             )
             os.write(2, text.encode())
     finally:

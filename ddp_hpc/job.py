@@ -83,7 +83,11 @@ from ddp_hpc.units import parse_walltime_s
     help="File or directory of checkpoints; when it is modified, the program has made progress. May be "
     "repeated.",
 )
-@click.option("--no-submit", is_flag=True, help="At this site, compute nodes cannot submit jobs.")
+@click.option(
+    "--no-submit",
+    is_flag=True,
+    help="Do not submit successors, because compute nodes of this site cannot submit jobs.",
+)
 @click.option("--submit-line", default="", metavar="COMMAND", help="Command that submits a job script.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def cli(command: tuple[str, ...], **options: Any) -> int:
@@ -92,9 +96,9 @@ def cli(command: tuple[str, ...], **options: Any) -> int:
 
     The job scripts of `ddp-hpc render` end with this command. It sets the variables whose values are known
     only in the running job, such as DDP_HPC_DEADLINE, selects the machine's mpiexec, forwards signals to the
-    ranks, and requeues the job or submits a successor if the run is not complete. To request this, a program
-    saves a checkpoint, updates the modification time of the file DDP_HPC_PROGRESS_FILE, and exits with code
-    75.
+    ranks, and requeues the job or submits a successor if the run is not complete. To request a successor, a
+    program saves a checkpoint, updates the modification time of the file DDP_HPC_PROGRESS_FILE, and exits
+    with code 75.
 
     \b
     Example, the last line of a Slurm script:

@@ -57,7 +57,7 @@ def mpiexecs_on(path: str) -> Iterator[Path]:
 
 
 def first_mpiexec(path: str) -> Path | None:
-    """Returns the first mpiexec on a PATH that is not PBS's own; None without one."""
+    """Returns the first mpiexec on a PATH that is not PBS's own, or None."""
     found = (one for one in mpiexecs_on(path) if not is_pbs_mpiexec(ask_version(str(one), _VERSION_S)[1]))
     return next(found, None)
 
@@ -140,7 +140,7 @@ def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
             "no mpiexec that works with mpi4py was found on the PATH or in this environment; "
             f"{install_command('mpich')}"
         )
-    return own, dict(os.environ), "of the mpich wheel"
+    return own, dict(os.environ), "from the mpich wheel"
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Atomic writing of files: a hidden partial file next to the target, which is renamed or removed."""
+"""Writes files atomically: to a hidden partial file next to the target, which is then renamed or removed."""
 
 from __future__ import annotations
 

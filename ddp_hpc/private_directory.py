@@ -34,7 +34,8 @@ def make_private(directory: Path) -> bool:
 def others_can_replace_files(directory: Path) -> bool:
     """Returns whether another user than root can remove or replace this user's files in `directory`.
 
-    Its owner can do so, and every user who can write to it, unless it has the sticky bit, like /tmp.
+    The directory's owner can do so, and every user who can write to it, unless it has the sticky bit, like
+    /tmp.
 
     Raises:
         OSError: the directory cannot be accessed.

@@ -1,4 +1,4 @@
-"""Conversion of TOML files to frozen dataclasses. Every error names the file and the line.
+"""Converts TOML files to frozen dataclasses. Every error names the file and the line.
 
 A dataclass is the schema: its field names are the keys, its annotations the
 types. Supported types are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,

@@ -2,7 +2,7 @@
 
 The script runs once per node. Together with the other nodes, it determines the address of the
 rendezvous, and then runs torchrun with the number of ranks of this node. Its environment variables
-are documented in the script. This module imports no torch: the agent is a separate process.
+are documented in the script. This module does not import torch, because the agent is a separate process.
 """
 
 from __future__ import annotations

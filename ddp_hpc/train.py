@@ -138,7 +138,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
             result = Trainer(config, group, task, samples, progress, lifecycle, heartbeat, trace).run()
         heartbeat.close()
     samples.close()
-    here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""
+    here = f" ({result.steps - result.resumed_from} in this attempt)" if result.resumed_from else ""
     if result.stopped:
         progress.say(f"Stopping: {result.stopped}. State saved; run the same command again to resume.")
     how = f"stopped: {result.steps} of {result.total_steps}" if result.stopped else f"done: {result.steps}"
@@ -173,7 +173,7 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
 
 
 def _become_torchrun() -> NoReturn:
-    """Replaces this process by torchrun, which starts one rank per device of this node."""
+    """Replaces this process with torchrun, which starts one rank per device of this node."""
     import torch
 
     from ddp_hpc.training.process_group.devices import device_kind

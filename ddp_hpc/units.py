@@ -1,4 +1,4 @@
-"""Parsing and formatting of walltimes, durations and byte sizes."""
+"""Parses and formats walltimes, durations and byte sizes."""
 
 from __future__ import annotations
 

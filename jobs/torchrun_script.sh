@@ -19,7 +19,7 @@
 #                          can join
 
 set -euo pipefail
-# Activate the virtual environment as the job script does, in case that srun was started without one.
+# Activate the virtual environment as the job script does, in case srun was started without one.
 if [[ -z ${VIRTUAL_ENV:-} && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then
   set +u
   # shellcheck disable=SC1091

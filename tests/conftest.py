@@ -35,6 +35,7 @@ TOGETHER = (
     "tests/slurm/",
     "tests/bench/test_comm.py",
     "tests/integrations/test_deadline.py",
+    "tests/integrations/test_examples.py",
     "tests/integrations/test_lightning.py",
     "tests/integrations/test_transformers.py",
     "tests/library/test_accelerate.py",

@@ -1,3 +1,1 @@
-"""One module for each command of `ddp-hpc`: its click options, and the call of the code that implements
-it.
-"""
+"""One module for each command of `ddp-hpc`; it defines the options and calls the code behind the command."""

@@ -99,8 +99,8 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     memory_gather   copies single samples in memory, the limit for any file
     naive_hdf5      reads each sample with h5py in a DataLoader
     h5py_batch      reads each batch with one call of h5py, in ascending order
-    hdf5, pt, ...   use the trainer's loader; with ahead=N or workers=N, nothing is computed
-                    meanwhile, so training waits less than the time shown
+    hdf5, pt, ...   use the trainer's loader; with ahead=N or workers=N, reading overlaps with
+                    computing in training, which therefore waits less than the time shown
 
     \b
     Examples:
@@ -187,17 +187,17 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 def comm(**options: Any) -> None:
     """Measure the speed of collective operations between the ranks, and verify their results.
 
-    Each row of the table shows one collective with one message size. The median and the 99th percentile are
-    those of the time from a barrier until the slowest rank finishes; algbw and busbw are defined as in
-    nccl-tests. All results are checked. The exit code is 1 if a result is wrong, or if a row is slower than
-    --baseline allows.
+    Each row of the table shows one collective with one message size. The times are measured from a barrier
+    until the slowest rank finishes; the table shows their median and 99th percentile. algbw and busbw are
+    defined as in nccl-tests. All results are checked. The exit code is 1 if a result is wrong, or if a row
+    is slower than --baseline allows.
 
     \b
     all_reduce      each rank gets the sum over all ranks
     reduce          the first rank gets the sum over all ranks
     broadcast       each rank gets the data of the first rank
-    all_gather      each rank gets the data of all ranks; the size is that of the result
-    reduce_scatter  each rank gets a shard of the sum; the size is that of the input
+    all_gather      each rank gets the data of all ranks; the message size is the size of the result
+    reduce_scatter  each rank gets a shard of the sum; the message size is the size of the input
     all_to_all      each rank gets a different shard of the data of every rank
     send_recv       all ranks send to the next rank at the same time
 

@@ -15,8 +15,8 @@ import click
 @click.option(
     "--shared",
     metavar="DIR",
-    help="Shared directory through which the nodes of a job exchange their results. Default: DDP_HPC_RUN_DIR "
-    "or the working directory.",
+    help="Shared directory through which the nodes of a job exchange their results.  [default: "
+    "DDP_HPC_RUN_DIR or the working directory]",
 )
 @click.option(
     "--wait-s",

@@ -15,8 +15,8 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def command(discovery: str, as_json: bool) -> None:
-    """Show the rank, the world size and the address that this process detects, and where each value comes
-    from.
+    """Show the rank, the world size and the address of rank 0 that this process detects, and the source of
+    each value.
 
     \b
     Start this command with the launcher of your job:

@@ -210,7 +210,7 @@ def command(
     by_size = training.params_of_layers + (training.vocab or 0) * training.hidden
     if not by_size // 2 <= training.params <= by_size * 2:
         click.echo(
-            f"warning: --params is {training.params:.3g}, but layers of these sizes have about {by_size:.3g}",
+            f"warning: --params is {training.params:.3g}, but these layers have {by_size:.3g} parameters",
             err=True,
         )
     names = [strategy] if strategy else list(STRATEGIES)

@@ -22,7 +22,7 @@ TAKES_A_COMMAND = {"allow_interspersed_args": False}
 
 
 def _click_option(name: str) -> Callable[[F], F]:
-    """The option of the command line for a field of `JobOptions`."""
+    """Return the click option for a field of `JobOptions`."""
     declared = JobOptions.__dataclass_fields__[name].metadata
     kind = _KINDS[name]
     default = job_default(name)
@@ -55,7 +55,7 @@ def job_options(function: F) -> F:
 
 
 def job_options_without(*names: str) -> Callable[[F], F]:
-    """`job_options` without the named ones, for which the caller of `request_of` must supply values."""
+    """Like `job_options`, but without the options `names`; callers of `request_of` supply their values."""
 
     def decorate(function: F) -> F:
         for name, option in reversed(_OPTIONS.items()):
@@ -77,7 +77,7 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
     Prints to stderr which profile was chosen and why.
 
     Raises:
-        RequestError: invalid options.
+        RequestError: the options are invalid.
     """
     from ddp_hpc.schedulers.registry import scheduler_of_site
     from ddp_hpc.sites.detect import choose_profile
@@ -102,7 +102,7 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
 
 
 def _check_bash(option: str, lines: tuple[str, ...]) -> None:
-    """Check the syntax of lines of bash here, as an error would otherwise show only in the job."""
+    """Check the syntax of bash lines now, because an error would otherwise appear only in the job."""
     if not lines:
         return
     from ddp_hpc.lint.bash_syntax import bash_complaint
@@ -116,7 +116,7 @@ def name_and_value(text: str) -> tuple[str, str]:
     """Split `--env NAME=VALUE` into name and value.
 
     Raises:
-        RequestError: it has no `=`.
+        RequestError: the text does not contain `=`.
     """
     name, equals, value = text.partition("=")
     if not equals:

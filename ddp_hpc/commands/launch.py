@@ -103,7 +103,7 @@ def command(
         sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
         return
     click.echo(launch.about, err=True)
-    # Python ignores these signals, and the launcher would inherit this setting.
+    # Python ignores these signals. Restore the default, which the launcher inherits.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:

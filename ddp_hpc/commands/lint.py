@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Check job scripts, or the options of a job, before they are submitted.
 
-    SCRIPT is any PBS or Slurm script. Without SCRIPT, the command checks the script that `ddp-hpc
+    SCRIPT is any script for PBS, Slurm or LSF. Without SCRIPT, the command checks the script that `ddp-hpc
     render` would write from the same options. Scripts are never run. The exit code is 1 if any finding is
     an error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on
     its line. docs/reference/lint/ has a page for each check.

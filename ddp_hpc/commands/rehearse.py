@@ -179,13 +179,13 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
     if plan.site and (suffix := plan.site.fabric.suffix):
         example = f"names on the fast network, such as HOST{suffix},"
         found.append(
-            f"{example} mean this machine (127.0.0.1)"
+            f"{example} resolve to this machine (127.0.0.1)"
             if has_names
             else f"{example} do not exist here, because this machine does not permit mount namespaces; ranks "
             "of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
         )
     elif plan.site is None and scheduler and has_names:
-        found.append("names on the fast networks of all profiles mean this machine (127.0.0.1)")
+        found.append("names on the fast networks of all profiles resolve to this machine (127.0.0.1)")
     where = "this directory" if options.here else "an empty directory (use --here for this one)"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
     if options.walltime_s:

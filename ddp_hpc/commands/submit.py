@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding
     from ddp_hpc.schedulers.base import Overrides
 
-# `submit` creates the log directory, and passes the account to the scheduler.
+# Checks that do not apply, since `submit` creates the log directory and passes the account to the scheduler.
 _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
-# The options of `submit` repeat directives on purpose.
+# This check reports repeated directives, but the options of `submit` override directives on purpose.
 _OVERRIDDEN = "JOB007"
 
 

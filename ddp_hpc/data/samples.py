@@ -39,7 +39,7 @@ class ArrayInfo:
     dtype: np.dtype[Any]
     """Dtype of the arrays that `read` returns, always in native byte order."""
     bfloat16: bool = False
-    """The values are the bits of bfloat16 numbers, stored as uint16 because NumPy does not have that type."""
+    """Whether the values are the bits of bfloat16 numbers, stored as uint16 because NumPy has no bfloat16."""
 
     @property
     def sample_bytes(self) -> int:

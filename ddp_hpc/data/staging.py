@@ -33,7 +33,7 @@ class Staged:
 
     path: Path
     reused: bool
-    """The copy already existed, so nothing was copied."""
+    """Whether the copy already existed, so that nothing was copied."""
     num_bytes: int
     elapsed_s: float
 

@@ -1,8 +1,8 @@
 """Partitions the positions of an epoch into steps, micro-batches and the shares of the ranks.
 
     global batch  = batch_size * world_size * accumulate positions: one optimizer step
-    micro-batch   = batch_size * world_size positions of it: one forward and backward on every rank
-    share         = batch_size positions of the micro-batch: read by one rank
+    micro-batch   = batch_size * world_size positions of a global batch: one forward and backward pass
+    share         = batch_size positions of a micro-batch: read by one rank
 
 One rank with batch size 32 and two ranks with batch size 16 see the same global batches.
 The last global batch of an epoch may be smaller. It is split as evenly as possible and

@@ -188,10 +188,10 @@ def mpi4py_is_installed() -> bool:
 
 
 def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
-    """Initialises MPI and returns MPI_COMM_WORLD. Collective: every rank must call this.
+    """Initializes MPI and returns MPI_COMM_WORLD. Collective: every rank must call this.
 
     `launcher_family` is the kind of MPI that the launcher supports: `mpich`, `openmpi` or `any`. With the
-    suffix ` or none`, the function returns None instead of initialising an MPI of another kind.
+    suffix ` or none`, the function returns None instead of initializing an MPI of another kind.
 
     The library's name is read before MPI_Init, as the MPI standard allows: under Open MPI's mpiexec,
     MPICH's MPI_Init aborts the process with an unhelpful message about PMI versions.

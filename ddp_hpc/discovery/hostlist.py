@@ -60,7 +60,7 @@ def _expand_one(item: str, whole: str, room: int) -> list[str]:
 
 
 def _numbers(text: str, whole: str, room: int) -> list[str]:
-    """Returns the numbers in one pair of brackets: `08-10` gives 08, 09, 10, with the zeros of the first."""
+    """Returns the numbers in one pair of brackets: `08-10` gives 08, 09, 10, padded like the first one."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -98,7 +98,8 @@ def _invalid(text: str, what: str) -> LaunchError:
 
 def _too_many(text: str) -> LaunchError:
     return LaunchError(
-        f"the list {_short(text)} has more than {MAX_HOSTS} nodes, which is Slurm's limit; unset the variable"
+        f"the list {_short(text)} has more than {MAX_HOSTS} nodes, which is Slurm's limit; unset the Slurm "
+        "variable that contains it"
     )
 
 

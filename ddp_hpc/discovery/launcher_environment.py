@@ -1,7 +1,7 @@
 """The environment variables that each launcher sets for a rank, as one table.
 
-All values come from one row: rank, size and local rank are never mixed from
-several launchers. The order of the rows is the order of preference; comments
+All values come from one row: rank, size and local rank of different launchers
+are never combined. The order of the rows is the order of preference; comments
 explain it, and `tests/discovery/test_launcher_environment.py` checks it. This
 module uses neither MPI nor torch.
 
@@ -100,7 +100,7 @@ def _complete_slurm(environ: Environ, reported: LauncherValues) -> LauncherValue
 
 
 def _complete_torchrun(_: Environ, reported: LauncherValues) -> LauncherValues:
-    """Replaces the local rank under `torchrun --virtual-local-rank`, which is 0 for all ranks.
+    """Corrects the local rank, which is 0 on all ranks under `torchrun --virtual-local-rank`.
 
     torchrun numbers the ranks of a node consecutively, in the order of the nodes (`_assign_worker_ranks` in
     torch/distributed/elastic/agent/server/api.py). If the nodes have different numbers of ranks, the local
@@ -124,7 +124,7 @@ def _complete_torchrun(_: Environ, reported: LauncherValues) -> LauncherValues:
 def _derive_pals(environ: Environ, reported: LauncherValues) -> LauncherValues:
     """Adds the world size under PALS, which does not always set a variable for it.
 
-    With --pmi=cray (Polaris) the world size is `PMI_SIZE`. With --pmi=pmix (Aurora) it follows
+    With --pmi=cray (Polaris) the world size is `PMI_SIZE`. With --pmi=pmix (Aurora) it is known
     only from MPI, or from the node file if all nodes have the same number of ranks. The file has
     one line per mpiproc, so unique lines are counted (meta-pytorch/torchcomms#79 counts all lines).
     """
@@ -308,7 +308,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         start="srun",
         complete=_complete_slurm,
     ),
-    # For launchers that set the variables of PMI but no local rank.
+    # This row is for launchers that set the variables of PMI but no local rank.
     Launcher(
         name="pmi",
         title="PMI",

@@ -37,7 +37,7 @@ def outward_interfaces() -> dict[str, str]:
     found = {
         name: address
         for name, address in all_interfaces().items()
-        # 169.254/16 is usually the link to the board's own management controller.
+        # 169.254/16 is excluded, because it is usually the link to the board's own management controller.
         if not name.startswith(_VIRTUAL) and not address.startswith(("127.", "169.254."))
     }
     return dict(sorted(found.items(), key=lambda item: (not item[0].startswith(("hsn", "ib")), item[0])))

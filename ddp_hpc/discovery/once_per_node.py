@@ -1,4 +1,4 @@
-"""Prints errors before the rendezvous once per node, because usually all ranks have the same error."""
+"""Prints errors that occur before the rendezvous once per node: usually all ranks have the same error."""
 
 from __future__ import annotations
 

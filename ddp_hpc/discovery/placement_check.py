@@ -87,7 +87,7 @@ def _is_bound_to_the_same(ranks: list[RankPlace]) -> bool:
     first, same = ranks[0], len({place.cpus for place in ranks}) == 1
     num_cpus = len(cpu_numbers(first.cpus))
     # If no scheduler reports the number of CPUs of the job, a container with few CPUs cannot be distinguished
-    # from a CPU binding: only less than one CPU per rank is certainly a mistake.
+    # from a CPU binding, so only fewer CPUs than ranks are certainly a mistake.
     least_cpus = first.allotted_cpus or min(len(ranks), first.online_cpus)
     return len(ranks) > 1 and same and num_cpus < least_cpus
 
@@ -139,7 +139,7 @@ def _far_devices(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
 
 
 def _overlapping(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
-    """Yields a finding if ranks have different sets of CPUs that share a core; equal sets can be intended."""
+    """Yields a finding if ranks have different CPU sets that share a core; equal sets can be intentional."""
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for ranks in nodes.values():
         if len({place.cpus for place in ranks}) == 1:

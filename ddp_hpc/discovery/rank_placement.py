@@ -74,7 +74,7 @@ def own_place(
     """Returns this rank's row of the placement table, given its CPUs. Not collective: reads only sysfs."""
     attached = sysfs / "bus/pci/devices" / device.pci if device.pci else None
     numa = _number(attached / "numa_node") if attached else None
-    has_numa = numa is not None and numa >= 0  # -1 if unknown to the firmware
+    has_numa = numa is not None and numa >= 0  # it is -1 if the firmware does not report it
     return RankPlace(
         rank=world.rank,
         host=world.hostname,
@@ -132,8 +132,9 @@ def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
 
 
 def _allotted_cpus(environ: Environ) -> int | None:
-    """Returns Slurm's number of CPUs. PBS does not set a reliable number, because NCPUS depends on the
-    `ompthreads` of the chunk.
+    """Returns the number of CPUs that Slurm gave the job on each node, the lowest if they differ; else None.
+
+    PBS does not set a reliable number, because NCPUS depends on the `ompthreads` of the chunk.
     """
     # The job's variable is used, because srun without --cpus-per-task creates a step with one CPU per task.
     with suppress(LaunchError):

@@ -49,7 +49,7 @@ def time_limit(limit_s: float, prefix: str) -> Iterator[Watchdog]:
 
 
 def _watch(reader: int, writer: int, limit_s: float, prefix: str) -> None:
-    """Runs in the forked child, without Python's locks: any that were held at the fork stay locked."""
+    """Runs in the forked child. It must not use locks: a lock that was held at the fork stays locked."""
     try:
         os.close(writer)
         # The inherited sockets of the launcher must not stay open if the parent dies.

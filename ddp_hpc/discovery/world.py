@@ -1,4 +1,4 @@
-"""The world: rank, size and node of this process, each with its source, or a clear error.
+"""Determines the world: the rank, size and node of this process, and the source of each value.
 
 `discover` takes all values from one launcher, adds missing values from MPI if MPI is available, and compares
 them with the variables of every other launcher. It raises an error instead of guessing: a rank has no default
@@ -128,7 +128,7 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
 
 
 def _mpi_family(launcher: Launcher, environ: Environ) -> str:
-    """Returns the kind of MPI that works under this launcher; empty if MPI must not be initialised.
+    """Returns the kind of MPI that works under this launcher; empty if MPI must not be initialized.
 
     Slurm sets all values in the environment of a step, so MPI is used only if it works: with --mpi=none,
     each task would have its own MPI_COMM_WORLD, and the MPICH wheel of PyPI aborts under --mpi=pmix, the
@@ -273,7 +273,9 @@ def _no_launcher(environ: Environ) -> World:
         )
     world = _single("no launcher's variables in the environment")
     if "PBS_NODEFILE" in environ:
-        note = "one process without a launcher inside a PBS job; put mpiexec in front of the command for more"
+        note = (
+            "this PBS job runs one rank without a launcher; to run more, put mpiexec in front of the command"
+        )
         return replace(world, notes=(note,))
     return world
 
@@ -311,7 +313,7 @@ def _world(
     for name in ("rank", "world_size", "local_rank", "local_size"):
         if getattr(reported, name) is None:
             variable = getattr(launcher, name)
-            reason = f"{variable} is not set" if variable else "it has no variable for it"
+            reason = f"{variable} is not set" if variable else "it sets no variable for it"
             raise LaunchError(
                 f"{launcher.title} was detected but does not provide the {name.replace('_', ' ')} "
                 f"({reason}), and MPI is not available; start the ranks with "

@@ -1,4 +1,4 @@
-"""Input and result types of a check."""
+"""The types of a check: its input, its findings and its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the results of a job's nodes: common problems, and nodes that differ from the majority."""
+"""Compare the results of a job's nodes: find common problems, and nodes that differ from the majority."""
 
 from __future__ import annotations
 

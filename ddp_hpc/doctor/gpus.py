@@ -22,7 +22,7 @@ _INSTALL = f"{install_command('train')}, or load the site's module"
 def torch_build(here: Here) -> DoctorFinding:
     """Checks whether torch is installed and whether this node's driver supports its build."""
     if find_spec("torch") is None:
-        return (fail if here.in_job else warn)("torch is not installed in this Python", _INSTALL)
+        return (fail if here.in_job else warn)("torch is not installed in this Python environment", _INSTALL)
     try:
         import torch
     except (ImportError, OSError) as error:  # a CUDA library that cannot be loaded raises OSError
@@ -137,7 +137,7 @@ def state_finding(text: str) -> DoctorFinding:
                 f"{what}: GPU {index} accepts no work (compute mode Prohibited)", "report it to the site"
             )
     if any(row[3] == "Disabled" for row in rows):
-        return warn(f"{what}: ECC is off", "memory errors would not be detected; ask the site")
+        return warn(f"{what}: ECC is off, so memory errors are not detected", "ask the site to enable ECC")
     exclusive = ", one process per GPU" if any(row[2] == "Exclusive_Process" for row in rows) else ""
     return ok(f"{what}{exclusive}")
 

@@ -38,8 +38,10 @@ def locked_memory(_here: Here) -> DoctorFinding:
     fabric = next((device for device in _RDMA if Path(device).exists()), None)
     if fabric is None:
         return ok(f"{size}; no RDMA device that would need more")
-    remedy = "ulimit -l unlimited in the job script" if hard == resource.RLIM_INFINITY else "ask the site"
-    return warn(f"{size}, but NCCL and MPI lock the memory that they send over {fabric}", remedy)
+    remedy = "ask the site to raise the limit of locked memory (memlock)"
+    if hard == resource.RLIM_INFINITY:
+        remedy = "ulimit -l unlimited in the job script"
+    return warn(f"limited to {size}, but NCCL and MPI lock the memory that they send over {fabric}", remedy)
 
 
 def shared_memory(_here: Here) -> DoctorFinding:
@@ -108,7 +110,7 @@ def threads(here: Here) -> DoctorFinding:
 
 
 def python(_here: Here) -> DoctorFinding:
-    """Checks the Python version, and for packages in the user's site directory, which Python prefers."""
+    """Reports the Python version, and warns if ~/.local contains packages that hide the environment's."""
     version = ".".join(map(str, sys.version_info[:3]))
     what = f"{version} ({sys.executable})"
     from_user = [name for name in ("torch", "numpy", "mpi4py", "h5py") if (_user_site() / name).is_dir()]

@@ -33,7 +33,7 @@ def fabric(here: Here) -> DoctorFinding:
         return ok(", ".join(f"{name} {address}" for name, address in outward.items()), ", ".join(outward))
     what = f"no interface leads to other nodes (found {', '.join(own)})"
     if here.num_nodes > 1:
-        return fail(what, "ask the site")
+        return fail(what, "ask the site why this node has no network interface for jobs")
     return warn(what, "only jobs on one node will work")
 
 

@@ -97,7 +97,7 @@ def _kill(child: Child) -> None:
     # The group no longer exists if the child has been reaped and has left no processes.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    # A process in an uninterruptible wait does not terminate, so this does not block.
+    # WNOHANG, since a process in an uninterruptible wait might never end.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
 

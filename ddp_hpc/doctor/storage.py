@@ -15,7 +15,7 @@ from ddp_hpc.units import format_bytes
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
 _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES = 100 * 1024**2, 2 * 1024**3
-# The path of a socket that Python's multiprocessing creates in TMPDIR for DataLoader workers.
+# An example of the sockets that Python's multiprocessing creates in TMPDIR for DataLoader workers.
 _SOCKET = "pymp-12345678/listener-12345678"
 _SOCKET_PATH_LIMIT = 107  # sun_path in <sys/un.h> has 108 bytes, including the terminator
 _CLOCK_LIMIT_S = 2.0

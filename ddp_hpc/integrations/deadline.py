@@ -20,12 +20,12 @@ from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.run_state import RunState, write_state
 from ddp_hpc.schedulers.deadline import find_deadline
 
-# Ctrl-C is not one of them: it interrupts the program as usual.
+# SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TIME_LIMIT = 1000
 """The request to stop for the time limit. Other requests are signal numbers; 0 means none."""
 _EXCHANGE_S = 1.0
-# At least one of this many calls exchanges requests: later steps can be much slower than the first ones.
+# Requests are exchanged at least once in this number of calls, because later steps can be much slower.
 _MOST_CALLS = 100
 
 
@@ -74,7 +74,7 @@ class JobDeadline:
             self._replaced.setdefault(number, signal.SIG_DFL if replaced is None else replaced)
 
     def restore_signals(self) -> None:
-        """Installs the signal handlers of the time before `ddp_hpc.deadline`, once no step follows."""
+        """Restores the signal handlers from before `ddp_hpc.deadline`. Call this after the last step."""
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
         self._replaced.clear()
@@ -98,7 +98,7 @@ class JobDeadline:
         True if the walltime ends within `margin_s`, or if a rank has received a signal. Ranks exchange
         this once per second, or in each call if the calls are further apart; other calls return at once.
 
-        Collective: every rank must call this equally often, for example after each training step.
+        Collective: every rank must call this the same number of times, such as after each training step.
 
         Raises:
             RequestError: WORLD_SIZE is greater than 1, and there is no process group.
@@ -132,16 +132,16 @@ class JobDeadline:
             RequestError: `step` is not a non-negative integer, or this is not the main thread.
         """
         try:
-            number = -1 if isinstance(step, bool) else operator.index(step)  # an int of numpy, for example
+            number = -1 if isinstance(step, bool) else operator.index(step)  # also accepts integers of NumPy
         except TypeError:
             number = -1
         if not 0 <= number < 10**18:
-            raise RequestError(f"requeue({step!r:.80}): the number of completed steps is needed")
+            raise RequestError(f"requeue({step!r:.80}): pass the number of completed steps, 0 or greater")
         if threading.current_thread() is not threading.main_thread():
             raise RequestError("requeue() ends the program; call it in the process's main thread")
         rank, torchrun = 0, _is_torchrun(self._environ)
         if group := _process_group():
-            group.barrier()  # all ranks have saved their parts of the checkpoint
+            group.barrier()  # wait until all ranks have saved their parts of the checkpoint
             rank = group.get_rank()
         if rank:
             raise SystemExit(EXIT_DONE)

@@ -1,4 +1,4 @@
-"""Lightning's Trainer under any launcher, past the walltime. `lightning` and `pytorch_lightning` work."""
+"""Runs Lightning's Trainer under any launcher and beyond the walltime, with either of its two packages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
 from ddp_hpc.errors import RequestError
+from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
-from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.step_recorder import StepRecorder
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
 
@@ -38,7 +38,7 @@ _OWN_NAME = "deadline-step="
 
 
 class DdpHpcEnvironment(ClusterEnvironment):
-    """A cluster environment for every launcher that ddp-hpc knows: PALS, Slurm, Hydra, Open MPI and others.
+    """A cluster environment for all launchers that ddp-hpc supports: PALS, Slurm, Hydra, Open MPI and others.
 
     It needs neither `ddp-hpc exec` nor torchrun in front of the program, and does not initialize MPI:
 
@@ -89,7 +89,7 @@ class DdpHpcEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        """Returns whether a launcher that ddp-hpc knows has started this process."""
+        """Returns whether a launcher that ddp-hpc supports has started this process."""
         return bool(present_launchers(os.environ))
 
     def world_size(self) -> int:
@@ -151,7 +151,7 @@ class TraceSteps(Callback):
         self._recorder.step()
 
     def on_train_end(self, *_: Any) -> None:
-        """Writes the trace, if the window has not ended before."""
+        """Writes the trace if the window has not ended yet."""
         self._recorder.stop()
 
     def on_exception(self, *_: Any) -> None:
@@ -189,7 +189,7 @@ class StopBeforeDeadline(Callback):
         self._position: dict[str, Any] | None = None
 
     def newest_checkpoint(self) -> str | None:
-        """Returns the path of the checkpoint that was saved last; None if there is none, to start anew.
+        """Returns the path of the newest checkpoint; None if there is none, to start from scratch.
 
         Incomplete files are skipped.
         """
@@ -204,8 +204,8 @@ class StopBeforeDeadline(Callback):
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the signal handlers before the Trainer validates for the first time."""
         del trainer, pl_module
-        # Lightning installs its handlers before this hook. That of SIGTERM calls a collective on each rank
-        # that receives the signal, while other ranks are in a different collective.
+        # Lightning installs its handlers before this hook. Its handler of SIGTERM calls a collective on each
+        # rank that receives the signal, while other ranks are in a different collective.
         self._deadline = deadline(self._margin_s)
         self._is_sanity_checked = True
 
@@ -238,23 +238,23 @@ class StopBeforeDeadline(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Decides whether the program must stop. Collective."""
-        # Lightning resumes a checkpoint of an epoch's last batch with an empty epoch.
+        # Do not stop after an epoch's last batch, because Lightning would resume with an empty epoch.
         if not (trainer.is_last_batch and _can_wait(trainer)):
             self._decide(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decides after the validation of an epoch whether the program must stop. Collective."""
         del pl_module
-        # With max_steps, Lightning begins with an empty epoch then, too: the program ends a step later.
+        # With max_steps, Lightning would resume with an empty epoch here, too, so stop one step later.
         if trainer.max_steps == -1:
             self._decide(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Saves a checkpoint and ends the program if the previous step was the last one. Collective."""
+        """Saves a checkpoint and ends the program if it must stop after the previous step. Collective."""
         self._save_and_requeue(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves a checkpoint and ends the program if the previous epoch was the last one. Collective."""
+        """Saves a checkpoint and ends the program if it must stop after the previous epoch. Collective."""
         del pl_module
         self._save_and_requeue(trainer)
 
@@ -302,20 +302,21 @@ def _is_complete_run(trainer: Trainer) -> bool:
     progress = trainer.fit_loop.epoch_progress.current
     completed = progress.completed
     is_done = trainer.fit_loop.done
-    # `done` increases it, but hooks of the last epoch have yet to read `trainer.current_epoch`.
+    # `done` increases `completed`. Restore it, because hooks of the last epoch still read
+    # `trainer.current_epoch`.
     progress.completed = completed
     return is_done
 
 
 def _can_wait(trainer: Trainer) -> bool:
-    """Returns whether a run that must stop can do so elsewhere than after the last batch of an epoch."""
+    """Returns whether a run can stop after a batch that is not the last one of an epoch."""
     return trainer.max_steps == -1 or trainer.num_training_batches > trainer.accumulate_grad_batches
 
 
 def _restore_order(trainer: Trainer) -> None:
     """Sets the epoch of the samplers before the resumed loaders draw the order of their samples.
 
-    Lightning sets it later: an epoch other than the first one would be resumed in the order of the first one.
+    Lightning sets it too late, so that a later epoch would be resumed in the order of the first one.
     """
     progress: Any = trainer.fit_loop.epoch_progress.current
     fetcher: Any = trainer.fit_loop._data_fetcher
@@ -333,7 +334,7 @@ def _restore_order(trainer: Trainer) -> None:
 
 def _resumes_at_next_batch(loader: Any) -> bool:
     """Returns whether the loader has a state, and an order that does not depend on torch's generator."""
-    # Lightning wraps samplers other than DistributedSampler. torchdata's RandomSampler draws the order anew.
+    # Lightning wraps samplers other than DistributedSampler. torchdata's RandomSampler draws a new order.
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     is_random = type(sampler).__name__ in ("RandomSampler", "DistributedSamplerWrapper")
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not is_random

@@ -35,5 +35,5 @@ class StepRecorder:
             self._trace.step()
 
     def stop(self) -> None:
-        """Stops the profiler, and writes the trace if the window has not ended before."""
+        """Stops the profiler, and writes the trace if the window has not ended yet."""
         self._recording.close()

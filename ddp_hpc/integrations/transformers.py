@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer past the walltime: a callback that saves a checkpoint and ends the program."""
+"""A callback that lets the Hugging Face Trainer save a checkpoint and stop before the walltime ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
-from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.step_recorder import StepRecorder
 
 
@@ -37,7 +37,7 @@ class TraceSteps(TrainerCallback):
         self._recorder.step()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Writes the trace, if the window has not ended before."""
+        """Writes the trace if the window has not ended yet."""
         self._recorder.stop()
 
 
@@ -94,8 +94,8 @@ class StopBeforeDeadline(TrainerCallback):
         if not self._deadline.should_stop():
             return
         if args.save_strategy == SaveStrategy.BEST and _ends_epoch(state):
-            # After the evaluation of an epoch, the Trainer would save only the best checkpoint. It stops a
-            # step later, if that is not the end of an epoch, too.
+            # After the evaluation of an epoch, the Trainer would save only the best checkpoint. Therefore,
+            # stop one step later, unless that step ends an epoch, too.
             if not self._has_waited:
                 self._has_waited = True
                 return
@@ -110,8 +110,8 @@ class StopBeforeDeadline(TrainerCallback):
         del args, control
         self._saved_step = state.global_step
         if self._is_stopping:
-            # With save_total_limit=1, the Trainer would now delete it in favor of the best one. The saved
-            # state still contains the path of the best one.
+            # With save_total_limit=1, the Trainer would now delete this checkpoint in favor of the best one.
+            # The saved state still contains the path of the best one.
             state.best_model_checkpoint = None
 
     def on_epoch_end(
@@ -137,7 +137,7 @@ class StopBeforeDeadline(TrainerCallback):
             return
         if self._is_stopping:
             self._deadline.requeue(state.global_step)
-        # No step follows: a signal ends the program again.
+        # No step follows, so a signal may end the program again.
         self._deadline.restore_signals()
 
 
@@ -146,7 +146,7 @@ def _ends_epoch(state: TrainerState) -> bool:
 
 
 def newest_checkpoint(output_dir: str | Path) -> str | None:
-    """Returns the directory of the last complete checkpoint; None if there is none, to start anew.
+    """Returns the directory of the last complete checkpoint; None if there is none, to start from scratch.
 
     A checkpoint is complete if its `trainer_state.json`, which the Trainer writes last, can be read.
     """

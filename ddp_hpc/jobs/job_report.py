@@ -19,7 +19,7 @@ from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, same_job
 
-# The scheduler is queried once per run.
+# The scheduler is queried once per run, so this limits the number of queries.
 _MAX_RUNS = 20
 
 

@@ -17,15 +17,15 @@ from ddp_hpc.units import format_walltime
 # task for lack of memory. Messages of Slurm 22.05 and OpenPBS 23.06.
 _IN_LOG = (
     ("walltime", re.compile(r"DUE TO TIME LIMIT|=>> PBS: job killed: walltime")),
-    # mem and vmem: OpenPBS's resmom/linux/mom_mach.c.
+    # The messages for mem and vmem are in OpenPBS's resmom/linux/mom_mach.c.
     ("memory", re.compile(r"oom-kill event|: Out Of Memory$|=>> PBS: job killed: v?mem", re.MULTILINE)),
     ("node", re.compile(r"Node failure on |DUE TO NODE FAILURE")),
     ("preempted", re.compile(r"DUE TO PREEMPTION")),
-    # PyTorch's allocators; the name of the exception is torch.OutOfMemoryError from 2.5 on.
+    # PyTorch's allocators print these messages. Since PyTorch 2.5, the exception is torch.OutOfMemoryError.
     ("gpu memory", re.compile(r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: ")),
     ("memory", re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b", re.MULTILINE)),
     ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
-    # The first message is that of torch.distributed (2.11 and 2.13).
+    # The first message comes from torch.distributed (2.11 and 2.13).
     (
         "variables",
         re.compile(
@@ -88,9 +88,9 @@ _HELD = re.compile(r"too many failed attempts|launch failed requeued held|JobHol
 class PostMortem:
     """The reason for the end of a job.
 
-    `cause` is a short category, `what` combines the reasons from the scheduler and the run, `remedy` is
-    what to do. `rank` and `host` are those of the first failure, if they are known. `lines` are the lines of
-    the log about this failure.
+    `cause` is a short category, `what` combines the reasons from the scheduler and the run, and `remedy` is
+    what to do. `rank` and `host` say where the first failure occurred, if this is known. `lines` are the
+    lines of the log about this failure.
     """
 
     cause: str
@@ -134,7 +134,7 @@ def examine(
 
 
 def warning_in(log: str) -> str:
-    """Returns the warning of `ddp-hpc exec` that ranks may have trained alone; empty without one.
+    """Returns the warning of `ddp-hpc exec` that ranks may have trained alone; empty if the log has none.
 
     Such a job can end without an error, with results as if it had run on one GPU.
     """

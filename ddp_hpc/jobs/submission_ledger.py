@@ -58,7 +58,7 @@ class Attempt:
 
     @property
     def key(self) -> str:
-        """The beginning of its line in `attempts`, and the value of DDP_HPC_THIS_ATTEMPT."""
+        """The first two words of the line in `attempts`, which are also the value of DDP_HPC_THIS_ATTEMPT."""
         return f"{self.number} {self.job_id}"
 
 

@@ -210,7 +210,10 @@ def prepare(order: Order) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DdpHpcError(f"{directory} cannot be created, but the job requires it") from error
+            raise DdpHpcError(
+                f"{directory} cannot be created, but the job requires it; check the permissions of its "
+                "parent directory"
+            ) from error
     if order.is_new:
         write_script(order.script.text, order.path)
 

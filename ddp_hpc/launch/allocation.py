@@ -14,9 +14,9 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.allocation import THIS_MACHINE, Allocation, first_number
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# If one of these variables is greater than 1, a launcher has started several such processes.
+# If one of these variables is greater than 1, a launcher has started several processes of this program.
 _SIZES = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS")
-# Only ranks have these variables. PALS does not set a size if there is one rank per node.
+# These variables are set only in ranks. PALS_RANKID is needed because PALS sets no size for 1 rank per node.
 _RANKS_ALONE = ("PALS_RANKID", "TORCHELASTIC_RUN_ID")
 _ASK_LIMIT_S = 10.0
 # Cores per rank, and the minimum number of ranks, on a node without GPUs.
@@ -70,5 +70,5 @@ def cpus_here() -> int:
 
 
 def ranks_for(cores: int) -> int:
-    """Return the number of ranks for a node without GPUs: one per 8 cores, but at least 2 on 2 cores."""
+    """Return the number of ranks for a node without GPUs: one per 8 cores, but at least 2 if possible."""
     return max(min(cores, _LEAST_RANKS), cores // _CORES_PER_RANK)

@@ -52,7 +52,7 @@ def fit(
         gpus_per_node=None if allocation is THIS_MACHINE or site.node.devices else devices or None,
         cpus_per_node=None if allocation is THIS_MACHINE else cpus,
     )
-    # Ranks are distributed evenly: 6 ranks on 2 nodes with 4 GPUs are 3 and 3.
+    # Ranks are distributed evenly: 6 ranks on 2 nodes with 4 GPUs each are 3 per node, not 4 and 2.
     layout = replace(lay_out(job, site), ranks_per_node=math.ceil(num_ranks / job.num_nodes))
     if layout.launcher == "torchrun" and num_ranks % job.num_nodes:
         raise RequestError(

@@ -16,9 +16,9 @@ _ASK_LIMIT_S = 30.0
 def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the path of an mpiexec, and its version text.
 
-    It is the mpiexec of DDP_HPC_MPIEXEC, else of the machine, else of the active Python environment.
-    Ranks that are started by an environment's mpiexec (of the mpich wheel) cannot connect through the
-    machine's MPI. PBS's own mpiexec is not an MPI launcher.
+    The first choice is the mpiexec that DDP_HPC_MPIEXEC names, then one that belongs to the machine, then the
+    one in the active Python environment. Ranks that are started by an environment's mpiexec (of the mpich
+    wheel) cannot connect through the machine's MPI. PBS's own mpiexec is not an MPI launcher.
 
     Raises:
         RequestError: no mpiexec was found, or DDP_HPC_MPIEXEC is not an mpiexec.

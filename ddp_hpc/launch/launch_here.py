@@ -1,6 +1,6 @@
-"""The launch command of a job script for the current shell: arguments and environment variables.
+"""Build the launch command of a job script for the current shell: arguments and environment variables.
 
-The words and values are those that `render` writes. They are evaluated by bash, as in the script, so that
+The words and values are the same as in a script of `render`. bash evaluates them, as in the script, so that
 both have the same meaning.
 """
 
@@ -73,7 +73,7 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
     nvidia-smi and bash, and on a machine without a scheduler possibly a trial with two ranks.
 
     Raises:
-        RequestError: the allocation, profile or launcher does not allow it, or a program is missing.
+        RequestError: the allocation, profile or launcher does not allow the launch, or a program is missing.
     """
     if num_ranks is not None and num_ranks < 1:
         raise RequestError(f"-n must be at least 1 (got {num_ranks})")
@@ -126,7 +126,7 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
     if not scheduler.interactive_command:
         known = " and ".join(one.title for one in SCHEDULERS.values() if one.interactive_command)
         raise RequestError(
-            f"{site.title} ({why}) has {scheduler.title}, but ddp-hpc launch works only in allocations of "
+            f"{site.title} ({why}) uses {scheduler.title}, but ddp-hpc launch works only in allocations of "
             f"{known}. "
             "Write a script with ddp-hpc render, or use --profile local to start ranks on this machine only."
         )

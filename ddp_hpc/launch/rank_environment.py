@@ -52,7 +52,7 @@ def private_kernel_caches(environ: Mapping[str, str], directory: str) -> dict[st
 
 
 def short_tmpdir(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns a TMPDIR whose path is short enough for sockets, if that of PBS is not."""
+    """Returns a TMPDIR whose path is short enough for sockets; empty if the present one is short enough."""
     return {"TMPDIR": "/tmp"} if len(environ.get("TMPDIR", "")) > _MAX_TMPDIR_CHARS else {}  # noqa: S108 - a new TMPDIR
 
 

@@ -1,4 +1,4 @@
-"""Completes the launch line of a job script: which mpiexec, which of its options, which torchrun script."""
+"""Complete the launch line of a job script: choose mpiexec, its options, and the torchrun script."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def resolve(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the command to execute and the variables that it needs in addition.
 
-    A leading `mpiexec` becomes the path of the machine's mpiexec, and its option --ppn the option of this
-    MPI. `torchrun_script.sh` and the `ddp-hpc` of `ddp-hpc exec --` become paths. `exported` are the
-    variables that ranks need on other nodes. Without a queue, several ranks may share a core.
+    A leading `mpiexec` becomes the path of the machine's mpiexec, and --ppn becomes the corresponding option
+    of this mpiexec. `torchrun_script.sh` and the `ddp-hpc` of `ddp-hpc exec --` become paths. `exported` are
+    the variables that ranks need on other nodes. Without a queue (`has_queue`), which would limit the number
+    of ranks, several ranks may share a core.
 
     Raises:
         RequestError: no MPI launcher or no ddp-hpc was found.
@@ -72,7 +73,7 @@ def _find_step_script(environ: Mapping[str, str]) -> str:
 
 
 def _find_ddp_hpc(environ: Mapping[str, str]) -> str:
-    """Returns the `ddp-hpc` of this Python environment, else the one on the PATH."""
+    """Returns the `ddp-hpc` of this Python environment, otherwise the one on the PATH."""
     beside = str(Path(sys.executable).parent / "ddp-hpc")
     found = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
     if found is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-# Arguments with other names than the options of ddp_hpc.train.
+# Arguments whose names differ from those of the options of ddp_hpc.train.
 _RENAMED = {
     "data": "data",
     "hang-timeout": "hang_timeout_s",

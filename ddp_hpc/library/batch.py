@@ -55,7 +55,8 @@ class Batch(NamedTuple):
         for model in models:
             if num > 1 and getattr(model, "static_graph", False):
                 raise RequestError(
-                    "micro_batches() does not support wrap(..., static_graph=True): DDP would omit gradients"
+                    "micro_batches() does not support wrap(..., static_graph=True): "
+                    "DDP would omit gradients. Remove static_graph"
                 )
         for part in range(num):
             start, stop = (rows * index // num for index in (part, part + 1))

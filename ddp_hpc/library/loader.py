@@ -38,7 +38,7 @@ from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import mismatch_between_ranks
 
 if TYPE_CHECKING:
-    from ddp_hpc.library.world import ConnectedWorld
+    from ddp_hpc.library.connected_world import ConnectedWorld
 
 __all__ = ["Batch", "WorldLoader"]
 
@@ -191,7 +191,8 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
         check_workers(workers.num_workers)
         if not is_plain:
             raise DataError(
-                "collate_fn= combines samples of a Dataset; this data is a tuple or dict of arrays"
+                "collate_fn= combines samples of a Dataset, but this data is a tuple or dict of arrays; omit "
+                "collate_fn"
             )
         if isinstance(data, tuple) and len(data) == 2 and all(map(_is_for_numpy, data)):
             return PairSource(samples_of_arrays(*data), workers=0, timeout_s=timeout_s)

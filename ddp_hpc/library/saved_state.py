@@ -12,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.library.world import ConnectedWorld
+from ddp_hpc.library.connected_world import ConnectedWorld
 from ddp_hpc.training.snapshots.host_buffer import Tensors, specs_of
 from ddp_hpc.training.snapshots.object_states import object_tensors
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
 
 T = TypeVar("T")
-# Larger than the state of a random number generator.
+# This limit is larger than the state of a random number generator.
 _MOST_COMPARED_BYTES = 2**16
 _ARTICLE = {"model": "a", "optimizer": "an"}
 OneOrMore: TypeAlias = T | list[T] | tuple[T, ...] | Mapping[str, T]
@@ -121,13 +121,13 @@ class _WithLearningRates:
         self._scheduler = scheduler
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of both."""
+        """Returns the state of the scheduler and the options of the optimizer."""
         groups = self._scheduler.optimizer.param_groups
         options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         return {"scheduler": self._scheduler.state_dict(), "optimizer": options}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Restores the states of both."""
+        """Restores the state of the scheduler and the options of the optimizer."""
         self._scheduler.load_state_dict(state["scheduler"])
         for group, options in zip(self._scheduler.optimizer.param_groups, state["optimizer"], strict=True):
             for key, value in options.items():
@@ -161,7 +161,7 @@ class _WithoutDdp:
 
 
 def _complete(one: Any) -> Any:
-    """Returns an object whose state is all that must be restored."""
+    """Wraps an object if its own state does not contain everything that must be restored."""
     if isinstance(one, nn.Module):
         return _WithoutDdp(one)
     return _WithLearningRates(one) if isinstance(getattr(one, "optimizer", None), Optimizer) else one

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.library.world import ConnectedWorld, current_world
+from ddp_hpc.library.connected_world import ConnectedWorld, current_world
 from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.parallel.model_layers import checkpoint_activations
@@ -21,8 +21,8 @@ _OPTIONS = (
     "mesh", "bucket_mib", "static_graph", "find_unused_parameters", "compress_gradients", "sync_batchnorm",
     "amp", "cpu_offload", "activation_checkpointing",
 )  # fmt: skip
-# A step of these strategies is more than a forward pass, a backward pass and an optimizer step, so that they
-# do not work in a user's loop.
+# A step of these strategies is more than a forward pass, a backward pass and an optimizer step, so they do
+# not work in a user's loop.
 _OF_THE_TRAINING = ("zero", "tp", "pp", "dataparallel")
 
 
@@ -49,7 +49,10 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
     first = world.broadcast(own)
     pairs = zip(own.split("), "), first.split("), "), strict=False)
     seen, needed = next((pair for pair in pairs if pair[0] != pair[1]), (own[-80:], first[-80:]))
-    differs = f"the model differs between ranks: {seen} on rank {world.rank}, {needed} on rank 0"
+    differs = (
+        f"the model differs between ranks: {seen} on rank {world.rank}, {needed} on rank 0; create the same "
+        "model on every rank"
+    )
     world.group.agree("" if own == first else differs)
     if config.parallel.activation_checkpointing:
         checkpoint_activations(model)

@@ -15,7 +15,7 @@ MAX_DEPTH = 100
 
 
 def too_deep_at(text: str) -> int | None:
-    """Return the index of the first parenthesis that is nested deeper than MAX_DEPTH; None without one.
+    """Return the index of the first parenthesis that is nested deeper than MAX_DEPTH; None if there is none.
 
     Quotes and comments are not recognized. The `)` of a `case` branch has no opening parenthesis and is
     ignored.
@@ -31,8 +31,9 @@ def too_deep_at(text: str) -> int | None:
 def bash_complaint(text: str) -> tuple[int, str] | None:
     """Return the line number and the message of the first error that `bash -n` reports.
 
-    Returns None if bash reports no error or takes longer than _LIMIT_S, and if bash is not run: it is not
-    installed, the text contains a NUL character, or parentheses are nested deeper than MAX_DEPTH.
+    Returns None if bash reports no error or takes longer than _LIMIT_S. bash is not run, and None is
+    returned, if bash is not installed, if the text contains a NUL character, or if parentheses are nested
+    deeper than MAX_DEPTH.
     """
     bash = shutil.which("bash")
     if bash is None or "\0" in text or too_deep_at(text) is not None:
@@ -51,7 +52,7 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         return 1, f"no error, but bash was killed by {name} while reading the script"
-    # bash only warns about a here-document that is not closed, although it contains the rest of the script.
+    # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
     output = done.stderr.decode("utf-8", "replace")
     for complaint in output.splitlines():
         match = re.match(r".*?: line (\d{1,9}): (.*)", complaint)

@@ -15,12 +15,12 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
-# Prefixes of directives that lint does not read, unless their scheduler is in SCHEDULERS.
+# Directives of other schedulers. Lint ignores those whose scheduler is not in SCHEDULERS.
 _OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
 _OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
-# Prefixes of Moab's and NQS's directives, and commands, which must not be reported as misspelled directives.
+# Words that must not be reported as misspelled directives: directives of Moab and NQS, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
-# Letters in src/sbatch/xlate.c of SchedMD/slurm 22.05.
+# The letters of the #BSUB options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
 _COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
@@ -62,7 +62,11 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         return
     if found := bash_complaint(script.text.replace("\r\n", "\n")):
         line, message = found
-        yield Problem(line, f"bash -n reports: {plain(message)}", "close the quote or the block")
+        yield Problem(
+            line,
+            f"bash -n reports: {plain(message)}",
+            "correct the syntax, such as an unclosed quote or block",
+        )
 
 
 @check("JOB004", "error", "directive after the first command")
@@ -80,7 +84,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 
 
 def _only_placeholders_before(script: Script, line: int) -> bool:
-    """Return whether a template may put directives in the place of all commands before a line."""
+    """Return whether all commands before a line are placeholders, which can be replaced with directives."""
     before = [command for command in script.commands if command.line < line]
     return bool(before) and all(_WHOLE_PLACEHOLDER.fullmatch(command.text.strip()) for command in before)
 
@@ -108,12 +112,12 @@ def _disabled_directives(subject: Subject) -> Iterator[Problem]:
 
 
 def _may_be_disabled(match: re.Match[str], near: str) -> bool:
-    # A blank or small letters may be meant to disable a directive.
+    # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
     return bool(match[2]) or match[3] == near.lower()
 
 
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
-    """Yield the number and the parts of each comment that begins like a directive, and the right prefix."""
+    """Yield the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
     known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
     loose = [one.prefix[1:] for one in SCHEDULERS.values() if one.reads_loose_directives]
@@ -139,7 +143,7 @@ def _both_schedulers(subject: Subject) -> Iterator[Problem]:
     if set(read) == {"pbs", "slurm"}:
         yield Problem(
             max(read.values()),
-            "the script has #PBS and #SBATCH lines, and sbatch reads both, but qsub only #PBS",
+            "the script has #PBS and #SBATCH lines; sbatch reads both, but qsub reads only #PBS",
             "use one script per scheduler, or sbatch --ignore-pbs",
         )
     elif len(read) > 1:
@@ -173,7 +177,7 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
 
 
 def _last_line_of_translation(lines: Sequence[str]) -> int:
-    """Return the line at which sbatch stops to look for lines of other schedulers."""
+    """Return the last line in which sbatch looks for directives of other schedulers."""
     commands = 0
     for number, line in enumerate(lines, start=1):
         commands += not line.startswith("#")
@@ -220,7 +224,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
         if has_marked_placeholder(d.value) and not (is_log and subject.scheduler.expands_log_variables):
             yield Problem(
                 d.line,
-                f"{d.flag} {shown(d.value)} is used as it is written",
+                f"the scheduler uses {d.flag} {shown(d.value)} literally, without replacing anything",
                 "write the literal value, or pass the option to qsub or sbatch on the command line",
             )
 
@@ -234,7 +238,7 @@ def _has_variable(value: str) -> bool:
 
 
 def _is_name(subject: Subject, d: Directive) -> bool:
-    """Return whether the job runs with any value: it is only a name, a mail address or the name of a file."""
+    """Return whether any value is accepted, because it is only a job name, a mail address or a file name."""
     if d.flag in subject.scheduler.log_flags:
         # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
         return subject.scheduler.expands_log_variables or not _has_variable(d.value.rpartition("/")[0])
@@ -258,7 +262,7 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
             first.line,
             f"{shown(first.text)} contains a placeholder"
             + (f", and so do {others} other directives" if others else ""),
-            "replace it by a value",
+            "replace it with a value",
         )
 
 
@@ -281,7 +285,7 @@ def _no_walltime(subject: Subject) -> Iterator[Problem]:
     if script.scheduler and subject.walltime is None and script.value("--wrap") is None:
         yield Problem(
             1,
-            "no walltime is requested: the queue's default may be minutes, and some sites reject the job",
+            "no walltime is requested: the queue's default may be short, and some sites reject the job",
             f"add {subject.scheduler.walltime_directive}, or pass it on the command line when submitting",
         )
 
@@ -354,7 +358,7 @@ def _not_checked_whole(subject: Subject) -> Iterator[Problem]:
     if (position := too_deep_at(script.text)) is not None:
         yield Problem(
             script.text.count("\n", 0, position) + 1,
-            f"parentheses are nested more than {MAX_DEPTH} levels deep here, so bash -n is not run, as bash "
-            "crashes at a few thousand levels",
+            f"bash -n is not run, because it may crash: parentheses are nested more than {MAX_DEPTH} levels "
+            "deep here",
             "assign the inner $( ) to variables first",
         )

@@ -25,7 +25,7 @@ _HOSTNAME = re.compile(
 _OF_SEVERAL_NODES = re.compile(
     r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
 )
-# A single process that uses several GPUs.
+# Words which suggest that a single process uses several GPUs or starts further processes itself.
 _ONE_PROCESS = re.compile(
     r"vllm|device[-_]map|tensor[-_]parallel|DataParallel|data_parallel|jax|tensorflow|keras|tf_cnn|mirrored|ray\b|llama"
     r"|ollama|sglang|spawn|--num[-_]?gpus?|--n[-_]?gpus?|--gpus?\b|--devices?\b|--ngpu|n_gpu|gpu_ids|multigpu|multi_gpu"
@@ -57,7 +57,7 @@ def _is_for_one_rank(start: Start) -> bool:
     return start.given("--nproc-per-node") in (None, "1") and start.given("--nnodes") in (None, "1")
 
 
-@check("RANK002", "error", "torchrun that waits for other nodes in vain")
+@check("RANK002", "error", "torchrun does not connect the nodes")
 def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
     if any(command.words[0] in ("for", "while") for command in subject.script.commands):
         return
@@ -70,7 +70,7 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
             if start.has("--standalone") or start.given("--rdzv-endpoint") is None:
                 yield Problem(
                     start.command.line,
-                    f"{start.command.name} starts torchrun on {nodes} nodes, but each trains on its own",
+                    f"{start.command.name} starts torchrun on {nodes} nodes, but each node trains on its own",
                     f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
                 )
         elif (
@@ -116,7 +116,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         per_node = own or subject.ranks_per_node
-        # With both numbers, fewer ranks may be meant for a part of the nodes.
+        # With both options, a smaller total may be intended, to use only some of the nodes.
         is_part = own and total and total % own == 0 and total < nodes * own
         if total and nodes and per_node and total != nodes * per_node and not is_part:
             yield Problem(
@@ -148,10 +148,10 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     traps = [
         c for c in commands if c.name == "trap" and any(_SIGNALS.fullmatch(w.upper()) for w in c.words[2:])
     ]
-    # A trap on EXIT too cleans up, and may run late.
+    # A trap that also covers EXIT is for cleaning up, so it may run late.
     if not traps or traps[0].words[1:2] == ("",) or "EXIT" in traps[0].words:
         return
-    # Short steps before the last one do not matter.
+    # Only the last launch is checked: earlier ones are usually short.
     for command in list(subject.in_foreground())[-1:]:
         starts_program = command.name == "torchrun" or (command.launched and command.launched[1:2] != ("-c",))
         if command.line > traps[0].line and starts_program:
@@ -207,7 +207,7 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("RANK010", "error", "a task's variable that the batch shell expands")
+@check("RANK010", "error", "a per-task variable that the batch shell expands")
 def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         command = start.command
@@ -261,7 +261,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("RANK012", "error", "each task takes its own host as MASTER_ADDR")
+@check("RANK012", "error", "each task uses its own host as MASTER_ADDR")
 def _own_master(subject: Subject) -> Iterator[Problem]:
     for start in starts(subject):
         several = start.num_nodes or 1
@@ -271,7 +271,7 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
         if _HOSTNAME.search(single_quoted(start.command.text)):
             yield Problem(
                 start.command.line,
-                f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes do not meet",
+                f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes cannot connect",
                 'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             )
 
@@ -282,7 +282,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     if nodes < 2 or reaches_other_nodes(subject) or subject.script.is_supervised:
         return
     for start in starts(subject):
-        # Programs with such options may start srun themselves.
+        # A program with one of these options may start srun itself.
         has_hosts = any(_OF_SEVERAL_NODES.match(word) for word in start.words[:60])
         is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
         is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options

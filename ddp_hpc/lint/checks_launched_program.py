@@ -15,7 +15,7 @@ _MAX_BYTES = 256 * 1024
 _NEEDS_VARIABLES = re.compile(
     r"\binit_process_group\(|\bAccelerator\(|\bTrainingArguments\b|\bdeepspeed\.(?:init|initialize)"
 )
-# Programs that get their rank from another place, or from a library that does.
+# Programs that get their rank from another source, directly or through a library.
 _DETECTS_RANKS = re.compile(
     r"SLURM_PROCID|SLURM_LOCALID|PMI_RANK|PMIX_RANK|PALS_|OMPI_COMM|MV2_COMM|FLUX_TASK|mpi4py|\bddp_hpc\b|"
     r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|\brank=|"

@@ -52,7 +52,7 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
         if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
             yield Problem(
                 line,
-                f"{shown(match[0].strip())} follows a directive, so qsub rejects the script",
+                f"the comment {shown(match[0].strip())} follows a directive, so qsub rejects the script",
                 "move the comment to its own line",
             )
 
@@ -251,7 +251,7 @@ def _afterok(subject: Subject) -> Iterator[Problem]:
 @check("PBS014", "note", "the long TMPDIR that PBS sets")
 def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    # The supervisor shortens TMPDIR.
+    # Scripts that start the supervisor are not affected, since it shortens TMPDIR.
     if not script.is_supervised and not script.sets("TMPDIR") and (line := _python_line(subject)):
         yield Problem(
             line,
@@ -279,7 +279,7 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
 def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
     """Return the number of the first line that starts Python, directly or with a launcher.
 
-    With `relative`, the path of the program must be relative.
+    With `relative`, lines that name the program by an absolute path are ignored.
     """
     for command in subject.script.commands:
         if relative and not any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]):
@@ -319,7 +319,7 @@ def _whole_environment(subject: Subject) -> Iterator[Problem]:
     if subject.script.value("-V") is not None:
         yield Problem(
             subject.line_of("-V"),
-            "-V passes all variables of the login shell to the job, which may disturb modules and qstat",
+            "-V passes all variables of the login shell to the job, which may break modules and qstat",
             "load modules in the script, and pass single variables with -v NAME=VALUE",
         )
 

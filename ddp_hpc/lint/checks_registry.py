@@ -82,7 +82,7 @@ class Subject:
         return self.asked_nodes or self.scheduler.num_nodes(self.script)
 
     def value_of(self, word: str) -> str:
-        """Return the value of a variable such as $NGPUS or ${SLURM_NNODES} if it is known, else the word."""
+        """Return the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
         match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
         if not match:
             return word
@@ -126,7 +126,7 @@ class Subject:
         return self.scheduler.qos(self.script, self.site)
 
     def line_of(self, *flags: str) -> int:
-        """Return the line number of the last directive with one of these flags or `-l` resources, or 1."""
+        """Return the line of the last directive with one of these flags or `-l` resources; 1 by default."""
         lines = [d.line for d in self.script.read() if d.flag in flags]
         lines += [d.line for d, name, _ in self.script.resources() if name in flags]
         return max(lines, default=1)

@@ -1,6 +1,4 @@
-"""Checks of the options in #SBATCH lines: those that sbatch itself refuses, and those that it
-misunderstands.
-"""
+"""Checks of the options in #SBATCH lines that sbatch rejects, or reads differently from what was intended."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 def _misspelt_option(subject: Subject) -> Iterator[Problem]:
     for d, near in _unknown(subject):
         if _is_of_srun(d):
-            yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", "give it to srun")
+            yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", "pass it to srun")
         elif not d.flag.startswith("--"):
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
@@ -84,7 +82,10 @@ def _misspelt_option(subject: Subject) -> Iterator[Problem]:
 def _wrong_letter(d: Directive) -> tuple[str, str]:
     name = d.written[1:].partition("=")[0].partition(" ")[0]
     if len(name) > 2 and not isinstance(found := find_option(name), tuple):
-        return f"{shown(d.written)} is read as single letters", f"write --{found.name}, with two dashes"
+        return (
+            f"sbatch reads {shown(d.written)} as several one-letter options",
+            f"write --{found.name}, with two dashes",
+        )
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
 
 
@@ -102,7 +103,7 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
         if d.fault == "ambiguous":
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
-            yield Problem(d.line, f"{shown(d.flag)} may be {plain(several)}", "write the whole name")
+            yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
         elif d.value.startswith("--") and not d.fault and "=" not in d.written:
             yield Problem(
                 d.line,
@@ -156,7 +157,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
         yield Problem(max(subject.line_of(flag) for flag in flags), what, remedy)
 
 
-@check("SLURM017", "error", "a word that belongs to no option")
+@check("SLURM017", "error", "a word that does not belong to an option")
 def _stray_word(subject: Subject) -> Iterator[Problem]:
     lines = set()
     for d in _options(subject):
@@ -174,15 +175,15 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
         else:
             yield Problem(
                 d.line,
-                f"{shown(d.value)} belongs to no option, so sbatch rejects the script",
+                f"{shown(d.value)} does not belong to an option, so sbatch rejects the script",
                 "remove it, quote a value that contains blanks, or put # in front of a comment",
             )
 
 
-@check("SLURM018", "warning", "an abbreviation with another meaning")
+@check("SLURM018", "warning", "an abbreviation that sbatch reads as another option")
 def _misleading_beginning(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
-        # One task, or all tasks on one node, is the same in both readings.
+        # With one task or one node, both options have the same effect.
         if d.value == "1" or subject.num_nodes == 1:
             continue
         if d.flag == "--ntasks-per-node" and d.written.partition("=")[0] in ("--tasks", "--task"):
@@ -247,7 +248,7 @@ def _equals_after_letter(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM022", "error", "an option of other versions of Slurm")
 def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
-    # Without the version of the site, an option counts as removed only if no version since 20.11 has it.
+    # If the site's version is unknown, an option counts as removed only if no version since 20.11 has it.
     version = subject.scheduler_version
     for d in _options(subject):
         found = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
@@ -266,7 +267,7 @@ def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
 @check("SLURM023", "warning", "a value that older versions of Slurm reject")
 def _value_of_newer_versions(subject: Subject) -> Iterator[Problem]:
     if subject.scheduler_version:
-        return  # SLURM015 considers the version
+        return  # then SLURM015 reports values that this version rejects
     for d in _options(subject):
         if not d.fault and expected_value(d.flag, d.value, "23.02") and not expected_value(d.flag, d.value):
             yield Problem(

@@ -112,7 +112,7 @@ def _entries(subject: Subject) -> tuple[Queue, ...]:
 
 
 def _nodes(subject: Subject) -> int | None:
-    """Return the number of nodes, or None if the site or queue does not count nodes in its directives."""
+    """Return the number of nodes; None if the directives of the site or queue do not contain this number."""
     if subject.site and subject.scheduler.requests_by_resources and not subject.asked_nodes:
         units = [subject.site.pbs.resources, *(entry.resources for entry in _entries(subject))]
         if any(texts and not any("{nodes}" in text for text in texts) for texts in units):
@@ -131,14 +131,15 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
         known = list(dict.fromkeys(entry.name for entry in site.queues))
         yield Problem(
             line,
-            f"{site.title} had no queue {shown(queue)} on {site.checked}{nearest(queue[:80], known)}",
+            f"{site.title} had no queue {shown(queue)} when the profile was checked on {site.checked}"
+            f"{nearest(queue[:80], known)}",
             f"use one of {', '.join(known)}",
         )
     elif named := [qos for qos in dict.fromkeys(beside) if qos]:
         yield Problem(
             subject.line_of("--qos"),
-            f"{site.title} had no QOS {shown(subject.qos)} for {plain(queue)} on {site.checked}"
-            f"{nearest(subject.qos[:80], named)}",
+            f"{site.title} had no QOS {shown(subject.qos)} for {plain(queue)} when the profile was checked "
+            f"on {site.checked}{nearest(subject.qos[:80], named)}",
             f"use one of {', '.join(named)}, or omit --qos",
         )
 

@@ -145,7 +145,7 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
 @check("SLURM012", "warning", "several tasks, but no launcher")
 def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     if not _many_tasks(subject) or reaches_other_nodes(subject) or (subject.num_nodes or 1) > 1:
-        return  # RANK013 reports several nodes
+        return  # RANK013 reports jobs with several nodes
     # On one node, a single process can use the CPUs of all tasks.
     uses_ranks = (subject.gpus_per_node or 0) > 1 or trains_with_torch(subject)
     if subject.num_nodes == 1 and not uses_ranks:

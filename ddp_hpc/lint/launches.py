@@ -23,7 +23,7 @@ _TORCH = re.compile(
     r"init_process_group|--local[_-]rank|DistributedDataParallel|--dist[-_]url|WORLD_SIZE"
 )
 _TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
-# Commands that start processes on several nodes in another way than the launchers of LAUNCH_COMMANDS.
+# Commands that may start processes on several nodes: launchers, and other ways to use the nodes of a job.
 _SPREADS = re.compile(
     r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|prun|orterun|charmrun|pdsh|pssh|clush|pbsdsh|blaunch|ssh|parallel|"
     r"xargs|launcher|paramrun|submitit|flux|ray|dask|horovodrun|spark-submit|nextflow|snakemake|julia|jupyter)\b|"
@@ -81,7 +81,7 @@ class Start:
         return False
 
     def given(self, name: str) -> str | None:
-        """Return the value of an option of torchrun, spelled with - or _; None without the option."""
+        """Return the value of an option of torchrun, spelled with - or _; None if it is not given."""
         words = self._options
         for index, word in enumerate(words):
             flag, equals, value = word.replace("_", "-").partition("=")
@@ -93,7 +93,7 @@ class Start:
         return None
 
     def has(self, flag: str) -> bool:
-        """Return whether torchrun has this flag without a value."""
+        """Return whether torchrun is given this flag, which has no value."""
         return flag in self._options
 
     @cached_property
@@ -149,7 +149,7 @@ def step_nodes(subject: Subject, command: Command) -> int | None:
 
 
 def ranks_per_node(subject: Subject, command: Command) -> int | None:
-    """Return the number of ranks per node, from the launcher's options if possible, else the directives."""
+    """Return the number of ranks per node, from the launcher's options or else from the directives."""
     if hides_launcher_options(command):
         return None
     own = command.option("--ntasks-per-node", "--tasks-per-node", "--ppn", "-ppn", "--npernode", "-npernode")
@@ -178,7 +178,7 @@ def trains_with_torch(subject: Subject) -> bool:
     commands = subject.script.commands
     if any(_TORCH.search(command.text) for command in commands):
         return True
-    # One task per GPU that trains is a rank.
+    # If each GPU has its own task and the tasks run a training script, each task is a rank.
     is_rank_per_gpu = (subject.gpus_per_node or 0) > 1 and (subject.ranks_per_node or 0) > 1
     return is_rank_per_gpu and any(_TRAINING.search(command.text) for command in commands)
 
@@ -206,7 +206,7 @@ def expanded_in_shell(text: str) -> str:
 
 
 def single_quoted(text: str) -> str:
-    """Return the parts of a command that are passed on as written, with $ unexpanded."""
+    """Return the parts of a command in which the shell of the script does not expand variables."""
     kept = []
     for match in _PIECE.finditer(text):
         piece = match[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 from ddp_hpc.lint.parse_script import Command
 
 _MAX_CHARS = 1000
-# Parts of an absolute path, after which a missing directory means that it was not created, not that the
-# script is for another machine.
+# If this many leading parts of an absolute path exist here, a directory that is missing below them was not
+# created. Otherwise, the script is probably for another machine.
 _KNOWN_PARTS = 3
 
 
@@ -48,6 +48,6 @@ def created_directories(commands: Iterable[Command]) -> dict[str, int]:
 
 
 def directory_of(path: str) -> str:
-    """Return the directory of a log file; empty without one."""
+    """Return the directory of a log file; empty for a path without a directory."""
     directory = str(Path(path) if path.endswith("/") else Path(path).parent) if path else "."
     return "" if directory in (".", "/") or len(path) > _MAX_CHARS else directory

@@ -19,13 +19,13 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.base import Fault
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). Less than that is parsed: of 29,280
-# public job scripts, only two are longer than MAX_PARSED_CHARS.
+# Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). To save time, only the first
+# MAX_PARSED_CHARS are parsed: of 29,280 public job scripts, only two are longer.
 MAX_CHARS = 4 * 1024 * 1024
 MAX_PARSED_CHARS = 256 * 1024
 _MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
-# Schedulers whose directives are parsed, by the prefix after # in their lines.
+# Schedulers that read directives, each with the pattern of its directives after the `#`.
 _DIRECTIVES = [
     (one, one.directive_pattern or re.compile(rf"{one.prefix}(?:[ \t]+|$)(.*)", re.DOTALL))
     for one in SCHEDULERS.values()
@@ -134,7 +134,7 @@ class Command:
         return self.argv[1 : len(self.argv) - len(self.launched)]
 
     def option(self, *names: str) -> str | None:
-        """Return the value of the first of these launcher options; None if none is given, empty if bare."""
+        """Return the value of the first of these launcher options that is given, or None."""
         words = self.own_words
         for index, word in enumerate(words):
             for name in names:
@@ -187,7 +187,7 @@ class Script:
         return self._read
 
     def last_assigned(self, name: str) -> str | None:
-        """Return the value of the last assignment of a variable; None without one."""
+        """Return the value of the last assignment of a variable; None if the script does not assign it."""
         return next((value for _, other, value in reversed(self.assignments) if other == name), None)
 
     def value(self, *flags: str) -> str | None:
@@ -240,10 +240,10 @@ def read_script(path: Path, name: str) -> str:
     """Return the text of a script, with bytes that are not UTF-8 as surrogates; errors refer to it as `name`.
 
     Raises:
-        RequestError: it is not a regular file.
-        OSError: it cannot be read.
+        RequestError: the path is not a regular file.
+        OSError: the file cannot be read.
     """
-    # A pipe or a device might never end.
+    # Reading from a pipe or a device might never end.
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
         raise RequestError(f"{name} {what}. Give a job script.")
@@ -278,7 +278,7 @@ def _scheduler_of(script: Script) -> str:
     # A script whose directives are all quoted writes and submits another script.
     own = [d for d in script.directives if not (d.late and script.is_quoted(d.line))]
     names = [d.scheduler for d in own if not d.late] or [d.scheduler for d in own]
-    # If a script has both, sbatch reads the #PBS lines too, but qsub ignores #SBATCH lines.
+    # A script with both #SBATCH and #PBS lines is for Slurm, since qsub would ignore the #SBATCH lines.
     return "slurm" if "slurm" in names else next(iter(names), "")
 
 

@@ -43,7 +43,7 @@ def has_placeholder(text: str, *, is_path: bool = False) -> bool:
 
 
 def has_marked_placeholder(text: str) -> bool:
-    """Returns whether a name contains a variable or a placeholder that is marked as such."""
+    """Returns whether a name contains a variable or a marked placeholder, such as `<account>`."""
     return bool(_MARKED.search(text[:_MAX_CHARS]))
 
 
@@ -53,5 +53,5 @@ def is_template(script: Script) -> bool:
 
 
 def _is_bash(line: str) -> bool:
-    # `${{` is a workflow of GitHub, and `{{` may be part of a quoted program or of awk.
+    # `${{` occurs in GitHub workflows, and `{{` may be part of a quoted program, for example in awk.
     return line.lstrip().startswith("#") and not line.startswith("#SBATCH") and "{%" not in line

@@ -73,7 +73,7 @@ def lint_script(
     ids of checks, or their beginnings.
 
     Raises:
-        RequestError: `select` or `ignore` names no check.
+        RequestError: no check has an id, or the beginning of an id, in `select` or `ignore`.
     """
     checks = chosen_checks(select, ignore)
     subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes, directory=directory)

@@ -1,4 +1,4 @@
-"""Which checks run, and which findings comments in a script silence."""
+"""Select the checks to run, and remove the findings that comments in the script silence."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MAX_CHARS = 4000
 
 
 def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Check]:
-    """Return the checks whose ids, or the beginnings of whose ids, are selected and not ignored.
+    """Return the checks that are selected and not ignored; without `select`, all checks are selected.
 
-    The longer beginning counts, so `--select SLURM --ignore SLURM014` leaves out one check, and
-    `--ignore SLURM --select SLURM002` runs one.
+    `select` and `ignore` contain ids of checks, or beginnings of ids. If both match, the longer one wins:
+    `--select SLURM --ignore SLURM014` leaves out one check, and `--ignore SLURM --select SLURM002` runs one.
 
     Raises:
         RequestError: no check has this id or beginning.
@@ -44,8 +44,8 @@ def split_codes(values: Iterable[str]) -> tuple[str, ...]:
 def without_ignored(found: Iterable[LintFinding], lines: Sequence[str]) -> Iterator[LintFinding]:
     """Yield the findings that no comment of the script silences.
 
-    `# ddp-hpc: ignore[ID, ID]` applies to its own line, or to the next line that is not such a comment if it
-    stands alone. `# ddp-hpc: ignore-file[ID]` applies to the whole script.
+    `# ddp-hpc: ignore[ID, ID]` after a command applies to this line; on a line of its own, it applies to the
+    next line that is not such a comment. `# ddp-hpc: ignore-file[ID]` applies to the whole script.
     """
     of_line: dict[int, set[str]] = {}
     of_file: set[str] = set()

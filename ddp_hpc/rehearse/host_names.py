@@ -1,8 +1,9 @@
 """Make host names that do not exist on this machine available to the processes of a rehearsal.
 
-A program that forms the address of rank 0 itself, from a host name and the suffix of the fast network, would
-wait for this address until its time limit. The names are in a copy of /etc/hosts, which replaces /etc/hosts
-in a new mount namespace (mount_namespaces.7), so that programs in any language can resolve them.
+Some programs form the address of rank 0 themselves, from a host name and the suffix of the fast network. If
+this name did not resolve, they would wait for rank 0 until their time limit. The names are added to a copy of
+/etc/hosts, which replaces /etc/hosts in a new mount namespace (mount_namespaces.7), so that programs in any
+language can resolve them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 
 
 def names_in_rehearsal(site: Site | None, nodes: Sequence[str]) -> list[str]:
-    """Returns the names of the nodes, and of this machine and the nodes on the fast networks of all sites."""
+    """Returns the names of the nodes, and the names of the nodes and of this machine on the fast networks of
+    all sites.
+    """
     suffixes = {site.fabric.suffix} if site else set()
     for name in profile_files():
         with suppress(RequestError):  # a profile of the user can be invalid
@@ -37,10 +40,11 @@ def names_in_rehearsal(site: Site | None, nodes: Sequence[str]) -> list[str]:
 def add_host_names(names: Iterable[str]) -> bool:
     """Makes this process and its descendants resolve the names to 127.0.0.1.
 
-    Returns whether the kernel permits it: some systems permit new namespaces only to root.
+    Returns whether the kernel permits this: some systems allow only root to create namespaces.
     """
     listed = list(names)
-    # Some systems permit the namespace, but not the mount in it, and a process cannot leave a namespace.
+    # A child tries this first: some systems permit the namespace, but not the mount in it, and a process
+    # cannot leave a namespace.
     return _succeeds_in_child(listed) and _mount_hosts(listed)
 
 

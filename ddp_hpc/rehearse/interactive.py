@@ -1,4 +1,4 @@
-"""Scripts without directives that need a job, because users start them in the shell of an interactive job."""
+"""Detect scripts without directives that users start in an interactive job, and rehearse such a job."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def find_job(word: str, root: Path, message: str, exit_code: int = 1) -> int:
     """Returns the number of an existing job.
 
     Raises:
-        RefusedError: the job does not exist; with this message and exit code.
+        RefusedError: the job does not exist. The error has the given message and exit code.
     """
     if not (word.isascii() and word.isdecimal() and job_file(root, int(word)).exists()):
         raise RefusedError(message, exit_code)

@@ -48,7 +48,8 @@ def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
         command(mpi_bin / name, f"ddp_hpc.rehearse.launchers.{kind}", root)
 
 
-# The site's modules, conda environments and setup files do not exist here; these functions print a message.
+# The site's modules, conda environments and setup files do not exist on this machine, so these functions only
+# print a message.
 _PROFILE = """export PATH={path}
 export PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
 # So that job scripts do not activate a virtual environment, which would hide the simulated launchers.

@@ -48,9 +48,9 @@ class Options:
 class Plan:
     """A job script, and the numbers of nodes and ranks with which it is rehearsed.
 
-    `scheduler` is the name of the script's scheduler, or local. A script without directives that needs a job
-    `is_interactive`. `text` is the script as it is submitted; `edited` means that its deadline was changed.
-    `walltime_s` is the walltime that the script requests, or 0.
+    `scheduler` is the name of the script's scheduler, or local. `is_interactive` means that the script has no
+    directives, but must run in a job. `text` is the script as it is submitted; `edited` means that its
+    deadline was changed. `walltime_s` is the walltime that the script requests, or 0.
     """
 
     path: Path
@@ -85,13 +85,13 @@ def plan(path: Path, options: Options) -> Plan:
         raise RequestError(f"{_name(path)}: {findings[0].what}; {findings[0].remedy}")
     if not script.shebang and not script.scheduler:
         raise RequestError(
-            f"{_name(path)} is not a job script: it contains no #PBS or #SBATCH lines, and its first line "
-            "does not name a shell; give a job script"
+            f"{_name(path)} is not a job script: it contains no #PBS, #SBATCH or #BSUB lines, and its first "
+            "line does not name a shell; give a job script"
         )
     if not script.scheduler and (other := _OTHER_DIRECTIVE.search(text)):
         raise RequestError(
-            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm and scripts "
-            "without directives can be rehearsed"
+            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS, Slurm or LSF, and "
+            "scripts without directives, can be rehearsed"
         )
     in_shell = (
         "" if script.scheduler else interactive.scheduler_of(script, site, _mpiexec(script, site, None))
@@ -155,8 +155,8 @@ def _part(requested: int, options: Options) -> tuple[int, int]:
     per_node = options.ranks_per_node or max(1, room // num_nodes)
     if num_nodes * per_node > _MAX_RANKS:
         raise RequestError(
-            f"{num_nodes} nodes with {per_node} ranks each are {num_nodes * per_node} ranks; at most "
-            f"{_MAX_RANKS} can be rehearsed on one machine; reduce --nodes or --ranks-per-node"
+            f"{num_nodes} nodes with {per_node} ranks each are {num_nodes * per_node} ranks, but at most "
+            f"{_MAX_RANKS} can be started on one machine. Reduce --nodes or --ranks-per-node."
         )
     return num_nodes, per_node
 

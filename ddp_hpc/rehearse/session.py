@@ -128,7 +128,7 @@ def node_names(plan: Plan) -> tuple[str, ...]:
 
 
 def host_names(plan: Plan) -> list[str]:
-    """Returns all names of the simulated nodes, also as the scheduler spells them."""
+    """Returns all names of the simulated nodes, including those that only the scheduler uses."""
     names, queue = node_names(plan), find_queue(plan.scheduler)
     return [*names, *(queue.settings(nodes=names).nodes if queue else ())]
 
@@ -216,8 +216,11 @@ def _run_jobs(queue: Queue, root: Path, limit_s: float) -> tuple[list[JobStatus]
             follower.follow(job.name, job.logs)
         for log in root.glob("mom.*.log"):
             if log.stat().st_size:
-                last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise DdpHpcError(f"the simulated scheduler failed ({last}), and its jobs were killed")
+                last = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+                raise DdpHpcError(
+                    f"the simulated scheduler failed ({last}), so its jobs were killed. Please report this "
+                    "bug of ddp-hpc."
+                )
         if all(job.is_over or job.was_held for job in statuses):
             return statuses, False
         if time.monotonic() > end_s:

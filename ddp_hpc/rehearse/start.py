@@ -34,7 +34,7 @@ def command() -> NoReturn:
 
 
 def daemon() -> None:
-    """Runs a job with DAEMON of a module. The arguments are the module, the directory and the job number."""
+    """Runs a job with the class DAEMON of a module. The arguments are module, directory and job number."""
     module, root, number = sys.argv[1:]
     processes.adopt_orphans()  # the daemon can then end all processes of the job
     import_module(module).DAEMON(Path(root), int(number)).run()

@@ -49,7 +49,10 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
             return []
     if not entries:
         known = ", ".join(dict.fromkeys(_called(entry) for entry in site.queues))
-        return [f"{site.title} had no {queue} on {site.checked} (known: {known}). Check its name."]
+        return [
+            f"{site.title} had no {queue} when the profile was checked on {site.checked} (known: {known}). "
+            "Check its name."
+        ]
     walltime_s = layout.walltime_s or 0
     counts = [(entry, devices_of(job, layout, site, entry)) for entry in entries]
     if any(takes(entry, job.num_nodes, devices, walltime_s) for entry, devices in counts):

@@ -16,6 +16,7 @@ from ddp_hpc.sites.site import Site, read_site
 AGEING = (
     "account",
     "age",
+    "container",
     "env",
     "fabric",
     "fallbacks",
@@ -81,15 +82,20 @@ def _queue_faults(site: Site) -> list[str]:
         hint = nearest(site.default_queue, names)
         faults.append(f"default_queue {site.default_queue!r} is not one of its queues{hint}")
     if site.default_queue and not all(queue.name for queue in site.queues):
-        faults.append("an entry of queues has no name, which is only for sites without a default_queue")
+        faults.append("an entry of [[queues]] has no name. Add one, or remove default_queue.")
     return faults
 
 
 def _script_faults(site: Site) -> list[str]:
+    jobs = {"one node": Job()}
+    if _has_queue(site):
+        jobs["two nodes"] = Job(num_nodes=2)
+    if site.container.command:
+        jobs["a container"] = Job(container="image.sif")
     faults = []
-    for num_nodes in (1, 2) if _has_queue(site) else (1,):
+    for what, job in jobs.items():
         try:
-            render(Job(num_nodes=num_nodes), site)
+            render(job, site)
         except RequestError as error:
-            faults.append(f"cannot render a script for {num_nodes} node{'s' * (num_nodes > 1)}: {error}")
+            faults.append(f"cannot render a script for {what}: {error}")
     return faults

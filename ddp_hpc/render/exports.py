@@ -40,7 +40,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
     if job.min_nodes:
         found.append(Export("DDP_HPC_MIN_NODES", str(job.min_nodes)))
     if layout.launcher == "mpiexec" and site.launch.own_mpiexec and scheduler.has_queue:
-        why = "The mpiexec of the Python environment is used, if that is the first one on the PATH."
+        why = "Use the first mpiexec on the PATH, even if it belongs to the Python environment."
         found.append(Export("DDP_HPC_MPIEXEC", "mpiexec", why))
     if layout.launcher == "mpiexec":
         variables = scheduler.mpiexec_variables(cpus_per_task(layout), layout.ranks_per_node)
@@ -89,7 +89,7 @@ def _read_by_ddp_hpc(site: Site) -> list[Export]:
 
 
 def local_directory(site: Site) -> Word:
-    """Return the node-local directory of the profile for bash."""
+    """Return the profile's node-local directory as a word for bash."""
     variable, rest = site.node.local_folder_parts
     return Raw(f'"${{{variable}:-{DEFAULT_LOCAL_FOLDER}}}{rest}"') if variable else rest
 

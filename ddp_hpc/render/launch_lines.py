@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 
 from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.render.container import container_words
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
@@ -21,7 +22,7 @@ from ddp_hpc.sites.site import Site
 NUM_NODES = Raw('"$num_nodes"')
 NUM_RANKS = Raw('"$num_ranks"')
 HOSTS = Raw('"$hosts"')
-STEP_SCRIPT = "torchrun_script.sh"
+STEP_SCRIPT, STEP_MODULE = "torchrun_script.sh", "ddp_hpc.torchrun_step"
 
 # Modules for `python -m` that detect their rank without `ddp-hpc exec`, or start their own ranks.
 _DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
@@ -30,7 +31,7 @@ DIALECTS = ("pals", "hydra", "openmpi", "auto")
 
 # Without this option, the other ranks would wait for a dead rank until the end of the walltime.
 _END_TOGETHER = ("--kill-on-bad-exit=1",)
-# The value is explicit, since a site can set the default to 1 (KillOnBadExit).
+# The value 0 is passed explicitly, since a site can change the default to 1 (KillOnBadExit in slurm.conf).
 _CONTINUE_WITHOUT_LOST_NODES = ("--no-kill", "--kill-on-bad-exit=0")
 
 Words = Sequence[Word]
@@ -53,26 +54,26 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
             "--launcher-arg was given, but torchrun starts the ranks on this machine without another "
             "launcher. Remove --launcher-arg."
         )
-    launcher += [word for text in job.launcher_arg for word in launcher_words(text)]
+    options, wrap = container_words(job, site, launcher)
+    launcher += [*options, *(word for text in job.launcher_arg for word in launcher_words(text))]
     if layout.launcher == "torchrun":
         _check_python(job.command)
-        return launcher, [*_wrap(job, site), STEP_SCRIPT, *job.command]
-    # ddp-hpc runs outside of the container, which may not contain it; its variables reach the program inside.
-    through = ["ddp-hpc", "exec", "--"] if uses_exec(job, layout) else []
-    return launcher, [*through, *_wrap(job, site), *job.command]
+        # The path of a script of this machine is not valid in a container.
+        is_inside = job.container and not job.standalone
+        return launcher, [
+            *wrap,
+            *(("python", "-m", STEP_MODULE) if is_inside else (STEP_SCRIPT,)),
+            *job.command,
+        ]
+    return launcher, [*_exec(job, layout, options), *wrap, *job.command]
 
 
-def _wrap(job: Job, site: Site) -> Sequence[str]:
-    """Return the command between the launcher and the program, such as `apptainer exec IMAGE`."""
-    if not job.container:
-        return site.launch.wrap
-    if not site.launch.container:
-        raise RequestError(
-            f"--container was given, but profile {site.name} does not define how to start containers. "
-            'Add container = ["apptainer", "exec", "--nv", "{image}"] or similar to [launch] in a profile '
-            "of your own."
-        )
-    return [word.replace("{image}", job.container) for word in site.launch.container]
+def _exec(job: Job, layout: Layout, options_of_container: Words) -> Words:
+    """Return the command that sets the variables of torchrun; it runs outside of a container if possible."""
+    if not uses_exec(job, layout):
+        return []
+    is_inside = options_of_container and not job.standalone
+    return ["python", "-m", "ddp_hpc.exec"] if is_inside else ["ddp-hpc", "exec", "--"]
 
 
 def uses_exec(job: Job, layout: Layout) -> bool:
@@ -113,7 +114,7 @@ def dialect_of(site: Site) -> str:
 
 
 def _per_node(site: Site, ranks: int) -> Words:
-    # The supervisor replaces this option by the corresponding option of the machine's mpiexec.
+    # The supervisor replaces this option with the one that the machine's mpiexec has.
     return ["-ppn" if dialect_of(site) == "hydra" else "--ppn", str(ranks)]
 
 
@@ -187,10 +188,9 @@ def _check_python(command: tuple[str, ...]) -> None:
     if PurePosixPath(program).name.startswith("python"):
         rest = [word for word in command[1:] if word != "-u"]
         if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
+            problem = f" and cannot pass it the argument {rest[0]!r}" if rest else ", but got no program"
             raise RequestError(
-                "torchrun starts Python itself and cannot pass it the argument "
-                f"{rest[0] if rest else 'no program'!r}. "
-                "Use -- python -m MODULE or -- python FILE.py."
+                f"torchrun starts Python itself{problem}. Use -- python -m MODULE or -- python FILE.py."
             )
     elif not program.endswith(".py"):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Check of the directives of --directive against those in the rendered script."""
+"""Compare the directives given with --directive with those in the rendered script."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ddp_hpc.schedulers.base import Scheduler
 
 
 def check_raw_directives(script: str, job: Job, scheduler: Scheduler) -> None:
-    """Checks that each --directive is in the script, and that no other line sets the same.
+    """Checks that the script contains each --directive, and that no other line sets the same option.
 
     Raises:
-        RequestError: the template writes no `directives.options`, or ddp-hpc writes the same option itself.
+        RequestError: the template does not write `directives.options`, or another line sets the same option.
     """
     if not job.directive:
         return
@@ -23,7 +23,7 @@ def check_raw_directives(script: str, job: Job, scheduler: Scheduler) -> None:
         if option not in lines:
             raise RequestError(
                 f"--directive {option!r} was given, but the template does not write `directives.options`. "
-                "Add them to the template."
+                "Add this variable to the template."
             )
         lines.remove(option)
     for option in own:

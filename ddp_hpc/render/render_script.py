@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.partial_files import partial_file, remove_leftovers
+from ddp_hpc.render.container import container_notes, site_for_container
 from ddp_hpc.render.exports import (
     Export,
     all_exports,
@@ -45,7 +46,7 @@ def render(job: Job, site: Site) -> str:
     Raises:
         RequestError: the site, its scheduler or the launcher does not support the request.
     """
-    site = with_fallback(site, job.fallback)
+    site = site_for_container(job, with_fallback(site, job.fallback))
     layout = lay_out(job, site)
     scheduler = scheduler_of_site(site)
     check_launch(job, site, layout)
@@ -67,7 +68,7 @@ def render(job: Job, site: Site) -> str:
         "shell": site.shell,
         "version": __version__,
         "written_with": sh_join(written_with(job, site)),
-        "notes": _notes(job, site, scheduler),
+        "notes": [*_notes(job, site, scheduler), *container_notes(job, program)],
         "directives": scheduler.script_directives(job, site, layout),
         "job": job,
         "site": site,
@@ -160,7 +161,7 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
         )
     if not site.pbs.submit_from_nodes:
         notes.append(
-            "Compute nodes cannot submit jobs at this site; for more than one walltime run: "
-            "ddp-hpc submit --chain N SCRIPT"
+            "Compute nodes cannot submit jobs at this site. If one walltime is not enough, submit N jobs in "
+            "a chain: ddp-hpc submit --chain N SCRIPT"
         )
     return notes

@@ -1,7 +1,7 @@
 """Launch lines of `render --standalone`: jobs in which ddp-hpc does not have to be installed.
 
-The script sets the variables that PyTorch requires from those of the launcher. The run is not resumed in
-another job.
+The script derives the variables that PyTorch requires from the variables of the launcher. No other job
+resumes the run.
 """
 
 from __future__ import annotations

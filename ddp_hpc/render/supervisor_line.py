@@ -49,17 +49,17 @@ def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> lis
     else:
         comments = [
             "If the run is not complete shortly before the walltime ends, it saves a snapshot, and "
-            "ddp_hpc.job resubmits this script ($0), with the same account; not after a failure or a "
-            "cancellation."
+            "ddp_hpc.job resubmits this script ($0) with the same account. Failed or cancelled jobs are not "
+            "resubmitted."
         ]
     options = []
     if layout.walltime_s is not None:
         options.append("--walltime: the time limit, if the scheduler does not report it.")
     if scheduler.has_queue and local_directory(site) != DEFAULT_LOCAL_FOLDER:
-        options.append("--local-dir: a disk of the node, for the kernels of torch.compile.")
+        options.append("--local-dir: the node's local disk, for kernels that torch.compile writes.")
     if scheduler.passes_arguments:
         options.append(
-            '"$@": the arguments of the script, which --num-arguments lets a resubmitted job keep.'
+            '"$@": the arguments of the script; with --num-arguments, a resubmitted job gets them too.'
         )
     return [*comments, " ".join(options)] if options else comments
 

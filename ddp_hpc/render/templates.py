@@ -96,7 +96,8 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
         )
     if not answer.startswith("#!"):
         raise RequestError(
-            f"{path}: the output of the template is not a job script, as it does not begin with #!"
+            f"{path}: the output of the template is not a job script, as it does not begin with #!. Begin "
+            "the template with #!/bin/bash."
         )
     return answer
 
@@ -120,8 +121,8 @@ def child(max_cpu_s: int = MAX_CPU_S) -> None:
 
 
 def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
-    """Return the script and exit code 0, or an error message that begins with the line number and exit code
-    2.
+    """Return the script and exit code 0. For an error, return a message that begins with the line number, and
+    exit code 2.
     """
     try:
         text = _environment(FunctionLoader(_Sources(path))).get_template(_OWN).render(names)
@@ -138,15 +139,15 @@ def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
         return f"{_line(error, path)}: {_short(error) or type(error).__name__}. Fix the template.", 2
     if size > MAX_SCRIPT_BYTES or "\0" in text:
         return (
-            ": the output of the template is larger than 4 MB or contains a NUL character. No "
-            "scheduler accepts it.",
+            ": the output of the template is larger than 4 MB or contains a NUL character, which no "
+            "scheduler accepts. Correct the template.",
             2,
         )
     return text, 0
 
 
 class _Sources:
-    """Loader of templates: the user's, the shipped ones, and regular files in the directory of the user's."""
+    """Loads the user's template, shipped templates, and regular files beside the user's template."""
 
     def __init__(self, own: Path) -> None:
         self._own = own

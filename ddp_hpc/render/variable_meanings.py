@@ -30,7 +30,7 @@ MEANINGS = {
     "NCCL_NCHANNELS_PER_NET_PEER": "number of NCCL's channels between two ranks on different nodes",
     "NCCL_NET": "NCCL's network plugin; without this line, NCCL uses slow TCP if the plugin is missing",
     "NCCL_NET_GDR_LEVEL": "network cards access the memory of GPUs up to this distance (PHB: same NUMA node)",
-    "NCCL_PROTO": "NCCL's protocols; ^ excludes one",
+    "NCCL_PROTO": "protocols that NCCL may use; after ^, protocols that it must not use",
     "NCCL_SHM_DISABLE": "1: NCCL does not use shared memory between ranks of a node",
     "NCCL_SOCKET_IFNAME": "network interface with which NCCL connects the ranks",
     "UCX_RC_TIMEOUT": "time that UCX waits for the acknowledgement of an InfiniBand transfer",

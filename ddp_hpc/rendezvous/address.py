@@ -1,4 +1,4 @@
-"""Choice of the address that rank 0 listens on, and how the other ranks find it without MPI."""
+"""Chooses the address on which rank 0 listens, and determines how other ranks find it without MPI."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def read_port(environ: Environ) -> int:
     """Returns MASTER_PORT.
 
     Raises:
-        LaunchError: it is not a port.
+        LaunchError: MASTER_PORT is not a valid port number.
     """
     text = environ.get("MASTER_PORT", "")
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
@@ -146,7 +146,7 @@ def read_port(environ: Environ) -> int:
 def _to_listen_at(host: str, world: World) -> str:
     """Returns `host` if rank 0 can listen on exactly this address; empty if it must listen on all addresses.
 
-    The result is empty for a name on several nodes, because other nodes may resolve the name differently.
+    For a host name the result is empty if the job has several nodes, which may resolve the name differently.
     """
     if not world.is_multi_node and is_loopback(host):
         return host

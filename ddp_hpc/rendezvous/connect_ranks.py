@@ -1,7 +1,7 @@
 """The rendezvous: rank 0 starts a key-value store, and all ranks connect to it with the job's key.
 
-It needs neither a fixed port nor the output of `hostname`. Before torch is imported, each rank has a
-connection to the store, and both sides have proved that they belong to this job.
+The rendezvous needs neither a fixed port nor the output of `hostname`. Before torch is imported, each rank
+has a connection to the store, and both sides have proved that they belong to this job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddp_hpc.rendezvous.store_process import StoreProcess
 RANK_0_GONE = ("rank 0", "gone")
 """The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
 _CONNECT_S = 20.0  # rank 0 already listens when the others start, so a longer wait would not help
-_LATER_S = 10.0  # the other ranks wait this much longer than rank 0, which can report the missing ranks
+_LATER_S = 10.0  # the other ranks wait longer, so that rank 0, which knows the missing ranks, reports first
 _ANSWER_S = 20.0
 _RETRY_S = 0.2
 _SHARED = "rendezvous"
@@ -218,7 +218,7 @@ def join_store(
     except (ConnectionError, TimeoutError) as error:
         where = f"{point.host}:{store.port}"
         raise RendezvousError(
-            f"{name}: rank 0 at {where} has ended, or is waiting for other ranks"
+            f"{name}: rank 0 at {where} has ended, or is waiting for other ranks; check their errors"
         ) from error
     word, _, text = result.partition(" ")
     if word != "ok":

@@ -22,7 +22,7 @@ from ddp_hpc.rendezvous.store_protocol import KEY_BYTES
 KEY_FILE = "DDP_HPC_KEY_FILE"
 _KEY_DIR = "DDP_HPC_KEY_DIR"
 _TEXT_BYTES = 2 * KEY_BYTES
-# Another rank usually fills an empty file soon, but it may have been killed before that.
+# Another rank usually writes its key to an empty file soon, but that rank may have been killed.
 _WRITING_S = 10.0
 _OLD_S = 24 * 3600.0
 
@@ -71,7 +71,7 @@ def write_key(path: Path, key: bytes) -> None:
 
 
 def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
-    """Returns the key of ranks without MPI, and a note for the user if the key is not secret.
+    """Returns the key of ranks that do not use MPI, and a note for the user if the key is not secret.
 
     `launch` identifies this launch and is the same on all ranks. Every rank tries to create the file, and
     reads it if another rank was faster. Thus no rank depends on another rank, or on a directory listing

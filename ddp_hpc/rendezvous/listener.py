@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ddp_hpc.discovery.network_interfaces import resolve
 from ddp_hpc.errors import RendezvousError
 
-# Below Linux's ephemeral range (32768 to 60999), from which the kernel assigns ports to any program.
+# These ports are below Linux's ephemeral range (32768 to 60999), from which the kernel assigns ports.
 _FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 20000, 12000, 32
 _BACKLOG = 4096
 
@@ -27,8 +27,8 @@ def candidate_ports(launch: str) -> list[int]:
 def open_listener(ports: Sequence[int], address: str = "") -> socket.socket:
     """Returns a listening socket on the first free port of the list; for port 0 the kernel chooses one.
 
-    `address` is an address or name of this host; empty means all its addresses, IPv4 and IPv6. The limit of
-    open files of this process is raised as far as possible, because rank 0 has a connection to every rank.
+    `address` is an address or name of this host; empty means all its addresses, IPv4 and IPv6. The limit on
+    open files of this process is raised to its maximum, because rank 0 has a connection to every rank.
 
     Raises:
         RendezvousError: no port is free, or the address does not belong to this host.
@@ -62,7 +62,7 @@ def _listen(address: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(
             OSError
-        ):  # in some containers the kernel supports IPv6, but no address exists
+        ):  # in some containers the kernel supports IPv6, but no IPv6 address exists
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )

@@ -1,4 +1,4 @@
-"""Start of processes that end together with their parent. Requires Linux: prctl(2)."""
+"""Starts processes that end together with their parent. Requires Linux: prctl(2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRACE_S = 30.0  # as long as torchrun waits, because the ranks may be saving th
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes this process receive SIGTERM when its parent ends, even if it has already ended."""
+    """Makes this process receive SIGTERM when its parent ends, or at once if the parent has already ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

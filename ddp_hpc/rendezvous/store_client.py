@@ -33,7 +33,7 @@ from ddp_hpc.rendezvous.store_protocol import (
     stream_keys,
 )
 
-_TRY_S = 5.0  # time limit of one connection with its handshake
+_TRY_S = 5.0  # time limit of one attempt to connect, including the handshake
 _RETRY_S = 0.2
 # The connection is closed if the other host does not respond for this time; heartbeats detect this earlier.
 _DEAD_PEER_S = 120.0
@@ -315,7 +315,7 @@ def _cause(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror})"
     if isinstance(error, TimeoutError):
-        return "timed out; possible causes are a firewall and a wrong network"
+        return "timed out; possible causes are a firewall or the wrong network interface"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error)

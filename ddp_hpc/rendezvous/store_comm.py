@@ -22,7 +22,7 @@ class StoreComm:
         self._store = store
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout_s  # of each call; the rendezvous and the training use different limits
+        self.timeout_s = timeout_s  # limit of each call; the rendezvous and the training use different limits
         self._num_calls = 0
 
     def bcast(self, value: T) -> T:
@@ -31,7 +31,7 @@ class StoreComm:
         if self.rank == 0:
             self._set(key, json.dumps(value))
             return value
-        return json.loads(self._get([key], f"rank 0 to send {key}")[0])  # type: ignore[no-any-return]  # JSON of a T is a T here
+        return json.loads(self._get([key], f"rank 0 to send {key}")[0])  # type: ignore[no-any-return]  # the JSON text of a T decodes to a T
 
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value, in rank order. Collective: every rank must call this.

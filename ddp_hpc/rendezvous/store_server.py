@@ -80,7 +80,8 @@ class StoreServer:
         key: the key that clients must have.
         owner_pid: the owner, which is the parent of this process.
         owner_pipe: a file descriptor that returns end of file when the owner has ended. The owner's end is
-            also detected by its process ID, up to a second later: its children may keep the pipe open.
+            also detected by its process ID, up to a second later, because its children may keep the pipe
+            open.
         will: a key, and the value that is set if the owner ends without a goodbye. Clients that wait for
             the key are notified in this way.
         warn: called with a line about rejected connections: the 1st, the 10th, the 100th, ...
@@ -114,7 +115,7 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Returns after the owner has ended and all clients have disconnected, or `LINGER_S` later."""
+        """Serves until the owner has ended and all clients have disconnected, or `LINGER_S` after its end."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         if self._owner_pipe is not None:
@@ -234,7 +235,7 @@ class StoreServer:
             self._warn(
                 f"rejected a connection from {connection.address} without this job's key"
                 + (f" ({count} so far)" if count > 1 else "")
-                + "; possible causes are a port scan, another job, and an attempt to interfere with this one"
+                + "; possible causes are a port scan, another job, or an attempt to interfere with this one"
             )
 
     def _close(self, connection: _Connection) -> None:
@@ -294,7 +295,7 @@ class StoreServer:
         """Returns the answer to a request that can be answered at once.
 
         Raises:
-            ProtocolError: the request does not exist, or has another number of fields.
+            ProtocolError: the operation is unknown, or the number of fields is wrong.
         """
         values = self._values
         match op, fields:

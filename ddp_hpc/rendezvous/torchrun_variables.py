@@ -31,8 +31,9 @@ def torchrun_variables(
 ) -> dict[str, str]:
     """Returns the variables of torchrun that `environ` lacks: RANK, WORLD_SIZE, MASTER_ADDR and others.
 
-    They are empty if torchrun started this process. On rank 0, the process keeps MASTER_PORT reserved for
-    torch's store, and so does a program that replaces it. Collective: every rank must call this.
+    The result is empty if torchrun started this process. Rank 0 keeps MASTER_PORT reserved for torch's
+    store, even after it has replaced itself with another program (exec). Collective: every rank must call
+    this.
 
     Args:
         environ: the environment of the process.
@@ -85,7 +86,7 @@ def torchrun_variables(
 def _exchange_address(world: World, environ: dict[str, str]) -> tuple[str, int, list[str]]:
     """Returns rank 0's address, its port for torch's store, and the host of each rank. Collective."""
     if LAUNCH_ID not in environ and not world.is_multi_node:
-        # All ranks of one node have the same parent: mpiexec, or its proxy.
+        # All ranks of one node have the same parent (mpiexec or its proxy), which identifies the launch.
         environ = {**environ, LAUNCH_ID: _parent_id()}
     timeout_s = _timeout_s(environ)
     prefix = f"[rank {world.rank} {world.hostname}] "

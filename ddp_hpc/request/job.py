@@ -164,7 +164,8 @@ def _check_env(env: dict[str, str]) -> None:
             raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
         if "\0" in value:
             raise RequestError(
-                f"the value of {name} contains a NUL character, which environment variables cannot contain"
+                f"the value of {name} contains a NUL character, which environment variables cannot contain. "
+                "Remove it."
             )
 
 
@@ -196,20 +197,22 @@ def _check_command(command: tuple[str, ...]) -> None:
                 "program. Move the command into a script."
             )
         if "\0" in word:
-            raise RequestError("the command contains a NUL character, which command lines cannot contain")
+            raise RequestError(
+                "the command contains a NUL character, which command lines cannot contain. Remove it."
+            )
 
 
 def _option(text: str, metavar: str = "", default: str = "") -> Any:
-    """Declare an option that is None if not given; `default` names a default that is defined elsewhere."""
+    """Declare an option that is None if not given; help texts show `default`, which is defined elsewhere."""
     return field(default=None, metadata={"help": text, "metavar": metavar, "default": default})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobOptions:
-    """The options of a job that the user has given to `ddp-hpc render`, or as keys of `--job FILE.toml`.
+    """The options of a job, from the command line of `ddp-hpc render` or from a file (`--job FILE.toml`).
 
-    The options of all commands, and the command line that a job script shows in its first lines, are derived
-    from these fields. `Job` has the defaults.
+    The options of all commands, and the command line in the first lines of a job script, are derived from
+    these fields. The defaults are in `Job`.
     """
 
     profile: str | None = _option(
@@ -219,27 +222,27 @@ class JobOptions:
     ranks_per_node: int | None = _option("Number of ranks per node.", "R", "one per GPU, or 1")
     gpus_per_node: int | None = _option("Number of GPUs per node, if the profile does not define it.", "G")
     cpus_per_node: int | None = _option("Number of CPUs per node, if the profile does not define it.", "C")
-    walltime: str | None = _option("Time limit of the job, also written as 90m, 2h or 1h30m.", "HH:MM:SS")
+    walltime: str | None = _option("Time limit of the job; also 90m, 2h or 1h30m.", "HH:MM:SS")
     queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
     qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
     account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
     mem: str | None = _option("Memory per node, such as 64G.", "SIZE", "the site's default")
     exclusive: bool | None = _option("Do not share the nodes with other jobs.")
     constraint: str | None = _option(
-        "Features that the nodes must have, such as a100, instead of those of the profile.", "FEATURES"
+        "Features that the nodes must have, such as a100. Replaces the profile's constraint.", "FEATURES"
     )
     reservation: str | None = _option("Reservation in which the job runs.", "NAME")
     dependency: str | None = _option(
-        "Jobs for which this job waits, such as afterok:123; also afternotok, afterany and after.",
+        "Jobs that this job waits for, such as afterok:123; also afternotok, afterany and after.",
         "DEPENDENCIES",
     )
-    mail_user: str | None = _option("Receiver of the mails of --mail-type.", "ADDRESS", "your own mailbox")
+    mail_user: str | None = _option("Address to which --mail-type sends mail.", "ADDRESS", "your own mailbox")
     mail_type: str | None = _option("Events that the scheduler reports by mail, such as end,fail.", "EVENTS")
     array: str | None = _option(
         "Submit a job array with these indices, such as 0-3; each job has its own run directory.", "INDICES"
     )
     directive: tuple[str, ...] | None = _option(
-        "Option of the scheduler in its own syntax, for which ddp-hpc has none; may be repeated.", "OPTION"
+        "Scheduler option that ddp-hpc lacks, in the scheduler's own syntax; may be repeated.", "OPTION"
     )
     name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
     launcher: str | None = _option(
@@ -256,7 +259,8 @@ class JobOptions:
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
     )
     container: str | None = _option(
-        "Image of the container in which the program runs, if the profile defines a container command.",
+        "Image of the container in which the program runs, such as image.sif, if the profile defines how to "
+        "start containers.",
         "NAME",
     )
     after: tuple[str, ...] | None = _option(
@@ -288,21 +292,21 @@ class JobOptions:
         "|".join(ENV_STYLES),
     )
     standalone: bool | None = _option(
-        "Write a script that does not need ddp-hpc in the job, and does not resume the run."
+        "Write a script that runs without ddp-hpc, but does not resume the run in another job."
     )
     requeue: str | None = _option(
-        "When another job resumes the run of a program that has saved a checkpoint: after exit code 75, or "
-        "also after the signal of --signal.",
+        "When a job is requeued or resubmitted to resume from a checkpoint: after exit code 75, or also "
+        "after the signal of --signal.",
         "|".join(REQUEUE_POLICIES),
     )
     signal: str | None = _option(
-        "With --requeue on-signal: the signal for the ranks, and the seconds before the end of the walltime.",
+        "With --requeue on-signal: signal to send to the ranks, this many seconds before the walltime ends.",
         "NAME@SECONDS",
         DEFAULT_SIGNAL,
     )
     progress: tuple[str, ...] | None = _option(
-        "Files or directories of checkpoints, whose modification shows the progress of a program that does "
-        "not touch DDP_HPC_PROGRESS_FILE; may be repeated.",
+        "Checkpoint files or directories to watch for changes, if the program does not touch "
+        "DDP_HPC_PROGRESS_FILE; may be repeated.",
         "PATTERN",
     )
     command: tuple[str, ...] | None = None

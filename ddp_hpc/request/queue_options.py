@@ -44,7 +44,7 @@ _MAIL_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(?:@[A-Za-z0-9][A-Za-z0-9.-
 
 
 def check_queue_options(given: Mapping[str, object]) -> None:
-    """Checks the values of `QUEUE_OPTIONS`, by the names of their fields.
+    """Checks the values of the fields in `QUEUE_OPTIONS`; `given` maps field names to values.
 
     Raises:
         RequestError: a value has an invalid format.
@@ -125,16 +125,16 @@ def parse_array(text: str) -> Array:
 
 
 def one_range(text: str, scheduler: str) -> Array:
-    """Returns the array of schedulers that support only a range of several indices.
+    """Returns the array, for schedulers whose arrays are a single range of indices.
 
     Raises:
-        RequestError: the array is another one.
+        RequestError: the array is not a single range with at least two indices.
     """
     array = parse_array(text)
     if not array.is_one_range:
         raise RequestError(
-            f"--array {text} was given, but arrays of {scheduler} are one range with at least two indices. "
-            "Use for example 0-3."
+            f"--array {text} was given, but {scheduler} supports only a single range with at least two "
+            "indices. Use for example 0-3."
         )
     return array
 
@@ -143,7 +143,8 @@ def refuse_index_0(array: Array, scheduler: str) -> None:
     """Raises RequestError if the array has the index 0."""
     if array.first == 0:
         raise RequestError(
-            f"--array {array.text} was given, but indices of {scheduler} begin at 1. Use for example 1-4."
+            f"--array {array.text} was given, but array indices of {scheduler} begin at 1. Use for example "
+            "1-4."
         )
 
 

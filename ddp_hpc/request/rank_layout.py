@@ -32,8 +32,7 @@ def lay_out(job: Job, site: Site) -> Layout:
 
     Raises:
         RequestError: there are more ranks than devices or cores, the devices cannot be divided evenly among
-        the
-            ranks, or the request exceeds the node.
+            the ranks, or the request exceeds the node.
     """
     devices = _devices(job, site)
     ranks = job.ranks_per_node or devices or 1

@@ -19,7 +19,7 @@ def raw_directive(text: str) -> tuple[str, str]:
     """Returns the prefix of a directive, such as `#SBATCH` or an empty string, and the option after it.
 
     Raises:
-        RequestError: it is not an option that can stand in a directive.
+        RequestError: the text is not an option that can be written in a directive.
     """
     match = _PREFIXED.match(text)
     prefix, option = (match[1], text[match.end() :].rstrip()) if match else ("", text.strip())
@@ -45,7 +45,7 @@ def launcher_words(text: str) -> list[str]:
     """Returns the words of one --launcher-arg, split as by a shell, without expansion.
 
     Raises:
-        RequestError: it is not an option of a launcher, or it changes the number of ranks or nodes.
+        RequestError: the text is not an option of a launcher, or it changes the number of ranks or nodes.
     """
     shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
     words = _split(text, f"--launcher-arg {shown}") if text.isprintable() else []

@@ -12,8 +12,8 @@ from ddp_hpc.units import counted
 class Allocation:
     """The nodes of a job, or this machine. Unknown numbers are 0.
 
-    `tasks_per_node` is the number that the job has requested. If the nodes differ, each number is the
-    smallest.
+    `tasks_per_node` is the number that the job has requested. If the nodes differ, each field is the minimum
+    over all nodes.
     """
 
     scheduler: str

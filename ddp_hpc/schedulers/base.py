@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
 
 Directives = dict[str, str | Sequence[str]]
-"""The values of directives, by the names that the templates of job scripts use."""
+"""The values of directives; the keys are the variable names in the templates of job scripts."""
 
 Severity = Literal["error", "warning", "note"]
 
 Fault = Literal["", "stray", "unclosed", "colon", "unknown", "ambiguous", "no value", "extra value"]
 
-# shlex takes quadratic time for one long word.
+# Quotes in longer texts are ignored, since shlex takes quadratic time for one long word.
 _MAX_QUOTED_CHARS = 16 * 1024
 
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
-# Formats of sbatch(1), --time, and pbs_resources(7), walltime. Only Slurm accepts days with hours.
+# Formats of --time in sbatch(1) and of walltime in pbs_resources(7). Only Slurm accepts days with hours.
 _NUMBER = re.compile(r"\d{1,9}")
 _MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
 # The name of a resource or attribute in the value of an option, such as `select` in `-l select=2:ncpus=4`.
 _NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?=[=\[])")
 _DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
-# The request of a profile that does not define resources: one chunk per node.
+# The `select` request for profiles that do not define `resources`: one chunk per node.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOption:
-    """One option of a directive, as its scheduler reads it, or one word that the scheduler refuses.
+    """One option of a directive as its scheduler parses it, or one word that the scheduler rejects.
 
-    `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm. It is empty for a word that
-    belongs to no option, which is then in `value`. `written` is the word in the script. `fault` is the
-    reason why the scheduler refuses the option whatever its value is. `component` counts the components of
-    a heterogeneous job.
+    `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm. For a word that does not belong to
+    an option, `flag` is empty and `value` is the word. `written` is the text in the script. `fault` is the
+    reason why the scheduler rejects the option regardless of its value. `component` is the index of the
+    component of a heterogeneous job, from 0.
     """
 
     line: int
@@ -210,16 +210,16 @@ class Scheduler:
 
     # Attributes for reading a user's script.
     prefix: ClassVar[str] = ""
-    """The prefix of directives, such as `#SBATCH`; empty if their options are not read."""
+    """The prefix of directives, such as `#SBATCH`; empty if ddp-hpc does not parse them."""
     directive_pattern: ClassVar[re.Pattern[str] | None] = None
-    """The pattern of a directive, with its text after the prefix as a group, unless a blank must follow the
-    prefix."""
+    """A pattern that matches a directive and captures the text after its prefix; None if a blank must follow
+    the prefix."""
     directive_prefix: ClassVar[str] = ""
-    """The prefix of directives that are written, if their options are not read; otherwise empty."""
+    """The prefix of directives in rendered scripts, if `prefix` is empty because they are not parsed."""
     log_flags: ClassVar[tuple[str, ...]] = ()
     """The options that name log files."""
     walltime_flag: ClassVar[str] = ""
-    """The option that requests a walltime; empty if it is a resource of -l."""
+    """The option that requests a walltime; empty if the walltime is a resource (-l walltime)."""
     queue_flag: ClassVar[str] = ""
     """The option that names a queue."""
     walltime_directive: ClassVar[str] = ""
@@ -235,7 +235,8 @@ class Scheduler:
     reads_loose_directives: ClassVar[bool] = False
     """Whether the scheduler also reads directives after the first command, and with a blank after the #."""
     free_text_flags: ClassVar[frozenset[str]] = frozenset(("-v", "--export", "--comment", "--wrap"))
-    """Options in whose values lint does not report `$` and `~`, which the scheduler would not expand."""
+    """Options whose values may contain `$` and `~`. In other options lint reports these characters, because
+    the scheduler does not expand them."""
     name_flags: ClassVar[frozenset[str]] = frozenset(("-M",))
     """Options whose values do not matter for the job to run: names and mail addresses."""
     expands_log_variables: ClassVar[bool] = False
@@ -257,8 +258,8 @@ class Scheduler:
     array_index_variables: ClassVar[tuple[str, ...]] = ()
     """The environment variables with the index of a task of a job array, of which one is set."""
     array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
-    """The directive of an array, which the script of a successor of one task must not contain; nothing if
-    `array_options` override it."""
+    """A pattern for the job array directive, which is removed from the script of a job that continues one
+    task of the array. The default matches nothing: usually, `array_options` override the directive."""
     query_command: ClassVar[str] = ""
     """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
     the scheduler; empty if jobs of this scheduler cannot be monitored."""
@@ -284,7 +285,7 @@ class Scheduler:
         }
 
     def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        """Returns the directives for those of `QUEUE_OPTIONS` that are not among `directives`.
+        """Returns the directives for the fields in `QUEUE_OPTIONS` that `directives` does not cover.
 
         Raises:
             RequestError: the scheduler or the site cannot do what the job requests.
@@ -320,10 +321,10 @@ class Scheduler:
             yield option
 
     def option_names(self, option: str) -> list[str]:
-        """Returns the names of what the option in a directive sets, such as `--mem` or `-l place`."""
+        """Returns the names of the settings in the text of a directive, such as `--mem` or `-l place`."""
         try:
             words = shlex.split(option)
-        except ValueError:  # a line of the user's template
+        except ValueError:  # a line of the user's own template has an unclosed quote
             words = option.split()
         pairs = list(self.split_options(words)) or [(words[0].partition("=")[0], " ".join(words[1:]))]
         return [
@@ -338,7 +339,7 @@ class Scheduler:
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""
-        return f"a QOS is requested from Slurm, but {site.title} has {self.title}"
+        return f"{site.title} uses {self.title}, and only Slurm has a QOS"
 
     def version_of(self, site: Site) -> str:
         """Returns the version of the scheduler at the site; empty if the profile does not contain it."""
@@ -374,7 +375,7 @@ class Scheduler:
         raise NotImplementedError
 
     def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        """Returns the options of the submit command that override a script's directives, each with its words.
+        """Returns the options of the submit command that override a script's directives, as lists of words.
 
         Raises:
             RequestError: the scheduler has no such option, or the option cannot be derived from the script.
@@ -393,7 +394,7 @@ class Scheduler:
     def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
         """Returns the command line of the scheduler's own launcher; empty for any other launcher.
 
-        The script replaces the placeholders {num_nodes} and {num_ranks} by the numbers of its job.
+        The job script replaces {num_nodes} and {num_ranks} with the numbers of nodes and ranks of its job.
         """
         return ()
 
@@ -408,7 +409,7 @@ class Scheduler:
     # Methods that read what a user's script requests; None if the script does not request it.
 
     def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
-        """Yields the options of directives, each given with its number and its text after the prefix."""
+        """Yields the options of directives; `lines` has their line numbers and the text after the prefix."""
         for line, text in lines:
             for flag, value in self.split_options(_words(text)):
                 yield ReadOption(line=line, flag=flag, value=value, written=flag or value)
@@ -418,23 +419,23 @@ class Scheduler:
         yield from ()
 
     def num_nodes(self, script: ScriptOptions) -> int | None:
-        """The number of nodes."""
+        """Returns the number of nodes that the script requests."""
         return None
 
     def ranks_per_node(self, script: ScriptOptions) -> int | None:
-        """The number of ranks per node."""
+        """Returns the number of ranks per node that the script requests."""
         return None
 
     def gpus_per_node(self, script: ScriptOptions) -> int | None:
-        """The number of GPUs per node."""
+        """Returns the number of GPUs per node that the script requests."""
         return None
 
     def cpus_per_rank(self, script: ScriptOptions) -> int | None:
-        """The number of CPUs per rank."""
+        """Returns the number of CPUs per rank that the script requests."""
         return None
 
     def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
-        """The line number and text of the walltime."""
+        """Returns the line number and the text of the requested walltime."""
         return last_directive(script, self.walltime_flag)
 
     def accepts_walltime(self, text: str) -> bool:
@@ -462,7 +463,7 @@ class Scheduler:
         return any(one.flag in self.account_flags for one in script.read())
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
-        """The line number and name of the queue, partition or QOS, depending on the site."""
+        """Returns the line number and the name of the queue; at some sites it is a partition or a QOS."""
         return last_directive(script, self.queue_flag)
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
@@ -489,7 +490,7 @@ class Scheduler:
     def read_kill_delay_s(self, ask: Callable[..., str]) -> int | None:
         """Returns the configured seconds from SIGTERM to SIGKILL at the end of a job; None if unknown.
 
-        `ask` is that of `read_end_s`.
+        `ask` runs a command, as in `read_end_s`.
         """
         return None
 
@@ -508,13 +509,13 @@ class Scheduler:
         return cast("JobCommands", import_module(f"{package}.job_commands"))
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
-        """Returns the job of this process. Outside of a job, its ID is that of the process."""
+        """Returns the job of this process. Outside a job, the process ID serves as the job ID."""
         from ddp_hpc.schedulers.running_job import RunningJob
 
         return RunningJob(self.job_id(environ), environ)
 
     def job_id(self, environ: Mapping[str, str]) -> str:
-        """Returns the ID of the job of this process; outside of a job, the ID of the process."""
+        """Returns the ID of the job of this process; outside a job, the process ID."""
         return environ.get(self.job_id_variable) or str(os.getpid())
 
 
@@ -532,7 +533,8 @@ def directive_value(what: str, value: str) -> str:
     Therefore, values are checked instead of quoted.
 
     Raises:
-        RequestError: it contains blanks, line breaks, quotes, `$` or other characters that are not allowed.
+        RequestError: `value` contains blanks, line breaks, quotes, `$` or other characters that are not
+            allowed.
     """
     if not _VALUE.fullmatch(value):
         raise RequestError(
@@ -561,8 +563,10 @@ def walltime_of(layout: Layout, site: Site) -> str:
 def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
     """Rejects options that this scheduler cannot use.
 
+    `given` has these options and their values; an empty value means that the option was not given.
+
     Raises:
-        RequestError: an option has a value; `given` has the options with their values.
+        RequestError: one of the options was given.
     """
     for option, value in given:
         if value:
@@ -595,7 +599,7 @@ def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
 
 
 def cpus_per_task(layout: Layout) -> int:
-    """Returns the number of CPUs per Slurm task: a rank, or with torchrun the agent for a whole node."""
+    """Returns the CPUs per Slurm task. A task is one rank, or with torchrun the agent for a whole node."""
     per_rank = layout.cpus_per_rank or 1
     return per_rank * layout.ranks_per_node if layout.launcher == "torchrun" else per_rank
 

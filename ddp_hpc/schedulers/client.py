@@ -52,7 +52,7 @@ def read_job(job_id: str) -> JobState | None:
 
 
 def _schedulers(job_id: str) -> list[Scheduler]:
-    """Return the schedulers of this machine whose job ids match, in the order of the PATH."""
+    """Return the schedulers of this machine to which the job can belong, in the order of the PATH."""
     directories = os.environ.get("PATH", os.defpath).split(os.pathsep)
     known = MONITORED.values()
     # If one directory has the commands of both, Slurm comes first: Slurm's wrappers for Torque include qstat,

@@ -29,7 +29,7 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     """Return the end of this job's allocation, or None if it is unknown.
 
     The sources are `DDP_HPC_DEADLINE`, then the scheduler's own variable, such as `SLURM_JOB_END_TIME`
-    (Slurm 23 and later), then one query to the scheduler if `may_ask`, which only one rank should do.
+    (Slurm 23 and later), then, with `may_ask`, one query to the scheduler, which only one rank should send.
 
     Raises:
         RequestError: one of the variables is not a time.
@@ -66,7 +66,7 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
 
 
 def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
-    """Return DDP_HPC_KILL_DELAY_S as configured in the scheduler, or otherwise its usual value, if known."""
+    """Return DDP_HPC_KILL_DELAY_S with the scheduler's configured or usual delay; empty if it is unknown."""
     delay_s = scheduler.read_kill_delay_s(ask_once)
     if delay_s is None:
         delay_s = scheduler.kill_delay_s or None
@@ -74,7 +74,7 @@ def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
 
 
 def ask_once(*argv: str) -> str:
-    """Return the output of a query, which is not repeated; empty if it failed."""
+    """Run a query once, without retries, and return its output; empty if the query failed."""
     try:
         answer = run(argv, _ASK_LIMIT_S)
     except NoAnswerError:

@@ -12,8 +12,9 @@ from typing import Literal
 from ddp_hpc.errors import DdpHpcError, RequestError
 
 Phase = Literal["waiting", "running", "ended"]
-# How a job ended; "" before its end. `failed` means a non-zero exit code; the scheduler reports all others.
-# `dropped`: the scheduler does not know the job on which it depends, or that job did not end as required.
+# How a job ended; "" before its end. `failed` means a non-zero exit code; all other causes are reported by
+# the scheduler. `dropped`: the scheduler does not know the job on which this job depends, or that job did not
+# end as required.
 End = Literal[
     "", "done", "failed", "walltime", "memory", "node", "cancelled", "preempted", "not started", "dropped"
 ]
@@ -84,7 +85,8 @@ def check_job_id(text: str) -> str:
 
 def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool:
     """Return whether PBS has removed the job because the job on which it depends does not exist."""
-    with suppress(DdpHpcError):  # qsub returned an ID, so the server has accepted the job
+    # If qstat fails, the job counts as queued, because qsub has returned its ID.
+    with suppress(DdpHpcError):
         job = read_job(job_id)
         return job is None or job.end == "dropped"
     return False

@@ -28,7 +28,7 @@ DRAIN_S = 1.0
 _LOOK_S = 0.1
 # Delays in seconds before the second and the third attempt.
 PAUSES_S = (1.0, 3.0)
-# The output for a job with 10,000 nodes is about 100 kB.
+# Limit on the output. For a job with 10,000 nodes, a scheduler's command prints about 100 kB.
 MAX_BYTES = 8 * 1024 * 1024
 
 # Messages of Slurm (slurm_errno.c) and PBS (pbs_error.h, clients) if the server could not be reached.
@@ -76,8 +76,8 @@ def need(program: str, why: str) -> None:
     """Check that the program is on the PATH, and raise RequestError otherwise."""
     if shutil.which(program) is None:
         raise RequestError(
-            f"{program} was not found on the PATH; {why}. Run this on a login node of such a machine, or "
-            "load the module that provides it."
+            f"{program} was not found on the PATH; {why}. Run this on a login node of the cluster, or "
+            f"load the module that provides {program}."
         )
 
 
@@ -129,7 +129,8 @@ def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
             )
         os.write(
             2,
-            f"\nwaiting for {program}, as the job may be queued already; Ctrl-C again gives up\n".encode(),
+            f"\nwaiting for {program}, as the job may be queued already; press Ctrl-C again to give "
+            "up\n".encode(),
         )
 
     before = signal.getsignal(signal.SIGINT)
@@ -169,7 +170,7 @@ def run(
         NoAnswerError: it cannot be started, does not end within `limit_s`, or prints more than MAX_BYTES.
     """
     environ = dict(environ)
-    # This variable changes the time format of scontrol and sacct.
+    # With this variable, scontrol and sacct would print times in a format that ddp-hpc cannot read.
     environ.pop("SLURM_TIME_FORMAT", None)
     try:
         process = subprocess.Popen(
@@ -223,7 +224,8 @@ def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[
                 key.data.extend(chunk)
             if len(out) + len(err) > MAX_BYTES:
                 raise NoAnswerError(
-                    f"{name} printed more than {MAX_BYTES} bytes, which cannot be a valid answer"
+                    f"{name} printed more than {MAX_BYTES} bytes, which cannot be a valid answer. Run it "
+                    "manually to see its output."
                 )
     try:
         process.wait(max(0.1, end_s - time.monotonic()))

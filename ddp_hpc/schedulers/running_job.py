@@ -39,7 +39,7 @@ class RunningJob:
 
     @property
     def is_job(self) -> bool:
-        """Whether a scheduler runs this process; otherwise its job ID is that of the process."""
+        """Whether this process runs in a job of a scheduler; otherwise `job_id` is the process ID."""
         return self.job_id != str(os.getpid())
 
     def end_s(self) -> float | None:
@@ -54,9 +54,9 @@ class RunningJob:
         """Requeues this job, or submits `script` as a job that starts after this one as attempt `attempt`.
 
         Raises:
-            DdpHpcError: the scheduler has not accepted it.
+            DdpHpcError: the scheduler did not accept the request.
         """
-        raise DdpHpcError("this scheduler cannot requeue a job")
+        raise DdpHpcError("ddp-hpc cannot requeue jobs of this scheduler; submit the script again")
 
 
 def started_s() -> float:

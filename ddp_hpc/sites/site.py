@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from ddp_hpc.sites.tables import (
     VARIABLE,
     Account,
     Age,
+    Container,
     Detect,
     Env,
     Fabric,
@@ -83,6 +85,7 @@ class Site:
     lustre: Lustre = field(default_factory=Lustre)
     proxy: Proxy | None = None
     software: tuple[str, ...] = ()
+    container: Container = field(default_factory=Container)
     notes: tuple[str, ...] = ()
     why: dict[str, str] = field(default_factory=dict)
 
@@ -98,7 +101,7 @@ class Site:
             )
         if self.confidence not in ("", "high", "medium", "low"):
             raise RequestError(f'confidence must be "high", "medium" or "low" (got {self.confidence!r})')
-        for line in (*self.software, *self.notes, *self.why.values()):
+        for line in (*self.software, *self.container.software, *self.notes, *self.why.values()):
             if "\n" in line or "\r" in line:
                 raise RequestError(f"{line!r} contains a line break. Use a single line.")
         env = self.env
@@ -157,7 +160,7 @@ def read_site(path: Path) -> Site:
     Tables are merged key by key, lists are replaced.
 
     Raises:
-        RequestError: see `load_site`; also for a profile that extends itself through others.
+        RequestError: the file does not match `Site`, or profiles extend each other in a circle.
     """
     if not _NAME.fullmatch(path.stem):
         raise RequestError(
@@ -205,16 +208,20 @@ def with_fallback(site: Site, name: str) -> Site:
             f"{', '.join(known) or 'none'}"
         )
 
-    gone = {*found[0].without, *found[0].env}
+    env = without_variables(site.env, (*found[0].without, *found[0].env))
+    return replace(site, env=replace(env, always={**env.always, **found[0].env}))
+
+
+def without_variables(env: Env, names: Collection[str]) -> Env:
+    """Return `env` without the variables `names`."""
 
     def left(table: dict[str, T]) -> dict[str, T]:
-        return {key: value for key, value in table.items() if key not in gone}
+        return {key: value for key, value in table.items() if key not in names}
 
-    env = replace(
-        site.env,
-        always={**left(site.env.always), **found[0].env},
-        single_node=left(site.env.single_node),
-        multi_node=left(site.env.multi_node),
-        multi_node_prepend=left(site.env.multi_node_prepend),
+    return replace(
+        env,
+        always=left(env.always),
+        single_node=left(env.single_node),
+        multi_node=left(env.multi_node),
+        multi_node_prepend=left(env.multi_node_prepend),
     )
-    return replace(site, env=env)

@@ -56,7 +56,9 @@ def _check_numbers(**values: int) -> None:
 def _check_words(**values: str) -> None:
     for name, value in values.items():
         if not _WORD.fullmatch(value):
-            raise RequestError(f"{name} is {value!r}, which is not allowed in a directive. Fix it.")
+            raise RequestError(
+                f"{name} is {value!r}, which is not allowed in a directive. Remove blanks, quotes and $."
+            )
 
 
 def _check_version(version: str) -> None:
@@ -67,7 +69,9 @@ def _check_version(version: str) -> None:
 def _check_options(options: tuple[str, ...]) -> None:
     for option in options:
         if not _OPTION.fullmatch(option):
-            raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
+            raise RequestError(
+                f"option {option!r} is not allowed in a directive. Begin it with -, without quotes or $."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -86,7 +90,7 @@ class Detect:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Source:
-    """A source of facts, and the date on which it was read. `of` lists the keys with facts from it."""
+    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it."""
 
     where: str
     read: str = ""
@@ -99,7 +103,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Account:
-    """The account to charge: the option of qsub, and the prefix and the suffix of account names."""
+    """The account to charge: the submit command's option, and the prefix and suffix of account names."""
 
     required: bool = False
     option: str = "-A"
@@ -291,7 +295,7 @@ class SchedulerOptions:
         _check_places(self.resources)
         for option in (*(_PLACE.sub("1", text) for text in self.resources), *self.options):
             if not _ANY_OPTION.fullmatch(option):
-                raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
+                raise RequestError(f"option {option!r} is not allowed in a directive. Begin it with -.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -301,8 +305,7 @@ class Launch:
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
     used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
-    `apptainer exec IMAGE`. `container` is such a command for --container, with the placeholder {image}. With
-    `one_device_a_rank`, the scheduler makes a single device visible to each
+    `apptainer exec IMAGE`. With `one_device_a_rank`, the scheduler makes a single device visible to each
     rank.
     """
 
@@ -312,12 +315,37 @@ class Launch:
     own_mpiexec: bool = False
     options: tuple[str, ...] = ()
     wrap: tuple[str, ...] = ()
-    container: tuple[str, ...] = ()
     one_device_a_rank: bool = False
 
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Container:
+    """How the site starts a container (--container).
+
+    `command` is the command between the launcher and the program, such as `apptainer exec {image}`, or
+    options of srun, such as `--container-image={image}`. Its placeholder {directory} is the submission
+    directory. `software` are lines of bash that make the command available. `without` are variables of `Env`
+    that are not set with a container.
+    """
+
+    command: tuple[str, ...] = ()
+    software: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
     def __post_init__(self) -> None:
-        if self.container and sum(word.count("{image}") for word in self.container) != 1:
-            raise RequestError("container must contain the placeholder {image} once")
+        if self.command and sum(word.count("{image}") for word in self.command) != 1:
+            raise RequestError("command of [container] must contain the placeholder {image} once")
+        options = [word.startswith("-") for word in self.command]
+        if options[:1] == [True] and not all(options):
+            raise RequestError(
+                "command of [container] begins with an option of srun, so all of its words must be options "
+                "in the form --name=value"
+            )
+
+    @property
+    def is_option(self) -> bool:
+        """Whether options of srun start the container, instead of a command."""
+        return self.command[:1] != () and self.command[0].startswith("-")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -364,7 +392,7 @@ class Lustre:
     stripe_size: str = ""
 
     def __post_init__(self) -> None:
-        if not -1 <= self.stripe_count <= 2000:  # LOV_MAX_STRIPE_COUNT
+        if not -1 <= self.stripe_count <= 2000:  # the limit LOV_MAX_STRIPE_COUNT of Lustre
             raise RequestError(f"stripe_count must be -1, 0, or 1 to 2000 (got {self.stripe_count})")
         if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
             raise RequestError(

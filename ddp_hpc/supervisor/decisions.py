@@ -44,7 +44,7 @@ def begin_attempt(
     if number == 1:
         return attempt
     if seen.state == "done":
-        what = f"all {seen.step} steps are trained" if seen.step else "the program has completed"
+        what = f"the training of {seen.step} steps is complete" if seen.step else "the program has completed"
         return NothingToDo(EXIT_DONE, f"{what}; attempt {number} has nothing to do")
     # A requeued job runs even after a failure: the requeue was requested, and the failure may have been
     # caused by a lost node.
@@ -70,7 +70,7 @@ def begin_attempt(
 def is_refusal(code: int, before: SeenState, after: SeenState) -> bool:
     """Returns whether the ranks refused to start, for example because others use the run directory.
 
-    Such a start is not an attempt, and the state can be that of the other ranks.
+    Such a start is not an attempt, and the state may have been written by the other ranks.
     """
     return code == RequestError.exit_code and (after.stamp == before.stamp or after.state != "failed")
 

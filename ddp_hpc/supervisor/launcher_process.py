@@ -33,7 +33,7 @@ class LauncherEnd:
     code: int
     """The exit code as a shell reports it: 128 + N if signal N ended the launcher."""
     stopped_s: float | None
-    """The time of the last SIGTERM or SIGINT that this process received; None without one."""
+    """The time of the last SIGTERM or SIGINT that this process received; None if it received none."""
     was_signalled_early: bool
     """Whether the `EarlySignal` was sent."""
 
@@ -99,7 +99,7 @@ def run_launcher(
             watch_s = time.monotonic() + _WATCH_S
             if is_over():
                 process.terminate()
-    if signal.SIGTERM in signal.sigpending():  # it arrived when the launcher had ended
+    if signal.SIGTERM in signal.sigpending():  # the signal arrived after the launcher had ended
         stopped_s = time.time()
     code = process.returncode
     _end_orphans()

@@ -12,7 +12,7 @@ from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.jobs.submission_ledger import Attempt
 from ddp_hpc.supervisor.run_files import SeenState
 
-# A directory of checkpoints can contain many files.
+# Limits the time for listing a directory of checkpoints, which can contain very many files.
 _MOST_FILES = 100_000
 
 
@@ -20,7 +20,7 @@ class Progress:
     """Checkpoints of a program: `file`, which the program touches after each checkpoint, and files that match
     `patterns`.
 
-    Checkpoints that exist when the object is created are those of earlier jobs.
+    Checkpoints that exist when the object is created belong to earlier jobs.
     """
 
     def __init__(self, file: Path, patterns: tuple[str, ...] = ()) -> None:
@@ -33,7 +33,7 @@ class Progress:
         return self._last_change_ns() > self._before_ns
 
     def _last_change_ns(self) -> int:
-        # In nanoseconds since the Unix epoch.
+        # The time of the last change of a checkpoint, in nanoseconds since the Unix epoch.
         return max((_modified_ns(path) for path in islice(self._paths(), _MOST_FILES)), default=0)
 
     def _paths(self) -> Iterator[str]:

@@ -129,7 +129,9 @@ class RunFiles:
                 (self.path / name).unlink(missing_ok=True)
             content = without.sub(b"", script.read_bytes())
         except OSError as error:
-            raise DdpHpcError(f"{error.filename} cannot be read or removed") from error
+            raise DdpHpcError(
+                f"{error.filename} cannot be read or removed ({error.strerror}); check its permissions"
+            ) from error
         record_attempt(self.path, attempt)
         write_atomically(self.script, content, "job", is_private=True)
         self.script.chmod(self.script.stat().st_mode | 0o100)

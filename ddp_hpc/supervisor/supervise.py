@@ -19,7 +19,7 @@ from ddp_hpc.launch.rank_environment import (
     short_tmpdir,
 )
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.render.launch_lines import STEP_SCRIPT
+from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.deadline import ask_once, kill_delay_variable
 from ddp_hpc.schedulers.running_job import RunningJob, started_s
@@ -45,7 +45,7 @@ class Settings:
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     submit_line: str
-    """The command that submits a script; empty for that of the scheduler."""
+    """The command that submits a script; empty for the scheduler's default command."""
     local_dir: str
     """The node-local directory for compiled kernels."""
     progress: tuple[str, ...]
@@ -85,10 +85,10 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     files.begin(attempt, settings.script, without=settings.scheduler.array_directive)
     end = run.launch(
         {
-            # The trainer copies it to `refused` if ranks of another attempt still use the run directory.
+            # The trainer copies this to `refused` if ranks of another attempt still use the run directory.
             "DDP_HPC_THIS_ATTEMPT": attempt.key,
-            # The trainer may write `requeue`. Scripts of version 0.1 do not set this variable; they need
-            # `again`.
+            # With format 2, the trainer writes `requeue`. For scripts of version 0.1, which do not set this
+            # variable, it writes `again`.
             "DDP_HPC_STATE_FORMAT": "2",
             "DDP_HPC_PROGRESS_FILE": str(progress.file),
         },
@@ -107,7 +107,7 @@ def _settle(
 ) -> int:
     """Requests another job if the run must be resumed, and returns the exit code of this job."""
     files.check()
-    # If this node was disconnected, the scheduler can have restarted the job elsewhere. That attempt now owns
+    # If this node was disconnected, the scheduler may have restarted the job elsewhere. That attempt now owns
     # the run.
     if not files.is_last(attempt):
         return end.code
@@ -178,8 +178,8 @@ class _Run:
         """Returns the variables of the ranks that the script does not set."""
         scheduler, environ = self._settings.scheduler, self._environ
         variables = {"DDP_HPC_LAUNCH": launch_id()}
-        # The script exports variables that the user has set with --env. All other values may come from
-        # another job.
+        # Keep the values that the script exports, such as those of --env. Replace all others, since they may
+        # come from another job.
         if self._deadline_s is not None and "DDP_HPC_DEADLINE" not in self._exported:
             variables["DDP_HPC_DEADLINE"] = str(int(self._deadline_s))
         if self.job.sets_long_tmpdir and "TMPDIR" not in self._exported:
@@ -208,7 +208,9 @@ class _Run:
             argv,
             environ,
             forwards_term=self.job.forwards_term if is_srun else "",
-            is_over=_FinalState(files, Path(argv[0]).name, is_torchrun=STEP_SCRIPT in self._argv)
+            is_over=_FinalState(
+                files, Path(argv[0]).name, is_torchrun=bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
+            )
             if files
             else _never,
             early=early,

@@ -152,7 +152,8 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     """Returns the rank that is most often the last to start a collective, if the others wait for it for a
     significant time.
 
-    A rank waits for the time by which its call of a collective is longer than the call of the last rank.
+    The waiting time of a rank is the time by which its call of a collective is longer than that of the last
+    rank.
     """
     num_steps = max(len(trace.steps) for trace in ranks)
     waited: defaultdict[int, float] = defaultdict(float)

@@ -172,7 +172,7 @@ class _Finder:
         return PathLink(previous, _parts(times, counts, self._most_names))
 
     def _is_late(self, event: int | None, finished: int) -> bool:
-        """Returns whether the host launched the event after the one that finished before it."""
+        """Returns whether the host launched the event only after the previous event had finished."""
         return event is None or self._events.moment[event] > finished
 
     def _running(self, moment: int, event: int | None) -> int | None:

@@ -1,6 +1,6 @@
 """Attributes the activity of a device to the steps and regions of the host's program that launched it.
 
-Kernels run asynchronously, so the host's timeline says nothing about them. Kineto gives a kernel and the
+Kernels run asynchronously, so the host's timeline does not show when they run. Kineto gives a kernel and the
 runtime call that launched it the same correlation ID; the annotations and operators around that call say what
 the kernel belongs to. The `gpu_user_annotation` events are not used: they cover only kernels launched by the
 thread of the annotation, and therefore not the backward pass, which autograd runs in separate threads.
@@ -109,7 +109,7 @@ def idle_gaps(
         whole: the start and the end of all steps. After its last event, the device waits for the host.
     """
     starts, ends = busy
-    # If several events end a gap together, the device could have begun first with the one launched first.
+    # If several events end a gap together, the one that was launched first could have begun first.
     order = np.lexsort((launches.moment, events[0]))
     first = order[np.searchsorted(events[0][order], starts)]
     ran_dry = np.append(min(whole[0], int(starts[0])), ends)

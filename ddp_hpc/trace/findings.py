@@ -118,14 +118,14 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> Iterator
 
 
 def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], waited_s: float) -> str:
-    """Returns whether many short waits or a few long ones make the device wait for the host."""
+    """Describes whether the device waits for the host often for a short time, or a few times for long."""
     num_late = statistics.fmean(one.num_late for one in launches)
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
             f"The device waits for the host {counted(num_waits, 'time')} per step, for "
-            f"{duration(waited_s / num_waits)} on average. In these times, the host does something other "
-            "than launching kernels; open a trace at https://ui.perfetto.dev to see what."
+            f"{duration(waited_s / num_waits)} on average. During these waits, the host does something other "
+            "than launching kernels; open a trace at https://ui.perfetto.dev to see what it does."
         )
     num_kernels = statistics.fmean(one.num_kernels for one in launches)
     num_short = statistics.fmean(one.num_short for one in launches)

@@ -18,7 +18,7 @@ NO_INTERVALS: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 _MOST_LEVELS = 1000
-"""Intervals nested deeper, which no program makes, are treated as if nothing enclosed them."""
+"""Intervals that are nested more deeply, as in no real program, are treated as if nothing enclosed them."""
 
 
 def union(intervals: Intervals) -> Intervals:

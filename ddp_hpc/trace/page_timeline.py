@@ -164,7 +164,7 @@ def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
     chosen |= {others[number * len(others) // num] for number in range(num)}
     note = (
         f"{MAX_RANKS} of {len(capture.ranks)} ranks are shown: the {quarter} with the longest work per step, "
-        f"the {quarter} with the shortest, and others at equal distances"
+        f"the {quarter} with the shortest, and others at regular intervals"
     )
     return [capture.ranks[index] for index in sorted(chosen)], [note]
 

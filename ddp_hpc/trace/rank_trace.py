@@ -125,7 +125,7 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     # If collectives run on a device, the host annotations give only their launch times.
     on_device = any(call.on_device for call in calls) or lacks_device
-    # NCCL implements all-to-all by the kernels of send and receive.
+    # NCCL implements all-to-all with the kernels of send and receive.
     on_host = {call.kind for call in calls if not call.on_device}
     is_all_to_all = "all_to_all" in on_host and not on_host & {"send", "recv", "send_recv"}
     collectives = []
@@ -201,13 +201,13 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
             "were dropped, so their times are missing"
         )
     if not steps.numbers:
-        notes.append("it contains no operators, kernels or regions")
+        notes.append("the trace contains no operators, kernels or regions")
     elif not steps.marked:
         notes.append("profiler.step() was not called, so the whole recording is treated as one step")
     if rank_events.lacks_device:
         notes.append(
             "calls to the device's runtime were recorded, but not the device's activity, so all times are "
-            "the host's; record it with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            "the host's; record both with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
     if steps.outside_share >= _NOTED_SHARE:
         notes.append(

@@ -42,7 +42,11 @@ def trace_files(path: Path) -> tuple[Path, ...]:
         deeper = next(
             (file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}") if file.is_file()), None
         )
-        hint = printable(f"; found some in {deeper.parent}") if deeper else ""
+        hint = (
+            printable(f"; found some in {deeper.parent}")
+            if deeper
+            else "; give the --trace-dir of a training"
+        )
         raise RequestError(f"no traces (*.json or *.json.gz) in {path}{hint}")
     return files
 

@@ -13,7 +13,7 @@ class Times:
     """The times of a step's parts. Each moment is counted in one of `PARTS`, so that they sum to the step.
 
     The time of a region excludes waiting for communication. On a device, regions are the time in which the
-    device computed, `data_s` is the time in which it waited for the host, which fetched data, and `idle_s` is
+    device computed, `data_s` is the time in which it waited while the host fetched data, and `idle_s` is
     all other time in which it did nothing.
     """
 
@@ -64,7 +64,7 @@ COLUMNS = (*PARTS, "comm_hidden_s")
 
 
 def present(times: Sequence[Times], names: Sequence[str]) -> list[str]:
-    """Returns the names of the fields that are not 0 in all of `times`."""
+    """Returns the names of the fields that are nonzero in at least one of `times`."""
     return [name for name in names if any(getattr(one, name) for one in times)]
 
 
@@ -136,7 +136,7 @@ class LaunchStats:
 
 @dataclass(frozen=True)
 class PathPart:
-    """Time that a step's critical path spends in one way."""
+    """The time that a step's critical path spends in one kernel, collective or kind of wait."""
 
     kind: str
     """One of `compute`, `memcpy`, `communication` and `wait`."""
@@ -260,7 +260,7 @@ class SlowLoad:
 
 @dataclass(frozen=True)
 class PathRow:
-    """Time that the critical path spends in one way on one rank."""
+    """The time that the critical path spends in one kernel, collective or kind of wait on one rank."""
 
     rank: int
     kind: str

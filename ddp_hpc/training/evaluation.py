@@ -24,7 +24,7 @@ class Evaluation:
     loss: float
     num_correct: int | None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The other metrics of the task: the mean of each over all samples."""
+    """The task's other metrics, each averaged over all samples."""
 
     @property
     def accuracy(self) -> float | None:

@@ -95,7 +95,7 @@ def _rendezvous(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     # This limit expires after those of discovery and rendezvous, whose errors can name the missing ranks.
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
-        watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
+        watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or has ended")
         world = discover(environ, config.discovery)
         if world.world_size == 1 and config.single_rank_group:
             return world, endpoint_of_one_rank()

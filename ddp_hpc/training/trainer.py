@@ -165,7 +165,8 @@ class Trainer:
         self.progress.say(
             f"model: {config.model.name}, {self.num_parameters:,} parameters; "
             f"{_OPTIMIZER_NAMES[optimization.optimizer]}, lr {optimization.scaled_lr(mesh.data_size):g} "
-            f"({optimization.lr:g}, {optimization.lr_scaling} scaling over {mesh.data_size})"
+            f"(--lr {optimization.lr:g}, --lr-scaling {optimization.lr_scaling}, "
+            f"data-parallel ranks: {mesh.data_size})"
         )
         if (name := _strategy_name(config, mesh)) not in ("single", "ddp"):
             self.progress.say(f"strategy: {name}")

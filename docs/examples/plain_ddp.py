@@ -61,6 +61,7 @@ for step in range(first, num_steps):
         print(f"trained step {step}", flush=True)
     if stop.item():
         save(step + 1)
+        dist.destroy_process_group()
         sys.exit(1)
 
 save(num_steps)

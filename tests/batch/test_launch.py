@@ -358,7 +358,7 @@ def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, ge
 def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(), "tuolumne")
     assert (
-        "has Flux, but ddp-hpc launch works only in allocations of Slurm and PBS and LSF. Write a script"
+        "uses Flux, but ddp-hpc launch works only in allocations of Slurm and PBS and LSF. Write a script"
         in text
     )
 

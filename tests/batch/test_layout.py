@@ -72,9 +72,9 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
         (
             Job(qos="debug"),
             "polaris",
-            "from Slurm, but Polaris (ALCF) has PBS. Remove --qos.",
+            "Polaris (ALCF) uses PBS, and only Slurm has a QOS. Remove --qos.",
         ),
-        (Job(qos="debug"), "perlmutter", "--queue is the QOS. Remove --qos."),
+        (Job(qos="debug"), "perlmutter", "--queue sets the QOS. Remove --qos."),
         (Job(qos="debug"), "della", "does not accept it"),
         (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
@@ -212,7 +212,7 @@ def test_ibrun_starts_ranks_and_agents_at_tacc(launcher: str, line: str) -> None
 
 def test_a_queue_that_the_profile_does_not_know_is_warned_about() -> None:
     (line,) = polaris_advice(queue="brandnew")
-    assert "Polaris (ALCF) had no queue brandnew on " in line
+    assert "Polaris (ALCF) had no queue brandnew when the profile was checked on " in line
 
 
 def test_a_missing_account_is_reported_and_the_script_shows_how_to_set_it() -> None:

@@ -298,13 +298,13 @@ class TestCheck:
         text = MINE.replace('of = ["launch"]', 'of = ["launch", "queues"]') + "[[queues]]\nmax_nodes = 4\n"
         assert faults_of(own('default_walltime = "1h"\n' + text)) == []
         (fault,) = faults_of(own('default_walltime = "1h"\ndefault_queue = "debug"\n' + text, "other"))
-        assert "an entry of queues has no name" in fault
+        assert "an entry of [[queues]] has no name" in fault
 
     def test_tries_its_scripts(self, own: Own) -> None:
         text = MINE.replace('default = "mpiexec"', 'default = "srun"')
         faults = faults_of(own('default_walltime = "1h"\n' + text))
         assert [line.partition(":")[0] for line in faults] == ["mine.toml", "mine.toml"]
-        assert "cannot render a script for 1 node: launcher srun does not work under PBS" in faults[0]
+        assert "cannot render a script for one node: launcher srun does not work under PBS" in faults[0]
 
 
 class TestFallback:
@@ -337,7 +337,7 @@ def test_a_queue_that_is_not_in_the_profile_is_a_warning(own: Own) -> None:
     site = load_site("./mine.toml")
     job = Job(queue="R123456", account="a", walltime_s=600)
     (line,) = advice(job, site)
-    assert "Polaris (ALCF) had no queue R123456 on " in line
+    assert "Polaris (ALCF) had no queue R123456 when the profile was checked on " in line
     assert "#PBS -q R123456\n" in render(job, site)
 
 

@@ -85,9 +85,9 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_point(tmp_path: Pa
     [
         (
             {"stopped": "no time left"},
-            "it stopped early (no time left); request a longer --walltime",
+            "the run stopped early (no time left); request a longer --walltime",
         ),
-        ({"world": {"world_size": 1, "num_nodes": 1}}, "it ran on 1 rank; "),
+        ({"world": {"world_size": 1, "num_nodes": 1}}, "the run used 1 rank; "),
         ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks need for one step"),
         ({"world": None}, "is damaged"),
         ({"model": {}}, "is damaged"),

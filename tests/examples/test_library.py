@@ -187,5 +187,5 @@ def test_mypy_checks_the_types_of_the_public_names(tmp_path: Path) -> None:
     done = subprocess.run(
         argv, cwd=tmp_path, capture_output=True, text=True, check=False, env={"MYPYPATH": str(PROJECT)}
     )
-    assert "tuple[ddp_hpc.library.world.ConnectedWorld, torch._tensor.Tensor, int]" in done.stdout
+    assert "tuple[ddp_hpc.library.connected_world.ConnectedWorld, torch._tensor.Tensor, int]" in done.stdout
     assert 'Argument 1 to "wrap" has incompatible type "str"' in done.stdout

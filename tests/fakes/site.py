@@ -15,8 +15,8 @@ from typing import Any
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.machine import install_mpiexec, program
-from ddp_hpc.rehearse.pbs.queue import QUEUE
 from ddp_hpc.rehearse.pbs.server import Settings
+from ddp_hpc.rehearse.pbs.session_adapter import QUEUE
 
 __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 

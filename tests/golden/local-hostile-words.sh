@@ -2,7 +2,7 @@
 # Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile local --env $'GREETING=it\'s "$HOME"\nand `more`' -- ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*'
 
 set -eo pipefail
-# Unless an own conda environment is active by now: activate .venv of this directory, or $VIRTUAL_ENV if it was passed to the job.
+# Unless a conda environment other than base is active, activate .venv in this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
@@ -14,7 +14,7 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # Your own variables (--env).
 export GREETING=$'it\'s "$HOME"\nand `more`'
 
-# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the program of each rank.
+# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the command that each rank runs.
 # If the run is not complete at the end, ddp_hpc.job prints how to resume it.
 exec python -m ddp_hpc.job --scheduler local --script "$0" -- \
   mpiexec -n "$num_ranks" --ppn 1 \

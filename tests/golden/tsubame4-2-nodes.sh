@@ -10,14 +10,14 @@
 
 set -eo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
-# The site's software.
+# Load the site's software.
 module load cuda nccl openmpi
-# Unless an own conda environment is active by now: activate .venv of this directory, or $VIRTUAL_ENV if it was passed to the job.
+# Unless a conda environment other than base is active, activate .venv in this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
 num_nodes=$NHOSTS
-# Open MPI's list of hosts: the lines of Grid Engine's list have other columns after the name.
+# Write a hostfile for Open MPI, because Grid Engine's hostfile has other columns after the host name.
 hosts=$(mktemp)
 awk '{print $1, "slots=4"}' "$PE_HOSTFILE" >"$hosts"
 num_ranks=$((num_nodes * 4))
@@ -27,7 +27,7 @@ export DDP_HPC_FABRIC_INTERFACE=bond0  # ranks connect through this network inte
 # The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 
-# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the program of each rank.
+# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the command that each rank runs.
 # If the run is not complete at the end, ddp_hpc.job prints how to resume it.
 # --walltime: the time limit, if the scheduler does not report it.
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tsubame4 --nodes 2 -- python PROGRAM.py

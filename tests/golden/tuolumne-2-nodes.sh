@@ -10,7 +10,7 @@
 
 set -eo pipefail
 : "${FLUX_URI:?is not set; submit this script with flux batch}"
-# Unless an own conda environment is active by now: activate .venv of this directory, or $VIRTUAL_ENV if it was passed to the job.
+# Unless a conda environment other than base is active, activate .venv in this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
@@ -20,7 +20,7 @@ export DDP_HPC_PROFILE=tuolumne  # the default profile of ddp-hpc's commands in 
 # The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 
-# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the program of each rank.
+# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the command that each rank runs.
 # If the run is not complete at the end, ddp_hpc.job prints how to resume it.
 # --walltime: the time limit, if the scheduler does not report it.
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tuolumne --nodes 2 -- python PROGRAM.py

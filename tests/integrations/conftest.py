@@ -13,7 +13,7 @@ from tests.conftest import PROJECT, Ended, Launch
 from tests.mpi.conftest import OPENMPI_SETTINGS
 
 EXAMPLES = PROJECT / "docs" / "examples"
-NUM_STEPS = 60
+NUM_STEPS = 30
 STEPS = "from tests.integrations import steps"
 RunExample = Callable[..., Ended]
 
@@ -51,7 +51,8 @@ def run_example(
 ) -> RunExample:
     """Returns a function that runs an example with a deadline in `left_s` seconds, on two ranks.
 
-    With `signal_at`, rank 1 receives SIGTERM in that step. The checkpoints are in tmp_path/checkpoints.
+    With `signal_at`, rank 1 receives SIGTERM in that step. A step takes at least `step_s` seconds. The
+    checkpoints are in tmp_path/checkpoints.
     """
 
     def run(
@@ -63,10 +64,11 @@ def run_example(
         num_steps: int = NUM_STEPS,
         checkpoints: str = "checkpoints",
         signal_at: int = 0,
+        step_s: float = 0.005,
     ) -> Ended:
         program = tmp_path / name
         text = (EXAMPLES / name).read_text(encoding="utf-8")
-        text = text.replace("STEP_S = 0.3", "STEP_S = 0.05").replace("sleep(0.3)", "sleep(0.05)")
+        text = text.replace("STEP_S = 0.3", f"STEP_S = {step_s}").replace("sleep(0.3)", f"sleep({step_s})")
         program.write_text(text.replace("import time", STEPS).replace("time.sleep", "steps.sleep"))
         words: list[str | Path] = [openmpi_mpiexec if launcher == "openmpi" else mpiexec, "-n", "2"]
         if launcher == "torchrun":

@@ -1,5 +1,6 @@
 """Replaces the sleep of the examples: in step SIGNAL_AT, counted from 1, rank 1 sends itself SIGTERM."""
 
+import atexit
 import itertools
 import os
 import signal
@@ -13,6 +14,11 @@ from ddp_hpc.training.health import preemption
 deadline._MOST_CALLS = 1
 preemption.EXCHANGE_S = 0.0
 _count = itertools.count(1)
+
+# A thread of gloo frees the last collective, for which it needs Python's lock.
+# If the thread is late and Python is shutting down, torch 2.13 aborts
+# ("terminate called without an active exception"), also without ddp-hpc.
+atexit.register(time.sleep, 0.2)
 
 
 def sleep(seconds: float) -> None:

@@ -125,7 +125,7 @@ def test_several_ranks_without_a_process_group_are_refused() -> None:
 
 @pytest.mark.parametrize("step", [True, -1, 1.5, "3", None, 10**18])
 def test_a_step_that_is_not_a_number_of_steps_is_refused(tmp_path: Path, step: object) -> None:
-    with pytest.raises(RequestError, match="the number of completed steps is needed"):
+    with pytest.raises(RequestError, match="pass the number of completed steps"):
         JobDeadline(10.0, {"DDP_HPC_RUN_DIR": str(tmp_path)}).requeue(step)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

@@ -161,7 +161,7 @@ def test_the_benchmark_counts_findings_and_refusals(tmp_path: Path) -> None:
     output = done.stdout.decode()
     assert output.startswith("1 scripts (1 ml, 0 mpi, 0 other)")
     assert re.search(r"^SLURM017 +error +1 +1 ", output, re.MULTILINE), output
-    assert "bad.sh:3: SLURM017: 'GB' belongs to no option" in output
+    assert "bad.sh:3: SLURM017: 'GB' does not belong to an option" in output
 
 
 def test_a_rendered_script_is_checked_for_its_own_site() -> None:

@@ -48,7 +48,7 @@ def test_without_a_site_mpiexec_the_wheels_is_used(
     local: Local, mpiexec: Path, size_of_two: list[str]
 ) -> None:
     ended = local(*size_of_two)
-    assert ended.stderr == f"mpiexec: {mpiexec} (of the mpich wheel)\n"
+    assert ended.stderr == f"mpiexec: {mpiexec} (from the mpich wheel)\n"
     assert ended.stdout == "2\n2\n"
 
 
@@ -72,7 +72,7 @@ def test_a_site_mpiexec_without_a_common_world_is_skipped(
     site = program(local.site / "mpiexec", text)
     ended = local(*size_of_two)
     assert f"{site} does not work with mpi4py; using the mpiexec of the mpich wheel" in ended.stderr
-    assert f"mpiexec: {mpiexec} (of the mpich wheel)" in ended.stderr
+    assert f"mpiexec: {mpiexec} (from the mpich wheel)" in ended.stderr
     assert ended.stdout == "2\n2\n"
 
 
@@ -81,7 +81,7 @@ def test_pbs_own_mpiexec_is_skipped(local: Local, mpiexec: Path, size_of_two: li
     version = '[ "$1" = --version ] && echo pbs_version = 1'
     pbs = program(local.site / "mpiexec", f'{version} || exec {mpiexec} "$@"')
     ended = local(*size_of_two)
-    assert ended.stderr == f"mpiexec: {mpiexec} (of the mpich wheel)\n"
+    assert ended.stderr == f"mpiexec: {mpiexec} (from the mpich wheel)\n"
     assert ended.stdout == "2\n2\n"
     named = local(pbs, *size_of_two)
     assert (named.exit_code, "is PBS's own mpiexec" in named.stderr) == (2, True)

@@ -277,7 +277,7 @@ def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
     jobs = [site.wait(job_id) for job_id in ids]
     assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
     assert {job["Account_Name"] for job in jobs} == {"PROJECT"}
-    assert site.log(jobs[2]) == "ddp-hpc: all 20 steps are trained; attempt 3 has nothing to do\n"
+    assert site.log(jobs[2]) == "ddp-hpc: the training of 20 steps is complete; attempt 3 has nothing to do\n"
     assert attempts(site) == [f"1 {ids[0]} 0", f"2 {ids[1]} 10"]
     assert site.num_jobs() == 3
 

@@ -196,7 +196,7 @@ def test_without_the_scripts_scheduler_the_missing_command_is_named(
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
         "error: qsub was not found on the PATH; the script's #PBS lines are for PBS, which "
-        "requires qsub. Run this on a login node of such a machine, or load the module that provides it."
+        "requires qsub. Run this on a login node of the cluster, or load the module that provides qsub."
     )
 
 
@@ -274,7 +274,7 @@ def test_a_second_ctrl_c_ends_the_wait_and_warns_of_a_queued_job(work: Path, pro
     with start(work, programs, *REQUEST) as process:
         wait_for(work / "up")
         process.send_signal(signal.SIGINT)
-        read_until(process, "Ctrl-C again gives up")
+        read_until(process, "Ctrl-C again to give up")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (1, "")
@@ -341,7 +341,7 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
     (work / "runs").write_text("a file")
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (1, "")
-    assert "cannot be created, but the job requires it" in done.err
+    assert "the job requires it; check the permissions of its parent directory" in done.err
     assert not sbatch.called()
 
 

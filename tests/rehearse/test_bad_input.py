@@ -18,9 +18,9 @@ Script = Callable[..., Path]
 NO_SCRIPTS = [
     (b"", "the script is empty"),
     (b"\0\1\2\n", "contains a NUL character"),
-    (b"echo hello\n", "is not a job script: it contains no #PBS or #SBATCH lines"),
-    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS or Slurm"),
-    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS or Slurm"),
+    (b"echo hello\n", "is not a job script: it contains no #PBS, #SBATCH or #BSUB lines"),
+    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS, Slurm or LSF"),
+    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS, Slurm or LSF"),
     (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
     (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
     (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
@@ -56,7 +56,7 @@ OPTIONS = [
     (["--nodes", "3"], "--nodes 3 was given, but the script requests 2"),
     (["--nodes", "0"], "--nodes 0 was given; on one machine, it must be from 1 to 64"),
     (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; on one machine, it must be from 1 to 64"),
-    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes with 40 ranks each are 80 ranks; at most 64"),
+    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes with 40 ranks each are 80 ranks, but at most 64"),
     (["--walltime-s", "0"], "--walltime-s must be a whole number"),
     (["--max-jobs", "-1"], "--max-jobs must be a whole number"),
     (["--steps", "-1"], "--steps must be a whole number"),
@@ -85,7 +85,7 @@ def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, 
     assert "2 of 500 nodes" in done.stderr
     job = script("slurm", "--nodes=500", "--ntasks-per-node=4", "srun --ntasks=2000 --ntasks-per-node=4 true")
     done = rehearse(job, "--nodes", "2", "--ranks-per-node", "1")
-    assert "2 of 2000 ranks are started" in done.stdout
+    assert "starting 2 of 2000 ranks" in done.stdout
     assert done.exit_code == 0
 
 

@@ -36,7 +36,9 @@ def test_the_names_of_the_fast_network_mean_this_machine_in_a_rehearsal_only(
     done = rehearse(script("pbs", "-l select=2", ask), "--profile", "polaris")
     addresses = [line.split()[0] for line in done.stdout.splitlines()]
     assert addresses == ["127.0.0.1"] * 3, done.stdout + done.stderr
-    assert f"names on the fast network, such as HOST{SUFFIX}, mean this machine (127.0.0.1)" in done.stderr
+    assert (
+        f"names on the fast network, such as HOST{SUFFIX}, resolve to this machine (127.0.0.1)" in done.stderr
+    )
     assert launch(["getent", "hosts", f"{os.uname().nodename}{SUFFIX}"]).exit_code == 2
 
 

@@ -51,7 +51,8 @@ def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse
     assert done.exit_code == 0, done.stdout + done.stderr
     assert re.search(r"^ddp-hpc: job \d+.rehearsal: .*mpiexec -n 8 ", done.stdout, re.MULTILINE)
     assert (
-        "rehearse: 2 of 8 ranks are started: 2 nodes with at most 1 ranks each are simulated" in done.stdout
+        "rehearse: starting 2 of 8 ranks, because 2 nodes with at most 1 ranks each are simulated"
+        in done.stdout
     )
     assert re.search(r"^world: 2 ranks .*pals.*gloo on cpu", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("done: 2 steps, 32 samples")

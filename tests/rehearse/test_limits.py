@@ -32,7 +32,7 @@ def test_ranks_that_are_not_started_are_reported(capfd: pytest.CaptureFixture[st
     LIMITS.counts(4, 2)
     assert capfd.readouterr().err == ""
     LIMITS.counts(5, 4)
-    assert "3 of 5 ranks are started" in capfd.readouterr().err
+    assert "starting 3 of 5 ranks" in capfd.readouterr().err
 
 
 def test_without_a_rehearsal_nothing_is_changed() -> None:

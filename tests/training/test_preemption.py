@@ -50,7 +50,7 @@ def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path,
     stopped.wait()
     words = forks.run(*RUN, cwd=home, ranks=2).words()
     assert "resuming after step 2 (epoch 1, 32 of its samples used)" in words
-    assert f"done: {STEPS} steps ({STEPS - 2} here)" in words
+    assert f"done: {STEPS} steps ({STEPS - 2} in this attempt)" in words
     assert_equal(home, whole, STEPS)
     assert state_of(home) == RunState("done", STEPS, "training complete")
 

@@ -122,7 +122,7 @@ def test_a_finished_run_continues_only_with_more_epochs(used: Path, whole: Path,
     options = ["--epochs", str(EPOCHS), "--summary", "s.json"]
     words = forks.run(*DATA, *EVERY_STEP, *options, cwd=used, ranks=2).words()
     assert f"note: all {STEPS} steps of this run are already done; raise --epochs to continue it" in words
-    assert f"done: {STEPS} steps (0 here)" in words
+    assert f"done: {STEPS} steps (0 in this attempt)" in words
     assert (used / "s.json").read_text() == "{}"
     assert_equal(used, whole, STEPS)
     state = state_of(used)

@@ -1,7 +1,7 @@
 """Runs `ddp-hpc bench comm`, which times and checks collectives on the ranks of a launcher.
 
 Ranks are discovered, connected and monitored as in training: if a rank fails, dies or hangs, all ranks end
-with a one-line error that names it. Only rank 0 writes the results.
+with a one-line error that names that rank. Only rank 0 writes the results.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def _memory_problem(plan: Plan, group: Group) -> str:
 
     largest = max(case.num_bytes for collectives in plan.values() for cases in collectives for case in cases)
     on_cpu = group.device.type == "cpu"
-    # Five arrays: the sent, received and expected data, a copy that is made to create the expected data, and
-    # a mask of errors.
+    # Five arrays are needed: the sent, received and expected data, a copy that is made to create the expected
+    # data, and a mask of errors.
     needed = 5 * largest * (group.world.local_size if on_cpu else 1)
     free = (
         report.available_bytes()

@@ -17,7 +17,7 @@ from ddp_hpc.units import format_bytes
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Formats the rows as text, with GB/s of 1e9 bytes as in nccl-tests."""
+    """Formats the rows as text. A GB has 1e9 bytes, as in nccl-tests."""
     columns = [
         Column("name", "collective"),
         Column("bytes", "size", format_bytes),
@@ -106,7 +106,10 @@ def write(
 ) -> str:
     """Writes the table, the JSON and the picture; returns the reasons for a failure, or an empty string."""
     if not rows:
-        return f"nothing was measured: {settings['backend']} supports none of the requested collectives"
+        return (
+            f"nothing was measured: {settings['backend']} supports none of the requested collectives; choose "
+            "others with --collectives"
+        )
     more: dict[str, Any] = {"machine": report.machine(), "settings": settings, "transport": transport}
     if bench.model:
         more |= {"model": bench.model["model"], "gradients": sums(rows)}

@@ -134,7 +134,7 @@ def parse_sizes(sizes: tuple[str, ...], **sweep: Any) -> tuple[int, ...]:
     """
     given = [f"--{name.replace('_', '-')}" for name, value in sweep.items() if value is not None]
     if sizes and given:
-        raise RequestError(f"--bytes cannot be combined with {' and '.join(given)}")
+        raise RequestError(f"--bytes cannot be combined with {' and '.join(given)}; use one or the other")
     if sizes:
         return tuple(dict.fromkeys(_bytes("--bytes", text) for text in sizes))
     full = {name: _SWEEP[name] if value is None else value for name, value in sweep.items()}

@@ -36,7 +36,7 @@ class NcclLog:
             self.user_settings = ""
             self._file = os.memfd_create("nccl-log")
             environ["NCCL_DEBUG_FILE"] = f"/proc/self/fd/{self._file}"
-            # The level and subsystems that log connections, but not individual calls.
+            # This level and these subsystems log connections, but not individual calls.
             environ["NCCL_DEBUG"] = "INFO"
             environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET"
 
@@ -63,7 +63,7 @@ def parse_nccl_log(log: str) -> dict[str, Any]:
 
 
 def gloo_settings(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the interface that gloo is set to listen on and its address, or else that of the hostname."""
+    """Returns the interface on which gloo is set to listen, if any, and the address on which it listens."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     device = environ.get("GLOO_DEVICE_TRANSPORT", "TCP")
     if interface:

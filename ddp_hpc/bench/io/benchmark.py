@@ -49,7 +49,7 @@ _FILES = {
 FORMATS = tuple(_FILES)
 BASELINES = ("naive_hdf5", "memory", "memcpy")
 
-# Larger than any processor cache, so that memcpy measures the speed of memory.
+# This size exceeds that of any processor cache, so that memcpy measures the speed of memory.
 _MEMCPY_BYTES = 2**30
 _MAX_BATCHES = 4096
 
@@ -208,7 +208,7 @@ def make_files(config: IoBench, stack: ExitStack) -> dict[str, Path]:
 
 
 def _rewrite_in_chunks(source: Path, target: Path, compression: str | None) -> None:
-    """Writes the same data in chunks of h5py's default size, which most HDF5 files have."""
+    """Writes the same data in chunks of h5py's default size, as in most HDF5 files."""
     try:
         with h5py.File(source, "r", locking=False) as old, h5py.File(target, "w", locking=False) as new:
             for key in (SRC, TGT):
@@ -217,7 +217,7 @@ def _rewrite_in_chunks(source: Path, target: Path, compression: str | None) -> N
                 made.attrs.update(old[key].attrs)
                 for chunk in made.iter_chunks():
                     made[chunk] = old[key][chunk]
-    except (OSError, RuntimeError) as error:  # HDF5, on a full disk
+    except (OSError, RuntimeError) as error:  # raised by HDF5 if the disk is full
         raise DdpHpcError(
             f"{target} could not be written; free space in its directory, or use another --dir"
         ) from error

@@ -46,7 +46,7 @@ def measure(
     """Returns the times per batch in seconds of each source, from `rounds` turns of `seconds` each.
 
     A turn contains at least one time. Each time is the mean over `together` batches, which is 1
-    if batches are read one at a time and not ahead. The warm-up is an epoch or two seconds.
+    if batches are read one at a time and not ahead. The warm-up ends after an epoch or two seconds.
     With `cold`, the pages of the file are dropped before each turn as far as the kernel allows,
     the file is reopened for the first batch, and the turn ends with the epoch.
     """

@@ -121,7 +121,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
         if not of_mode:
             continue
         at = [row["ranks"] for row in of_mode]
-        # If a mode has another base, its speed-up is scaled to that of the common ideal line.
+        # If a mode has another base, its speed-up is scaled to the base of the common ideal line.
         scale = of_mode[0]["base_ranks"] / base
         speedups = [scale * row["speedup"] for row in of_mode]
         left.plot(at, speedups, label=f"{mode} scaling", color=color, marker="o")

@@ -164,7 +164,8 @@ def training_words(point: Point, points: Sequence[Point], settings: Settings, di
         words += ["--num-samples", str(ceil(_LEAST_SAMPLES / a_step) * a_step)]
     elif given < a_step and not any(word.partition("=")[0] == "--data" for word in words):
         raise RequestError(
-            f"--num-samples {given} is too small, since the largest point uses {a_step} samples per step"
+            f"--num-samples {given} is too small, since the largest point uses {a_step} samples per step; "
+            f"use at least {a_step}"
         )
     is_traced = settings.trace_steps > 0 and point.size.ranks > 1
     steps = settings.total_steps if is_traced else settings.warm_up + settings.steps

@@ -74,9 +74,9 @@ def read_point(directory: Path, point: Point, settings: Settings) -> Measured | 
         ) from None
     ranks, of_data = about["world"]["world_size"], about["data"]["samples"]
     if about["stopped"]:
-        raise NotMeasuredError(f"it stopped early ({about['stopped']}); request a longer --walltime")
+        raise NotMeasuredError(f"the run stopped early ({about['stopped']}); request a longer --walltime")
     if ranks != point.size.ranks:
-        raise NotMeasuredError(f"it ran on {counted(ranks, 'rank')}; check its launcher and its log")
+        raise NotMeasuredError(f"the run used {counted(ranks, 'rank')}; check its launcher and its log")
     samples = max((number for number, _, _ in steps), default=0)
     full = [(data_s, step_s) for number, data_s, step_s in steps if number == samples]
     times = sorted(step_s for _, step_s in full)

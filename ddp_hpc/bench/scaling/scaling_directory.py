@@ -51,7 +51,7 @@ def read_folder(directory: Path) -> Asked | None:
     """Reads the request of a directory; None if it is empty or does not exist.
 
     Raises:
-        RequestError: it is a file, or contains something else.
+        RequestError: the path is a file, or the directory contains something else.
     """
     path = directory / _REQUEST
     try:

@@ -28,7 +28,7 @@ from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.run_command import held_interrupt, need
 from ddp_hpc.sites.site import Site
 
-# Parameters of `request_of` that are set for each point and not by options.
+# Parameters of `request_of` that scaling sets for each point, so that they cannot be given as options.
 _SET_PER_POINT = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
 
 

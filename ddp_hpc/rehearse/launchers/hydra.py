@@ -34,7 +34,7 @@ TABLE = Table(
 
 
 def launch(line: Line, root: Path) -> int:
-    """Runs the ranks and returns their largest exit code; the real Hydra returns the bitwise OR of all codes.
+    """Runs the ranks and returns their largest exit code, while the real Hydra returns the bitwise OR of all.
 
     Raises:
         RefusedError: there is no command, or a number is invalid.
@@ -82,5 +82,5 @@ def _refused(message: str) -> RefusedError:
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
-    """Runs the installed command."""
+    """Runs the stand-in, which is installed as `mpiexec` and `mpirun`."""
     return run_launcher(argv, root, TABLE, launch)

@@ -1,4 +1,4 @@
-"""The limits of a rehearsal on one machine: fewer ranks, with changed commands and environments."""
+"""Fit a launch to one machine: start fewer ranks, and change their commands and environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ddp_hpc.rehearse.settings import JsonFile
 
-# These variables name a network interface that this machine does not have.
+# Ranks must not see these variables, which name a network interface that this machine does not have.
 _FABRIC_VARIABLES = (
     "DDP_HPC_FABRIC_SUFFIX",
     "DDP_HPC_FABRIC_INTERFACE",
@@ -50,12 +50,12 @@ class Limits(JsonFile):
         num_nodes = full + bool(rest)
         if not self.ranks_per_node:
             return [per_node] * full + [rest] * bool(rest)
-        # Only the simulated nodes are counted: the script can request thousands of nodes.
+        # List only the simulated nodes, since the script may request thousands.
         here = range(min(num_nodes, self.num_nodes))
         counts = [min(per_node if node < full else rest, self.ranks_per_node) for node in here]
         if sum(counts) < num_ranks:
             sys.stderr.write(
-                f"rehearse: {sum(counts)} of {num_ranks} ranks are started: "
+                f"rehearse: starting {sum(counts)} of {num_ranks} ranks, because "
                 f"{self.num_nodes} nodes with at most {self.ranks_per_node} ranks each are simulated\n"
             )
         return counts
@@ -78,7 +78,7 @@ class Limits(JsonFile):
         kept = {name: value for name, value in environ.items() if name not in _FABRIC_VARIABLES}
         kept["MASTER_ADDR"] = self._local(kept.get("MASTER_ADDR") or HERE)
         kept |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(self.threads)}
-        # Scripts start torchrun with this number of ranks per node.
+        # From these variables, scripts take the number of ranks per node that torchrun starts.
         for name in ("DDP_HPC_RANKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
             if kept.get(name, "").isdecimal():
                 kept[name] = str(min(int(kept[name]), self.ranks_per_node))
@@ -92,7 +92,7 @@ class Limits(JsonFile):
 
 
 def _runs_trainer(argv: Sequence[str]) -> bool:
-    """Returns whether a command runs `ddp_hpc.train`, also through torchrun_script.sh or `ddp-hpc train`."""
+    """Returns whether a command runs ddp_hpc.train: directly, or with torchrun_script.sh or ddp-hpc train."""
     names = [word.rpartition("/")[2] for word in argv]
     pairs = list(pairwise(names))
     if ("-m", _TRAINER) in pairs or ("ddp-hpc", "train") in pairs:

@@ -131,5 +131,5 @@ def _refused(message: str) -> RefusedError:
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
-    """Runs the installed command."""
+    """Runs the stand-in, which is installed as `mpiexec` and `mpirun`."""
     return run_launcher(argv, root, TABLE, launch)

@@ -21,9 +21,9 @@ class RefusedError(Exception):
 class Table:
     """The options of one program. Each option is a name with its spellings, written without dashes.
 
-    `values` have one value and `pairs` two; `bare` have none, or one after `=`. With `long_only`, long
-    options can begin with one dash, as in mpiexec. Otherwise one dash begins a short option, whose value
-    can follow the letter directly, and long options can be abbreviated.
+    Options in `values` take one value, options in `pairs` take two, and options in `bare` take none, or one
+    after `=`. With `long_only`, long options can begin with one dash, as in mpiexec. Otherwise, one dash
+    begins a short option, whose value can follow the letter directly, and long options can be abbreviated.
     """
 
     values: Mapping[str, tuple[str, ...]]
@@ -31,10 +31,10 @@ class Table:
     pairs: frozenset[str] = frozenset()
     long_only: bool = True
     bad_option: str
-    """The message about an unknown option or a missing value; {what} is the sentence of getopt, {word} the
-    option as it was written and {name} the option without dashes and value."""
+    """The message about an unknown option or a missing value. {what} is the error message of getopt, {word}
+    the option as it was written, and {name} the option without dashes and value."""
     bad_number: str = ""
-    """The message about the value {text} of the option {name} that is not a positive integer."""
+    """The message for an option {name} whose value {text} is not a positive integer."""
     exit_codes: tuple[int, int] = (1, 1)
     """The exit codes for a bad option and a bad number."""
     version: str = ""
@@ -56,7 +56,7 @@ class Table:
 
 
 def spellings(words: str) -> dict[str, tuple[str, ...]]:
-    """Returns the spellings of each option in a text such as `help:h quiet`, by the first spelling."""
+    """Returns the spellings of each option in a text such as `help:h quiet`, keyed by the first spelling."""
     return {word.partition(":")[0]: tuple(word.split(":")) for word in words.split()}
 
 
@@ -78,7 +78,7 @@ class Line:
         """Returns the value of an option as a positive integer.
 
         Raises:
-            RefusedError: it is not a positive integer.
+            RefusedError: the value is not a positive integer.
         """
         text = self.values.get(name, str(default))
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:

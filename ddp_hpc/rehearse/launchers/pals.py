@@ -120,5 +120,5 @@ def _environment(limits: Limits, base: dict[str, str], place: Place, pmi: str) -
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
-    """Runs the installed command."""
+    """Runs the stand-in, which is installed as `mpiexec` and `mpirun`."""
     return run_launcher(argv, root, TABLE, launch)

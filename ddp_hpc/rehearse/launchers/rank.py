@@ -1,7 +1,7 @@
 """Run one rank under Hydra: `rank.py SPOOL COMMAND...`, with its environment from SPOOL/step.json.
 
 A rank keeps only those variables of Hydra that MPI needs, so that programs do not detect Hydra as their
-launcher. For rank R, SPOOL/pid.R contains the process id and SPOOL/rank.R the exit code or minus the signal.
+launcher. For rank R, SPOOL/pid.R contains the process id, and SPOOL/rank.R the exit code or negated signal.
 The files are needed because Hydra returns only the bitwise OR of all exit codes.
 """
 
@@ -24,7 +24,8 @@ def main() -> None:
     environment = step["environments"][rank]
     if step["keep_pmi"]:
         environment |= {name: os.environ[name] for name in _PMI_VARIABLES if name in os.environ}
-    # This process ignores signals: Hydra sends them to the process group, which includes the program.
+    # Hydra sends signals to the whole process group. The program receives them directly, and this process
+    # must survive them to report its exit code.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda _sent, _frame: None)
     try:

@@ -48,8 +48,8 @@ def places(counts: Sequence[int]) -> list[Place]:
 class Step:
     """Ranks that are started together.
 
-    `report` is called with a rank and its non-zero exit code; signals are negative. On the signals
-    `kills_on` the launcher prints `kill_message` and kills the ranks with SIGKILL instead of forwarding the
+    `report` is called with a rank and its non-zero exit code, or its negated signal. On one of the signals in
+    `kills_on`, the launcher prints `kill_message` and kills the ranks with SIGKILL instead of forwarding the
     signal. It also kills them when the process `keeper_pid` has ended. Without `keep_pmi` the ranks cannot
     use MPI.
     """

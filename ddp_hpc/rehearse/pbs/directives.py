@@ -98,7 +98,10 @@ def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -
 
 
 def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> Request:
-    """Returns the request with the options of one directive. Errors quote it, as in do_dir of qsub.c."""
+    """Returns the request with the options of one directive.
+
+    Error messages quote the directive, as do_dir in qsub.c does.
+    """
     try:
         words = shlex.split(line)
     except ValueError as error:

@@ -92,7 +92,7 @@ def check(request: Request, settings: Settings) -> None:
     """Checks a request as the server and its hooks do at submission.
 
     Raises:
-        RefusedError: with the message and exit code of the real qsub.
+        RefusedError: qsub rejects the request. The error has the message and the exit code of the real qsub.
     """
     if settings.alcf_hook:
         if not request.account:

@@ -65,7 +65,7 @@ QUEUES = {
 
 
 def start_mom(root: Path, number: int) -> None:
-    """Starts the daemon of a job. In rehearsals, `schedule` does that instead."""
+    """Starts the daemon of a job, unless this is a rehearsal, in which `schedule` starts the daemons."""
     if not Settings.read(root).any_site:
         jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
 
@@ -86,7 +86,7 @@ def schedule(root: Path) -> None:
 
 
 def release(root: Path) -> None:
-    """Starts the jobs whose dependencies are satisfied. Called after each submission and end of a job."""
+    """Starts the jobs whose dependencies are satisfied. Called whenever a job is submitted or ends."""
     with jobs.locked(root / "release.lock"):
         for number in jobs.numbers(root):
             job = load(root, number)
@@ -175,7 +175,7 @@ def job_number(command: str, word: str, root: Path) -> int:
     """Returns the number of an existing job, from `12` or `12.pbs-srv`.
 
     Raises:
-        RefusedError: the job is unknown; with the message of the real command.
+        RefusedError: the job is unknown. The error has the message of the real command.
     """
     head = word.partition(".")[0]
     match = re.fullmatch(r"([0-9]{1,6})(\[([0-9]{0,4})\])?", head)

@@ -1,1 +1,1 @@
-"""Flux. The scripts follow the guides of the sites; none has been run on a Flux machine."""
+"""Support for Flux, based on the user guides of sites, and never run on a real Flux machine."""

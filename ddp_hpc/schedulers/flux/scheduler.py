@@ -14,8 +14,8 @@ from ddp_hpc.sites.site import Site
 
 _LACKS = {
     "mem": "Flux allocates whole nodes with their memory. Remove --mem.",
-    "reservation": "Flux has no reservations; sites give them a queue. Use --queue.",
-    "array": "flux batch has no arrays. Submit a script for each task, with a --run-dir of its own.",
+    "reservation": "Flux has no reservations; sites provide a queue instead. Use --queue.",
+    "array": "flux batch has no arrays. Submit one script per task, each with its own --run-dir.",
     **dict.fromkeys(("mail_user", "mail_type"), "Flux sends no mail. Remove --mail-user and --mail-type."),
 }
 

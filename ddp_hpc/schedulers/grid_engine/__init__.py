@@ -1,1 +1,1 @@
-"""Altair Grid Engine. The scripts follow the guides of the sites; none has been run on a real machine."""
+"""Support for Altair Grid Engine, based on the user guides of sites, and never run on a real machine."""

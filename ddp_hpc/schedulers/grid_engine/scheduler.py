@@ -20,14 +20,17 @@ from ddp_hpc.sites.site import Site, queue_entries
 _LACKS = {
     **dict.fromkeys(
         ("mem", "constraint", "exclusive"),
-        "Grid Engine has a resource for it only if the site defines one (qsub -l). Choose the kind of node "
-        "with --queue, or add the resource to `resources` in a profile of your own.",
+        "Grid Engine supports this only if the site defines a resource for it (qsub -l). Choose the type of "
+        "node with --queue, or add the resource to `resources` in a profile of your own.",
     ),
 }
 
 
 class GridEngine(Scheduler):
-    """Grid Engine. At the end of h_rt it sends SIGKILL without a warning (queue_conf.5)."""
+    """The Grid Engine scheduler.
+
+    When a job reaches h_rt, it is killed with SIGKILL without a warning (queue_conf.5).
+    """
 
     name = "age"
     title = "Grid Engine"
@@ -43,12 +46,12 @@ class GridEngine(Scheduler):
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        # At these sites a queue is a type of node, and the profile has the resources that select it.
+        # Profiles map each queue name to the resources of a node type, so other names cannot be passed on.
         if layout.queue and not queue_entries(site, layout.queue):
             known = list(dict.fromkeys(entry.name for entry in site.queues))
             raise RequestError(
-                f"queue {layout.queue!r} is not known{nearest(layout.queue, known)}. {site.title} has "
-                f"{', '.join(known)}."
+                f"queue {layout.queue!r} is not known{nearest(layout.queue, known)}. {site.title} has the "
+                f"queues {', '.join(known)}."
             )
         return {
             **super().directives(job, site, layout),
@@ -62,8 +65,8 @@ class GridEngine(Scheduler):
         for kind, jobs in parse_dependency(job.dependency) if job.dependency else ():
             if kind != "afterany":
                 raise RequestError(
-                    f"--dependency {job.dependency} was given, but a job of Grid Engine waits only for the "
-                    "end of other jobs, however they end. Use afterany."
+                    f"--dependency {job.dependency} was given, but Grid Engine jobs can only wait until "
+                    "other jobs have ended, whether or not they failed. Use afterany."
                 )
             found.append(f"-hold_jid {','.join(jobs)}")
         if job.mail_user:

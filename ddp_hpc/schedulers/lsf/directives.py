@@ -21,8 +21,8 @@ LONG = BARE | frozenset(
     )
 )
 _SHORT = frozenset(name for name in LONG if len(name) == 1)
-# The first characters of a value that follows its option letter directly. Without them, -nodes would be -n
-# odes.
+# The characters with which a value can begin if it follows its option letter directly. Without this table,
+# -nodes would be read as the option -n with the value odes.
 _BEGINS = {**dict.fromkeys("bCcDFMnpSTtvW", "0123456789"), "g": "/"}
 
 

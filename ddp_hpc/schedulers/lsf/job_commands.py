@@ -30,7 +30,7 @@ _PHASES: dict[str, Phase] = {
     **dict.fromkeys(("RUN", "USUSP", "SSUSP", "UNKWN"), "running"),
     **dict.fromkeys(("DONE", "EXIT", "ZOMBI"), "ended"),
 }
-# Termination reasons of IBM's "Termination reasons displayed by bacct, bhist, and bjobs".
+# From IBM's page "Termination reasons displayed by bacct, bhist, and bjobs".
 _ENDS: dict[str, End] = {
     **dict.fromkeys(("TERM_RUNLIMIT", "TERM_DEADLINE", "TERM_WINDOW"), "walltime"),
     **dict.fromkeys(("TERM_MEMLIMIT", "TERM_SWAP"), "memory"),
@@ -189,7 +189,10 @@ def parse_bhist(text: str, job_id: str) -> JobState | None:
     joined = re.sub(r"\n {21}", "", text)
     number = job_id.partition("[")[0]
     if not re.search(rf"Job <{re.escape(number)}(?:\[\d+\])?>", joined):
-        raise DdpHpcError(f"unexpected output of bhist for job {job_id}: {commands.plain(text[:80])!r}")
+        raise DdpHpcError(
+            f"unexpected output of bhist for job {job_id}: {commands.plain(text[:80])!r}. "
+            f"Try it manually: bhist -l {job_id}"
+        )
     ended = re.search(r": (Done successfully|Exited|Completed <(?:exit|done)>)(.*)", joined)
     if ended is None:
         return None

@@ -1,4 +1,4 @@
-"""The options of a job as options of bsub. Source: IBM Spectrum LSF 10.1, Command Reference, bsub."""
+"""Translate the options of a job into bsub options. Source: IBM Spectrum LSF 10.1, Command Reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_hpc.request.queue_options import (
     refuse_mail_types_of_slurm,
 )
 
-# bsub -w, Dependency conditions
+# Slurm's dependency types, and the corresponding conditions of bsub -w.
 _CONDITIONS = {"after": "started", "afterok": "done", "afternotok": "exit", "afterany": "ended"}
 
 
@@ -54,11 +54,11 @@ def array_of(job: Job) -> str:
 def _memory(text: str) -> str:
     if text == "0":
         raise RequestError(
-            "--mem 0 was given, but LSF has no value for the whole memory of a host. Give a size, such as "
+            "--mem 0 was given, but LSF cannot request the whole memory of a host. Give a size, such as "
             "--mem 64G."
         )
     number, unit = parse_memory(text)
-    # Without /host, it depends on the configuration whether the memory is that of a job, a host or a slot.
+    # Without /host, the configuration of the cluster decides whether the memory is per job, host or slot.
     return f"-R rusage[mem={number}{unit}B/host]"
 
 

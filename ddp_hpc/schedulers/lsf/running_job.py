@@ -15,7 +15,7 @@ _BSUB = ("/bin/sh", "-c", 'script=$1; shift; exec bsub "$@" <"$script"', "bsub")
 
 
 class LsfJob(RunningJob):
-    """An LSF job."""
+    """The LSF job of this process."""
 
     work_dir_variable = "LS_SUBCWD"
 
@@ -32,7 +32,7 @@ class LsfJob(RunningJob):
         return float(text) * 60 if re.fullmatch(r"[0-9]{1,8}\.[0-9]", text) else None
 
     def resubmit(self, script: Path, attempt: int, say: Say) -> None:
-        """Submits a job to the same queue and project, without the variables of this one."""
+        """Submits a job to the same queue and project. It does not inherit the variables of this job."""
         options = ["-w", f"ended({self.job_id})"]
         if (limit_s := self._limit_s()) is not None:
             options += ["-W", str(-int(-limit_s // 60))]

@@ -42,8 +42,9 @@ _WHOLE_NODES = ("-nnodes {nodes}",)
 
 
 class Lsf(Scheduler):
-    """LSF. JOB_TERMINATE_INTERVAL, the time between SIGINT, SIGTERM and SIGKILL, is 10 s (lsb.params.5).
+    """The LSF scheduler.
 
+    JOB_TERMINATE_INTERVAL, the time between SIGINT, SIGTERM and SIGKILL, is 10 s (lsb.params.5).
     A parallel job gets only SIGKILL unless LSB_USE_SEQUENTIAL_SIGNAL is set in lsf.conf. At the run limit LSF
     sends SIGUSR2 first, and ends the job up to ten minutes later (bsub -W).
     """
@@ -79,7 +80,7 @@ class Lsf(Scheduler):
     commands = ("bsub", "bjobs", "bkill")
     query_command = "bjobs"
     job_id_pattern = re.compile(r"\[")
-    stand_in = "ddp_hpc.schedulers.lsf.stand_in.queue"
+    stand_in = "ddp_hpc.schedulers.lsf.stand_in.session_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -118,7 +119,9 @@ class Lsf(Scheduler):
         return f"bsub {options}".rstrip() + " <"
 
     def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
-        """Returns a jsrun command with one resource set per node; NCCL requires that a rank sees all GPUs."""
+        """Returns a jsrun command with one resource set per node, so that each rank sees all GPUs of its
+        node, as NCCL requires.
+        """
         if layout.launcher != "jsrun":
             return ()
         cores = layout.threads_per_rank
@@ -186,11 +189,11 @@ class Lsf(Scheduler):
         return ["-J", f"task[{index}]"]
 
     def array_index(self, environ: Mapping[str, str]) -> str:
-        # The index of a job that is not in an array is 0.
+        # LSF sets the index to 0 in a job that does not belong to an array.
         return super().array_index(environ).removeprefix("0")
 
     def job_id(self, environ: Mapping[str, str]) -> str:
-        # LSB_JOBID is the ID of the whole array.
+        # In a job array, LSB_JOBID is the ID of the whole array, so the index must be added.
         index = self.array_index(environ)
         return (
             f"{environ['LSB_JOBID']}[{index}]"

@@ -28,7 +28,7 @@ _PHASES: dict[str, Phase] = {
     **dict.fromkeys("RESUB", "running"),
     **dict.fromkeys("FX", "ended"),
 }
-# Negative values of Exit_status are JOB_EXEC_* in OpenPBS's job.h.
+# Negative values of Exit_status, which OpenPBS's job.h defines as JOB_EXEC_*.
 _ENDS: dict[int, End] = {
     **dict.fromkeys((-1, -2, -3, -4, -10, -13, -16, -17, -21, -22, -23, -30), "not started"),
     **dict.fromkeys((-14, -20), "node"),
@@ -36,9 +36,9 @@ _ENDS: dict[int, End] = {
     -19: "cancelled",
     -29: "walltime",
 }
-# Reasons that `End` does not distinguish.
+# Values of Exit_status whose reason must be stated, because `End` has no value for it.
 _REASONS = {-25: "more CPUs were used than requested", -28: "more CPU time was used than requested"}
-_SIGNALLED = 256
+_SIGNALLED = 256  # PBS adds this to the number of the signal that ended the job
 
 
 def read_job(job_id: str) -> JobState | None:
@@ -96,7 +96,7 @@ def parse_json(text: str, job_id: str) -> JobState:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{key}.{part}".rstrip("."): _text(one) for part, one in inner}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("the output is not that of qstat") from error
+        raise ValueError("qstat printed no valid JSON description of the job") from error
     return _state(name, flat, flat.get("Variable_List.PBS_O_WORKDIR", ""))
 
 
@@ -188,7 +188,7 @@ def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
 
 def _end_of(status: int | None, started: bool, substate: str) -> End:
     if status is None and not started:
-        # 91: TERMINATED, by qdel. Otherwise the server aborted it: job_abt in req_register.c.
+        # Substate 91 means that qdel removed the job, and 92 that the server did (job_abt in req_register.c).
         return "dropped" if substate == "92" else "cancelled"
     if status is None:
         return "failed"
@@ -204,7 +204,7 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
     if end == "dropped" and (wanted := _wanted(job)):
         why = f"it depended on {wanted}, but the server does not know that job"
         if "afterok" in wanted or "afternotok" in wanted:
-            why += ", or it did not end as required"
+            why += ", or that job did not end as required"
     state = job.get("job_state", "")
     held = _hold(job) if state == "H" else ""
     is_delayed = state in ("H", "W", "Q") and "Execution_Time" in job

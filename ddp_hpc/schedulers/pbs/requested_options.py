@@ -1,4 +1,4 @@
-"""The options of a job as options of qsub. Sources: qsub.1B and pbs_resources.7B of OpenPBS 23.06."""
+"""Translate the options of a job into qsub options. Sources: qsub.1B and pbs_resources.7B, OpenPBS 23.06."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_hpc.request.queue_options import mail_points, one_range, parse_mail_typ
 LACKS = {
     "constraint": "PBS has no constraints; it selects nodes by resources of a chunk, such as gpu_type=a100. "
     "Add them to `resources` in a profile of your own (ddp-hpc profiles show).",
-    "reservation": "the name of a PBS reservation is that of its queue. Use --queue, such as --queue R123.",
+    "reservation": "PBS provides a reservation as a queue. Use --queue, such as --queue R123.",
 }
 
 
@@ -35,14 +35,14 @@ def requested_options(job: Job) -> list[str]:
 
 
 def with_memory(resources: Sequence[str], job: Job) -> list[str]:
-    """Returns the values of `-l` with the memory per node of --mem.
+    """Returns the values of `-l`, to which the memory per node (--mem) is added.
 
     Raises:
         RequestError: PBS cannot reserve this memory per node.
     """
     if job.mem == "0":
         raise RequestError(
-            "--mem 0 was given, but PBS has no value for the whole memory of a node. Give a size, such as "
+            "--mem 0 was given, but PBS cannot request the whole memory of a node. Give a size, such as "
             "--mem 64G."
         )
     number, unit = parse_memory(job.mem)
@@ -52,13 +52,13 @@ def with_memory(resources: Sequence[str], job: Job) -> list[str]:
         if chunk and int(chunk[1]) == job.num_nodes:
             others = re.sub(r":mem=[^:]*", "", chunk[2])
             found.append(f"select={chunk[1]}{others}:mem={number}{unit.lower()}b")
-        elif text.startswith("mem="):  # without chunks, the memory is that of the whole job
+        elif text.startswith("mem="):  # without chunks, mem is the memory of the whole job
             found.append(f"mem={number * job.num_nodes}{unit.lower()}b")
         else:
             found.append(text)
     if found == list(resources) and not any(f":mem={number}{unit.lower()}b" in text for text in found):
         raise RequestError(
-            f"--mem {job.mem} was given, but the chunks that this profile requests are not nodes. Set mem in "
-            "`resources` of a profile of your own."
+            f"--mem {job.mem} was given, but this profile does not request one chunk per node, so the memory "
+            "per node cannot be set. Set mem in `resources` of a profile of your own."
         )
     return found

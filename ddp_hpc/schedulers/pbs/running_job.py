@@ -19,7 +19,7 @@ _ASK_LIMIT_S = 30.0
 _ASK_AT_END_LIMIT_S = 3.0
 _RETRY_S = 300.0
 _PAUSES_S = (2.0, 4.0, 8.0, 16.0)
-# The variables that a login shell needs; the successor gets no others from this job.
+# The variables that a login shell needs. The successor receives no other variables of this job.
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "LANG", "TZ", "PBS_CONF_FILE")
 _RESOURCE = re.compile(r"""(?:^|,)['"]*([A-Za-z_][A-Za-z0-9_]*)=""")
 _INDICES = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
@@ -33,7 +33,7 @@ _ACCOUNTS = {
 
 
 class PbsJob(RunningJob):
-    """A PBS job. The server is queried once, at the start of the job."""
+    """The PBS job of this process. The server is queried once, at the start of the job."""
 
     sets_long_tmpdir = True
     work_dir_variable = "PBS_O_WORKDIR"
@@ -61,15 +61,15 @@ class PbsJob(RunningJob):
 
     def was_cancelled(self) -> bool:
         # In the last half minute of the walltime, a cancelled job receives the same signal as a job that
-        # reaches its limit. The comment of a cancelled job is `Job run at ... and terminated`.
+        # reaches its limit. Only the comment of a cancelled job ends in `and terminated`.
         return " and terminated" in self._query(_ASK_AT_END_LIMIT_S).get("comment", "")
 
     def resubmit(self, script: Path, attempt: int, say: Say) -> None:
-        """Submits a job to the same queue and account, without the variables of this one."""
+        """Submits a job to the same queue and account. It does not inherit the variables of this job."""
         text = script.read_text(encoding="utf-8", errors="surrogateescape")
         argv = [*self._account(), *self._queue(), *self._resources(text)]
         own = re.findall(r"^#PBS +(?:.* )?-v *(\S+)", text, re.MULTILINE)
-        # PBS has no arrays of one job, so the successor gets the index of this job.
+        # PBS has no arrays of one job, so the successor gets its array index as a variable.
         index = [f"{name}={self.environ[name]}" for name in _INDICES if self.environ.get(name)]
         variables = ",".join([*own, *index, f"DDP_HPC_ATTEMPT={attempt}"])
         last = ["-v", variables, str(script)]
@@ -83,9 +83,9 @@ class PbsJob(RunningJob):
         say(successor)
 
     def _qsub(self, arguments: list[str], say: Say) -> str:
-        """Returns the ID of the submitted job. Retries only while the server is unreachable.
+        """Submits a job and returns its ID. Retries only while the server is unreachable.
 
-        After any other error, the job may be queued although qsub failed.
+        After any other error a retry is unsafe, because the job may be queued although qsub failed.
         """
         environ = {name: self.environ[name] for name in _KEPT if self.environ.get(name)}
         environ["PWD"] = str(self.work_dir)
@@ -117,7 +117,7 @@ class PbsJob(RunningJob):
                     yield from (("-W", f"group_list={name}") if flag == "-W" else (flag, name))
 
     def _queue(self) -> list[str]:
-        # Not PBS_QUEUE: a routing queue moves jobs to a queue that accepts no direct submissions.
+        # PBS_QUEUE may name a queue that accepts no direct submissions, because a routing queue feeds it.
         queue = self.environ.get("PBS_O_QUEUE")
         return ["-q", queue] if queue else []
 

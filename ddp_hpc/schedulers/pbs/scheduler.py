@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 # Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
 
-# Options of qsub without a value (qsub.1B), and those of Torque (src/cmds/qsub_functions.c).
+# Options without a value, of OpenPBS's qsub (qsub.1B) and of Torque's (src/cmds/qsub_functions.c).
 _BARE = frozenset("VXIhfznEx")
 
 
 class Pbs(Scheduler):
-    """PBS. kill_delay, the time from SIGTERM to SIGKILL, is 10 s by default (pbs_server_attributes.7B)."""
+    """The PBS scheduler.
+
+    kill_delay, the time from SIGTERM to SIGKILL, is 10 s by default (pbs_server_attributes.7B).
+    """
 
     name = "pbs"
     title = "PBS"
@@ -64,10 +67,10 @@ class Pbs(Scheduler):
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")
-    stand_in = "ddp_hpc.rehearse.pbs.queue"
+    stand_in = "ddp_hpc.rehearse.pbs.session_adapter"
     queue_flag = "-q"
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
-    # decode_time in src/lib/Libattr/attr_fn_time.c; that of Torque also accepts days, as DD:HH:MM:SS.
+    # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.
     walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
     expands_log_variables = True
     name_flags = frozenset(("-M",))
@@ -82,8 +85,8 @@ class Pbs(Scheduler):
         if job.exclusive:
             if not any(text.startswith("select=") for text in resources):
                 raise RequestError(
-                    f"--exclusive was given, but {site.title} requests CPUs without chunks (select), for "
-                    "which PBS has no exclusive nodes. Remove --exclusive."
+                    f"--exclusive was given, but jobs for {site.title} request CPUs without chunks (select), "
+                    "and PBS reserves whole nodes only for chunks. Remove --exclusive."
                 )
             resources = [text for text in resources if not text.startswith("place=")]
         return {

@@ -67,7 +67,7 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
     nodes = node_range(given.get("--nodes", "")) or (0, 0)
     given_tasks = _number(given.get("--ntasks"))
     if given_tasks and given_tasks < nodes[0]:
-        nodes = (given_tasks, given_tasks)  # sbatch requests fewer nodes then
+        nodes = (given_tasks, given_tasks)  # with fewer tasks than nodes, sbatch requests fewer nodes
     least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
     is_fixed = nodes[0] > 0 and nodes[0] == nodes[1] and "--cpus-per-task" not in given
     has_tasks = given_tasks or _number(given.get("--ntasks-per-node")) or is_fixed

@@ -69,7 +69,7 @@ def _word(text: str, position: int) -> tuple[str | None, int, str]:
 
 
 def read_options(lines: Sequence[tuple[int, str]], version: str = "") -> Iterator[ReadOption]:
-    """Yields the options of #SBATCH lines, each given with its number and its text after the prefix.
+    """Yields the options of #SBATCH lines; `lines` has their numbers and their text after the prefix.
 
     sbatch reads all lines of a component of a job as a single command line, so an option without its value
     takes the first word of the next line.
@@ -77,7 +77,7 @@ def read_options(lines: Sequence[tuple[int, str]], version: str = "") -> Iterato
     component = 0
     words: list[tuple[int, str]] = []
     for line, text in lines:
-        # `hetjob` separates the components of a heterogeneous job; it was called `packjob`.
+        # `hetjob` (`packjob` before Slurm 20.02) separates the components of a heterogeneous job.
         if _COMPONENT.match(text):
             yield from _options(words, component, version)
             component, words = component + 1, []
@@ -119,7 +119,8 @@ def _long(line: int, word: str, following: str | None, version: str) -> tuple[Re
     fault: Fault = ""
     if not isinstance(found, SbatchOption):
         fault = "ambiguous" if found else "unknown"
-        # The next word is probably its value; sbatch has ended already.
+        # sbatch exits at an unknown option. Take the next word as its value, so that lint does not report
+        # that word too.
         used = not equals and following is not None and not following.startswith("-")
         value = following or "" if used else value
         return ReadOption(line=line, flag=f"--{name}", value=value, written=word, fault=fault), used

@@ -80,8 +80,8 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
         RequestError: the job is an array.
         DdpHpcError: the output is invalid, or is for another job.
     """
-    # If a field occurs twice, the last one is used. The job name, which can contain text such as JobState=,
-    # comes first.
+    # The job name can contain text such as JobState=. Since it comes before the real fields, and the last of
+    # two fields with the same name is used, it cannot replace them.
     fields = dict(_FIELD.findall(text.rstrip()))
     known = {
         key: "" if value in ("(null)", "None", "N/A", "Unknown") else value for key, value in fields.items()
@@ -187,7 +187,10 @@ def _from_sacct(job_id: str) -> JobState | None:
     values = dict(zip(_SACCT.split(","), lines[-1].split("|", _SACCT.count(",")), strict=False))
     word, _, by = values.get("State", "").partition(" ")
     if not _WORD.match(word):
-        raise DdpHpcError(f"unexpected output of sacct for job {job_id}: {commands.plain(lines[-1][:80])!r}")
+        raise DdpHpcError(
+            f"unexpected output of sacct for job {job_id}: {commands.plain(lines[-1][:80])!r}. "
+            f"Try it manually: sacct -j {job_id}"
+        )
     phase, end = _phase_of(word)
     code, signal = _code_and_signal(values.get("ExitCode", ""))
     minutes, elapsed_s = values.get("TimelimitRaw", ""), values.get("ElapsedRaw", "")

@@ -1,8 +1,8 @@
 """The values that sbatch accepts for its options.
 
 Source: the functions `arg_set_*` in src/common/slurm_opt.c, and the functions that they call in proc_args.c,
-parse_time.c, tres_bind.c and gres.c of SchedMD/slurm 22.05; differences of later versions are noted. A
-value that only the controller refuses, such as an unknown partition, is not considered.
+parse_time.c, tres_bind.c and gres.c of SchedMD/slurm 22.05; differences of later versions are noted. Values
+that only the controller can reject, such as unknown partitions, are not checked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_time(text: str) -> bool:
 
 
 def time_s(text: str) -> int | None:
-    """Returns a time limit in seconds; None if it is invalid or unlimited, as 0 is."""
+    """Returns a time limit in seconds; None if it is invalid or, like 0, means no limit."""
     if not is_time(text) or not re.search(r"[1-9]", text) or text == "-1":
         return None
     days, dash, rest = text.rpartition("-")
@@ -117,7 +117,7 @@ def _nodes(text: str) -> int:
 
 def _is_mail_type(text: str) -> bool:
     words = [word.upper() for word in text.split(",")]
-    # sbatch ignores unknown words beside a known one.
+    # sbatch ignores unknown words if at least one word is known.
     return "NONE" in words or not _MAIL.isdisjoint(words)
 
 
@@ -234,7 +234,7 @@ _NEW_FORMS = {"gres": re.compile(r"^[\w:/]+=\d"), "nodes": re.compile("[,:]")}
 def expected_value(flag: str, value: str, version: str = "") -> str:
     """Returns what sbatch expects instead of this value; empty if it accepts the value.
 
-    If no version is given, a value that any version accepts is accepted.
+    If no version is given, a value is accepted if at least one version accepts it.
     """
     name = flag[2:]
     if name not in _CHECKS or len(value) > _MAX_CHARS:

@@ -1,4 +1,4 @@
-"""The options of a job as options of sbatch. Source: sbatch(1) of Slurm 22.05 and 24.05."""
+"""Translate the options of a job into sbatch options. Source: sbatch(1) of Slurm 22.05 and 24.05."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.running_job import RunningJob, Say, without_job
 
-# A directive that chooses the QOS, from which sites with `--qos` instead of `--partition` derive the
-# partition.
+# A directive that chooses the QOS. Some sites derive the partition from the QOS, so a resubmitted job with
+# this directive must not name a partition.
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
 
 
 class SlurmJob(RunningJob):
-    """A Slurm job."""
+    """The Slurm job of this process."""
 
     work_dir_variable = "SLURM_SUBMIT_DIR"
 

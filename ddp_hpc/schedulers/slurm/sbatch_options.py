@@ -90,7 +90,7 @@ class SbatchOption:
 
     @property
     def flag(self) -> str:
-        """The option's present name with its dashes."""
+        """The option's current name, with its dashes."""
         return f"--{ALIASES.get(self.name, self.name)}"
 
 
@@ -114,8 +114,8 @@ def _names_of(version: str) -> list[str]:
 def find_option(name: str, version: str = "") -> SbatchOption | tuple[str, ...]:
     """Returns the option that getopt_long finds for a long name or for an unambiguous beginning of it.
 
-    Without such an option, the names that begin with `name` are returned, of which there are none or several.
-    If no version is given, an option of any version counts, and a beginning that is unambiguous in any.
+    If there is no such option, returns all names that begin with `name`: none or several. If no version is
+    given, an option is found as soon as one version accepts the name or the beginning.
     """
     best: tuple[str, ...] = ()
     for one in (version,) if version else reversed(VERSIONS):

@@ -40,7 +40,7 @@ _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
 
 class Slurm(Scheduler):
-    """Slurm. KillWait, the time from SIGTERM to SIGKILL, is 30 s by default (slurm.conf.5)."""
+    """The Slurm scheduler. KillWait, the time from SIGTERM to SIGKILL, is 30 s by default (slurm.conf.5)."""
 
     name = "slurm"
     title = "Slurm"
@@ -55,7 +55,7 @@ class Slurm(Scheduler):
     passes_arguments = True
     interactive_command = "salloc"
     prefix = "#SBATCH"
-    # sbatch needs no blank after the prefix, and has read #SLURM too in all versions.
+    # sbatch does not require a blank after the prefix, and all versions also read #SLURM.
     directive_pattern = re.compile(r"#(?:SBATCH|SLURM)(.*)", re.DOTALL)
     log_flags = ("--output", "--error")
     walltime_flag = "--time"
@@ -70,7 +70,7 @@ class Slurm(Scheduler):
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     query_command = "scontrol"
     job_id_pattern = re.compile("[_@]")
-    stand_in = "ddp_hpc.rehearse.slurm.queue"
+    stand_in = "ddp_hpc.rehearse.slurm.session_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -88,7 +88,7 @@ class Slurm(Scheduler):
             **({} if site.slurm.queue_option else {"queue": ""}),
             "qos": optional_value("QOS", job.qos)
             or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
-            # The format of job.constraint was checked; sbatch also allows brackets.
+            # job.constraint has been checked already. It may contain brackets, which optional_value rejects.
             "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
             "options": site.slurm.options,
         }
@@ -103,7 +103,7 @@ class Slurm(Scheduler):
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":
-            return f"at {site.title} --queue is the QOS"
+            return f"at {site.title}, --queue sets the QOS"
         if "--qos" in site.slurm.forbidden:
             return f"{site.title} does not accept it"
         return ""
@@ -215,7 +215,7 @@ class Slurm(Scheduler):
             num_nodes=first_number(text),
             tasks_per_node=smallest_count(environ.get("SLURM_TASKS_PER_NODE", "")) if requested else 0,
             cpus_per_node=smallest_count(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
-            # The value is `4`, or `a100:4` as requested. The shell of salloc has only the second variable.
+            # The shell of salloc has only SLURM_GPUS_PER_NODE, whose value is `4` or `a100:4`, as requested.
             gpus_per_node=first_number(environ.get("SLURM_GPUS_ON_NODE", ""))
             or first_number(environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]),
         )

@@ -4,7 +4,7 @@ const config = {
   responsive: true,
   displaylogo: false,
   displayModeBar: "hover",
-  // All buttons by name: others of Plotly's upload the chart to its company's server.
+  // The buttons are listed by name, because some of Plotly's default buttons upload the chart to its company.
   modeBarButtons: [["zoom2d", "pan2d", "toImage"]],
   plotlyServerURL: "",
 };

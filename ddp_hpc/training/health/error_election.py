@@ -1,4 +1,4 @@
-"""The election of the rank that reports the error if several fail. Imported before torch."""
+"""The result of the election that decides which failed rank reports its error. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ErrorElection(Enum):
-    """The result of the election, which states whether this rank reports its error."""
+    """Whether this rank reports its error, or another rank has already done so."""
 
     WON = "this rank failed first: it reports the error"
     LOST = "another rank has already reported an error: this one prints nothing"

@@ -149,7 +149,7 @@ class FailureWatch:
             self.has_failed_rank = True
         if self._closed.is_set():
             return
-        # SIGTERM first, as the launcher would do: a file that is being written is then removed.
+        # Send SIGTERM first, as a launcher does, so that the main thread can remove an incomplete file.
         os.kill(os.getpid(), signal.SIGTERM)
         if self._rank == 0:
             self.let_rank_0_save()

@@ -76,14 +76,15 @@ def start_heartbeat(
         listen: the address on which rank 0 listens; empty: all of its addresses.
         stuck_s: time limit for the main thread at one position after the first step.
         first_s: time limit for the main thread at one position before and during the first step.
-        stacks: the directory for `rank00003.txt`; None: stacks are not kept.
-        on_lost: called in a thread of the heartbeat with one line that names the lost rank: on rank 0
-            any other rank, on the others only rank 0. It ends the process; if it returns, this
-            heartbeat ends. Except on rank 0, the store may hang when it is called.
-        silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. A process
-            that is silent on a node that answers has the time limit `stuck_s`: a read from a file
-            system that hangs may block Python for minutes.
-        gone_s: how long to wait after a connection closed for a rank to report a better error.
+        stacks: the directory for files with stack traces, such as `rank00003.txt`; None: none are written.
+        on_lost: called in the heartbeat's thread with one line that names the lost rank. Rank 0 detects
+            the loss of any other rank; the others detect only the loss of rank 0. The function ends the
+            process; if it returns, this heartbeat ends. On ranks other than 0, it must not use the store,
+            which may hang.
+        silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. If the node answers
+            but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
+            system may block Python for minutes.
+        gone_s: after a connection has closed, how long to wait for a rank to report a more specific error.
 
     If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
     """

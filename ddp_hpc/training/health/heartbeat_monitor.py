@@ -46,8 +46,8 @@ def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
     """Makes the kernel close the connection with ETIMEDOUT if the other node does not answer (tcp(7)).
 
     `silent_s` is the time limit. The kernel of a process that is stopped or blocked in a C call still
-    answers, so only a node that is down or unreachable is closed. This also works while this process itself
-    is blocked.
+    answers, so only the connection to a node that is down or unreachable is closed. This also works while
+    this process itself is blocked.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -274,7 +274,7 @@ class Monitor(HeartbeatThread):
         """Returns the error line with which the job ends; empty if no rank has failed."""
         now, limits = time.monotonic(), self._limits
         gone = [r for r in self._ranks if r.gone_s is not None]
-        # If a node is cut off, all of its ranks are lost, but are detected at different times. Wait for them.
+        # The ranks of a node that is cut off are not detected as lost at the same time, so wait for all.
         patience_s = {True: limits.silent_s / 3, False: limits.gone_s}
         if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
             cut_off = [r for r in gone if r.cut_off]

@@ -1,6 +1,6 @@
 """Manages a run that spans several jobs: resumes, saves and stops it, and writes its state.
 
-All ranks take part; rank 0 reads, writes and checks the time limit. Without a snapshot
+All ranks take part; rank 0 reads and writes the files and checks the time limit. Without a snapshot
 directory there is nothing to resume from, and signals end the run as they end any program.
 """
 
@@ -52,7 +52,7 @@ _NEWER_LOSS_OPTIONS = (
 )  # fmt: skip
 
 
-# In the description of a snapshot: the number of samples of a run that does not count them.
+# The number of samples in the description of a snapshot if the run does not count samples.
 _NOT_COUNTED = 1
 # The parts of the description that only this rank's files need, and that can be large.
 _INDEX = ("files", "tensors")
@@ -377,7 +377,8 @@ class RunLifecycle:
             if saved.step != position.step:
                 problem = (
                     f"could not save step {position.step} in {self._directories.snapshots}; "
-                    f"the newest snapshot is from step {saved.step}. Free disk space, then run it again"
+                    f"the newest snapshot is from step {saved.step}. Free disk space, then run the "
+                    "same command again"
                 )
             else:
                 self._write_state("requeue" if stop else "done", position.step, stop or "training complete")
@@ -451,10 +452,13 @@ class RunLifecycle:
             self._check_optimizer(snapshot, state)
             state.check_objects(snapshot.training, str(snapshot.path))
         except KeyError as error:
-            raise DataError(f"{snapshot.path} was not written by ddp-hpc: {error} is missing") from None
+            raise DataError(
+                f"{snapshot.path} was not written by ddp-hpc: {error} is missing. Use another --snapshot-dir"
+            ) from None
         except TypeError:
             raise DataError(
-                f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid"
+                f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid. "
+                "Use another --snapshot-dir"
             ) from None
 
     def _check_run(self, snapshot: Snapshot, num_samples: int | None) -> None:
@@ -533,7 +537,7 @@ def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
 
 
 def keep_config(run: Path, config: TrainConfig) -> None:
-    """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
+    """Writes the options of this attempt to `config.toml` in the run directory, for `--config`."""
     # If tomli_w is not installed, for example, the run continues without the record of its options.
     with suppress(DdpHpcError, ModuleNotFoundError):
         write_atomically(run / "config.toml", as_toml(config).encode(), "config")
@@ -551,7 +555,7 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
     Collective: every rank must call this.
 
     Raises:
-        RequestError: a variable for the deadline is not a time, or has passed.
+        RequestError: a variable for the deadline does not contain a time, or the time has passed.
     """
     environ = dict(os.environ)
     directories = find_run_directories(config, environ)

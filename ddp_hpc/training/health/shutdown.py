@@ -58,7 +58,7 @@ class Parts:
     heartbeat: Heartbeat | None = None
     lifecycle: RunLifecycle | None = None
     in_script: bool = False
-    """The process runs a user's script: a single process then ends like any Python program."""
+    """Whether the process runs a user's script. If it is the only rank, it then ends like any program."""
     reword: Callable[[str], str] = str
     """Changes messages of this package before they are printed, for example the names of options."""
 
@@ -108,7 +108,7 @@ class Parts:
 def on_signal(signum: int, frame: object) -> NoReturn:
     """Handles signals until the training installs its own signal handlers."""
     del frame
-    # An exception, so that a partially written data file is removed.
+    # Raise an exception, so that a partially written data file is removed.
     raise SystemExit(128 + signum)
 
 
@@ -131,8 +131,8 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     threads and communicators whose peers may be gone.
 
     Raises:
-        BaseException: the error itself, in a script with a single process: it may be a test or a notebook.
-            Errors of this package become SystemExit there.
+        BaseException: the error itself, if a user's script runs as a single process, because it may be a
+            test or a notebook. Errors of this package are raised as SystemExit.
     """
     _ignore_signals()
     # torch's SIGCHLD handler raises an error in the main thread when a worker of --workers ends.
@@ -301,7 +301,7 @@ def _is_lost_contact(error: BaseException, timeout_s: float) -> bool:
 
 
 def _ignore_signals() -> None:
-    """Ignores signals. Slurm sends SIGTERM twice at the time limit, and job scripts forward SIGUSR1."""
+    """Ignores further signals: Slurm sends SIGTERM twice at the time limit, and scripts forward SIGUSR1."""
     for sig in SIGNALS:
         signal.signal(sig, signal.SIG_IGN)
 
@@ -309,8 +309,8 @@ def _ignore_signals() -> None:
 def _report_to_torchrun(text: str) -> None:
     """Writes the error to the file that torchrun's agent reads to report the root cause."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE", ""):
-        # torch.distributed.elastic.multiprocessing.errors, ProcessFailure. The traceback is written to a
-        # separate file.
+        # The format is that of ProcessFailure in torch.distributed.elastic.multiprocessing.errors. The
+        # traceback is written to a separate file.
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), "utf-8")
 

@@ -27,7 +27,7 @@ class SlowRankDetector:
     def check(self, own_s: list[float], step_s: float) -> str:
         """Returns a line that names the slow rank after several slow reports; otherwise an empty string.
 
-        `own_s` is every rank's mean time over the last steps; `step_s` is that of a whole step.
+        `own_s` is each rank's mean time without waiting; `step_s` is the mean time of a whole step.
         """
         if len(own_s) < 2:
             return ""

@@ -62,9 +62,9 @@ class Loader:
     """The time limit for the next batch, in seconds."""
 
     def batches(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
-        """Yields src and tgt as tensors (len(indices), ...) in the file's dtype for each array of numbers.
+        """Yields, for each array of sample numbers, src and tgt as tensors in the data type of the file.
 
-        They are valid until the next batch is requested, because the buffers are reused. Closing
+        The tensors are valid until the next batch is requested, because the buffers are reused. Closing
         the generator ends its thread or workers.
 
         Raises:
@@ -209,7 +209,7 @@ def _copied(batch: Batch, device: torch.device, stream: Any) -> Batch:
     current = module.current_stream(device)
     current.wait_stream(stream)
     for tensor in (src, tgt):
-        tensor.record_stream(current)  # the memory, allocated on `stream`, must not be reused before that
+        tensor.record_stream(current)  # `stream` owns the memory, and must not reuse it before `current` has
     return src, tgt
 
 
@@ -332,9 +332,9 @@ def _started(loader: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def _hidden_main_script() -> Iterator[None]:
-    """Prevents processes that are spawned inside from running the main script again.
+    """Prevents processes that are spawned in the `with` block from running the main script again.
 
-    Spawned processes run it to find their functions, but the functions of a reader are in this package,
+    Spawned processes run it to find their functions, but the functions of the workers are in this package,
     and most scripts have no `if __name__ == "__main__":`.
     """
     script = sys.modules["__main__"].__dict__
@@ -351,7 +351,7 @@ def _prepare_for_workers() -> None:
 
     Workers pass tensors through sockets in TMPDIR, whose path under PBS is too long for a socket
     ("AF_UNIX path too long": https://github.com/python/cpython/issues/93852).
-    multiprocessing's resource tracker would print a warning if a signal ends the run.
+    A filter hides the warning that multiprocessing's resource tracker prints if a signal ends the run.
     """
     if len(tempfile.gettempdir()) > _MAX_SOCKET_DIRECTORY:
         tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"  # noqa: S108 - sockets in a private directory there

@@ -12,7 +12,7 @@ from torch import nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
-# The cosine schedule ends at this fraction of the peak.
+# The cosine schedule ends at this fraction of the peak learning rate.
 _FLOOR = 0.1
 
 
@@ -56,7 +56,7 @@ def optimizer_options(
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the optimizer's parameter groups. With weight decay, vectors are in a group without it."""
+    """Returns the optimizer's parameter groups. Vectors, such as biases, get no weight decay."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     if not weight_decay:
         return [{"params": wanted}]

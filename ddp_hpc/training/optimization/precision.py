@@ -39,7 +39,7 @@ class Precision:
 
     def cast(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a function so that it always runs under `autocast`."""
-        return function if self.amp == "off" else self.autocast()(function)  # type: ignore[operator]  # decorates
+        return function if self.amp == "off" else self.autocast()(function)  # type: ignore[operator]  # autocast is also a decorator
 
     def backward(self, loss: Tensor) -> None:
         """Computes the gradients of the loss, scaled for fp16."""

@@ -91,7 +91,7 @@ class Strategy:
             with record_function("forward"):
                 loss = self.loss_of(self.model, src, tgt)
             at("backward")
-            # A full batch has the factor 1.0. Its loss is not multiplied, as in a plain loop.
+            # A full batch has the factor 1.0, and then the loss is not multiplied, as in a plain loop.
             with record_function("backward"):
                 self.precision.backward(loss if factor == 1.0 else loss * factor)
         return loss.detach()

@@ -29,7 +29,7 @@ class Mesh:
     """A grid of ranks, with the position of this rank in it."""
 
     sizes: dict[str, int]
-    """Sizes of the dimensions with more than one rank, or of the only one, the outermost first."""
+    """Size of each dimension, outermost first. Size 1 occurs only in a group of one rank."""
     at: dict[str, int]
     """This rank's index along each of these dimensions."""
     devices: DeviceMesh | None

@@ -1,4 +1,4 @@
-"""Strategy with FSDP2: shards parameters, gradients and optimizer state, and gathers a layer for its use.
+"""The FSDP2 strategy: shards parameters, gradients and optimizer state, and gathers a layer while it is used.
 
 It can be combined with replicas of the sharded model (dp and fsdp: "hybrid sharding") and with
 tensor-parallel layers.

@@ -45,7 +45,7 @@ class Pipeline(Strategy):
         stages = split_stages(self.task, mesh.sizes["pp"])
         self._takes = len(inspect.signature(stages[0].forward).parameters)
         stage = stages[mesh.at["pp"]].to(device)
-        # Collect the tensors after the move to the GPU, because it creates new buffers.
+        # Collect the tensors after the move to the GPU, because the move creates new buffers.
         self._live = live_tensors(self.bare)
         self._whole = specs_of(self._live)
         stage.forward = _contiguous(self.precision.cast(stage.forward))
@@ -69,7 +69,7 @@ class Pipeline(Strategy):
             schedule.step(*inputs, target=tgt if self._is_last else None)
         if not self._is_last:
             return torch.zeros((), device=self.group.device)
-        # In the first step with a batch size, torch also calls the loss on zeros to infer shapes.
+        # In the first step with a new batch size, torch also calls the loss on zeros to infer shapes.
         return torch.stack(self._losses[-self._num_chunks :]).mean()
 
     def finish_gradients(self) -> None:

@@ -35,7 +35,8 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     for name in plan:
         if name not in modules:
             raise RequestError(
-                f"the `tensor_parallel` plan contains {name}, which does not exist in the model"
+                f"the `tensor_parallel` plan contains {name}, which does not exist in the model; use names "
+                "from model.named_modules()"
             )
         _check_splits(name, modules[name], plan[name], mesh.sizes["tp"])
     # The fast path of attention in evaluation would read the parameters directly.

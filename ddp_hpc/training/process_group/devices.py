@@ -86,8 +86,8 @@ def pick_device(kind: str, world: World, per_rank: int = 1) -> torch.device:
     module = torch.get_device_module(kind)
     if (count := module.device_count()) < per_rank:
         raise RequestError(
-            f"--devices-per-rank {per_rank}: rank {world.rank} on {world.hostname} sees {count}; request "
-            "more devices per rank from the scheduler, or use a smaller number"
+            f"--devices-per-rank {per_rank}: rank {world.rank} on {world.hostname} sees only {count}; "
+            "request more devices per rank from the scheduler, or use a smaller number"
         )
     device = torch.device(kind, world.local_rank % (count // per_rank) * per_rank)
     module.set_device(device)

@@ -1,4 +1,4 @@
-"""torchrun's agent, which does not restart ranks that have refused their request."""
+"""An agent for torchrun that does not restart ranks that have rejected their options."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddp_hpc.errors import RequestError
 class _Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        # After a restart, ranks may exit with this code only for some time, because ranks of a lost node may
-        # still use the run directory.
+        # After a restart, ranks may exit with this code temporarily, while ranks of a lost node still use
+        # the run directory.
         is_first_start = self._remaining_restarts == worker_group.spec.max_restarts
         codes = [failure.exitcode for failure in result.failures.values()]
         if result.state is WorkerState.FAILED and is_first_start and RequestError.exit_code in codes:

@@ -60,7 +60,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     If the endpoint is on this host and nobody listens there, this process hosts the store.
 
     Raises:
-        RequestError: the file does not exist.
+        RequestError: DDP_HPC_KEY_FILE is not set.
         RendezvousError: no store with the key answers at the endpoint within `join_timeout`.
     """
     path = os.environ.get(KEY_FILE)

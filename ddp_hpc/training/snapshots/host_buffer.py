@@ -30,7 +30,8 @@ DTYPES = {
 }
 # The largest item size, to which tensors are aligned.
 _ALIGNED_BYTES = 8
-# torch rounds pinned memory up to powers of two: a single allocation could use twice the memory.
+# torch rounds pinned memory up to powers of two, so a buffer is allocated in parts whose sizes are such
+# powers.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
 
 

@@ -48,7 +48,7 @@ from ddp_hpc.training.snapshots.snapshot_index import (
 from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
 from ddp_hpc.units import format_bytes
 
-# Errors that a parallel file system returns while one of its servers restarts; not that of a full disk.
+# Errors that a parallel file system returns while one of its servers restarts. A full disk is not temporary.
 _TRANSIENT = {
     errno.EIO,
     errno.ESTALE,

@@ -172,7 +172,7 @@ def read_snapshot(path: Path) -> Snapshot:
     about = read_about(path)
     if about["format"] == SHARDED_FORMAT:
         return Snapshot(path, about, *(StoredTensors(path, about, section) for section in SECTIONS))
-    # The larger file first: its buffer is freed before the other file is read.
+    # Read the larger file first, because its buffer is freed before the other file is read.
     training = _read_tensors(path, TRAINING, about)
     return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
 

@@ -1,7 +1,7 @@
-"""A small GPT-2: a decoder of bytes or other tokens, for files made by `python -m data_gen text`.
+"""A small GPT-2 that predicts bytes or other tokens, for files made by `python -m data_gen text`.
 
-After https://github.com/karpathy/nanoGPT and Radford et al., 2019 ("Language Models are Unsupervised
-Multitask Learners"): learned positions, pre-norm blocks, GELU, the head tied to the embedding.
+It follows https://github.com/karpathy/nanoGPT and Radford et al., 2019 ("Language Models are Unsupervised
+Multitask Learners"): learned positions, pre-norm blocks, GELU, and a head tied to the embedding.
 
 Shapes: B batch, T length, E width, H heads, D width of a head, V tokens.
 """
@@ -32,7 +32,7 @@ def decoder(
     width: int = 128,
     tied: bool = True,
 ) -> Task:
-    """Returns a task with a decoder that predicts each next token; the loss is the mean in nats per token.
+    """Returns a task with a decoder that predicts each next token; the loss is the cross entropy in nats.
 
     With `tied`, the head uses the weights of the embedding. Pipelines need `tied=False`, because the two are
     on different devices.
@@ -67,7 +67,7 @@ def decoder(
 
 
 class Decoder(nn.Module):
-    """Scores (B, T, V) of each next token, for tokens (B, T) int64, T up to `length`."""
+    """Computes scores (B, T, V) of each next token from tokens (B, T) int64, with T up to `length`."""
 
     def __init__(
         self, num_tokens: int, length: int, layers: int, heads: int, width: int, dropout: float, tied: bool
@@ -169,7 +169,7 @@ class Dense(nn.Module):
 
 
 class Head(nn.Module):
-    """Output layer: scores (B, T, V) of vectors (B, T, E)."""
+    """The output layer, which maps vectors (B, T, E) to scores (B, T, V)."""
 
     def __init__(self, num_tokens: int, width: int) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def zeros(
 def default_loss(output: Any, tgt: Tensor) -> Tensor:
     """Returns the cross entropy for integer targets, and the mean squared error for other targets.
 
-    For integer targets, the last axis of the output is that of the classes.
+    For integer targets, the last axis of the output must contain the scores of the classes.
 
     Raises:
         DdpHpcError: the shapes of output and targets differ; torch would broadcast them.
@@ -220,7 +220,9 @@ def as_task(name: str, made: object) -> Task:
                 f"--model {name}: its `{part}` must be a function, not {_kind(getattr(task, part))}"
             )
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
-        raise RequestError(f"--model {name}: the model has no parameters to train")
+        raise RequestError(
+            f"--model {name}: the model has no parameters to train; at least one must require gradients"
+        )
     return replace(task, loss=_scalar(name, task.loss))
 
 

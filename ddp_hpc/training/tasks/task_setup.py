@@ -103,4 +103,7 @@ def _differs(samples: Samples, group: Group) -> str:
     lengths = group.comm.allgather(samples.num_samples)
     if len(set(lengths)) == 1:
         return ""
-    return f"the task's dataset has different numbers of samples on the ranks: {lengths[:8]}"
+    return (
+        f"the task's dataset has different numbers of samples on the ranks: {lengths[:8]}. "
+        "It must not depend on the rank"
+    )

@@ -31,7 +31,8 @@ class Sink(Protocol):
 class TensorBoard:
     """Writes TensorBoard event files with loss, learning rate, speed and times per step.
 
-    A run that resumes after `start_step` steps continues the curves: TensorBoard hides the old later steps.
+    A run that resumes after `start_step` steps continues the curves: TensorBoard hides older points of later
+    steps.
 
     Raises:
         RequestError: the package is missing, or the directory cannot be written.
@@ -126,7 +127,7 @@ def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[S
             sinks.append(Hook(config.metrics_hook))
         if config.tensorboard is not None:
             sinks.append(TensorBoard(config.tensorboard, start_step))
-        # Last, because it truncates the file: no other sink may fail after that.
+        # Open this file last, because opening truncates it, and no other sink may fail after that.
         if config.metrics is not None:
             sinks.append(MetricsFile(config.metrics, start_step))
         return sinks

@@ -21,7 +21,7 @@ class StepRecord:
     """One optimizer step, as written by `--metrics`.
 
     `loss` is the mean over all samples of the step on all ranks; `samples` is their number. `data_s` is
-    the time that this rank waited for data, `step_s` that of the whole step.
+    the time that this rank waited for data, and `step_s` the duration of the whole step.
     """
 
     step: int  # counted from 1 over all epochs
@@ -101,7 +101,10 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
             return f"{option} {path} {what} and would be overwritten; use another file, or remove it"
         directory = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
         if path.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
-            return f"{option} {path}: cannot be written (a directory, or no permission in {directory})"
+            return (
+                f"{option} {path}: cannot be written (a directory, or no permission in {directory}); "
+                "use another file"
+            )
     return ""
 
 

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import partial_file, remove_leftovers
-from ddp_hpc.training.process_group.gloo_threads import wait_for_gloo
+from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 
 _WRITER = "trace"
 _TABLE_ROWS = 50
@@ -57,13 +57,13 @@ def record_trace(
 ) -> Iterator[Trace]:
     """Skips `wait` steps, warms up for `warmup` steps and records `active` steps, `repeat` times.
 
-    `window` is (wait, warmup, active, repeat), the arguments of `torch.profiler.schedule`. `ranks` record;
-    None: all.
+    `window` is (wait, warmup, active, repeat), the arguments of `torch.profiler.schedule`. Only `ranks`
+    record; None: all ranks.
 
     `directory` then contains `rank00003-of-00008.json.gz`, which can be opened in Perfetto, and
     `rank00003-of-00008.txt`, the key averages by device time; the second cycle adds `-2` to the names.
-    None: nothing is recorded. If a trace cannot be written or is larger than `max_mib` MiB, it is
-    dropped with a warning, and the loop continues.
+    Without a directory, nothing is recorded. If a trace cannot be written or is larger than `max_mib` MiB, it
+    is dropped with a warning, and the loop continues.
 
     Raises:
         RequestError: the directory cannot be created, or the window contains no step.
@@ -128,7 +128,7 @@ def _record(profiler: profile, first_step: int) -> Iterator[Trace]:
         if trace.num_steps < first_step:
             profiler.on_trace_ready = None  # otherwise the profiler would write a trace without a step
     except BaseException:
-        profiler.on_trace_ready = None  # the other ranks wait until this one reports its error
+        profiler.on_trace_ready = None  # do not delay the error by writing a trace
         raise
     finally:
         profiler.stop()

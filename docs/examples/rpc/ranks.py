@@ -89,7 +89,7 @@ def wait_for_all(world: ddp_hpc.ConnectedWorld) -> None:
 
 @contextmanager
 def server_may_be_lost() -> Iterator[None]:
-    """Replaces the long errors of gloo and TensorPipe about a closed connection by one line.
+    """Replaces the long errors of gloo and TensorPipe about a closed connection with one line.
 
     Raises:
         DdpHpcError: the server has died or does not respond.

@@ -18,10 +18,10 @@ _NOT_DONE = ("-I", "-Ip", "-Is", "-K", "-b", "-Q", "-H", "-i", "-is", "-E", "-Ep
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
-    """Queue the script on stdin.
+    """Queue the script that stdin contains.
 
     Raises:
-        RefusedError: nothing was queued.
+        RefusedError: the request is invalid, and nothing was queued.
     """
     os.umask(0o022)
     settings = cluster.Settings.read(root)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     condition, after = _dependency(given.get("-w", ""), root)
     number = jobs.next_number(root / "next_job", settings.first_job)
     file = root / "home" / ".lsbatch" / f"{int(time.time())}.{number}"
-    # A script runs from its own copy, since its first line can name any shell.
+    # The copy of the script is executed directly, because its first line can name any shell.
     jobs.save_script(file.with_name(f"{file.name}.shell"), script)
     here = settings.nodes[: len(slots)]
     job = {

@@ -20,7 +20,7 @@ _PTILE = re.compile(r"span\[ *(?:ptile *= *(\d{1,6})|hosts *= *1)")
 def directives(script: str) -> dict[str, str]:
     """Return the options of the script's #BSUB lines: the last value of each option, and all values of -R.
 
-    bsub reads directives on every line, also after the first command (bsub, job_script).
+    Unlike sbatch, bsub also reads directives that follow the first command (bsub, job_script).
     """
     found: dict[str, str] = {}
     for line in script.split("\n"):

@@ -1,4 +1,4 @@
-"""The interface of the stand-in for Slurm to `ddp-hpc rehearse`."""
+"""The functions with which a session of `ddp-hpc rehearse` controls the stand-in for Slurm."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# device_count is not supported, because it replaces the process by torchrun and `ddp_hpc.train`.
+# device_count is not supported, because it replaces the process with torchrun and `ddp_hpc.train`.
 _DISCOVERIES = tuple(name for name in DISCOVERIES if name != "device_count")
 _current: ConnectedWorld | None = None
 
@@ -193,7 +193,7 @@ def distributed(
     timeout_s: float = 1800.0,
     hang_timeout_s: float = 1800.0,
 ) -> Iterator[ConnectedWorld]:
-    """Connects the ranks that mpiexec, srun or torchrun started; or runs in a single process.
+    """Connects the ranks that mpiexec, srun or torchrun started. Without a launcher, there is one rank.
 
     An error in the body of one rank ends all ranks, with the error of that rank only and its exit code:
     2 for a RequestError, 130 for Ctrl-C, otherwise 1. With a single process, errors are raised as usual,
@@ -246,7 +246,7 @@ def distributed(
 
 def _check_not_nested() -> None:
     if _current is not None:
-        raise RequestError("ddp_hpc.distributed() is already active; a process has one world at a time")
+        raise RequestError("ddp_hpc.distributed() is already active; use the active world")
     if threading.current_thread() is not threading.main_thread():
         raise RequestError("ddp_hpc.distributed() handles signals; call it in the process's main thread")
 
@@ -330,7 +330,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
 
 @contextmanager
 def _restored_signal_handlers() -> Iterator[None]:
-    """Restores the signal handlers after the `with`, because the script continues."""
+    """Restores the signal handlers after the `with` block, because the script continues."""
     before = {sig: signal.getsignal(sig) for sig in (*SIGNALS, signal.SIGCHLD)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""A check that the ranks which the launcher started train together."""
+"""Checks that all ranks that the launcher started train together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddp_hpc.errors import RequestError
 
 
 def refuse_separate_ranks(world_size: int, remedy: str) -> None:
-    """Checks the number of ranks in the world of a Trainer. `remedy` is the advice in the error message.
+    """Checks that a Trainer of `world_size` ranks uses all ranks. The error message contains `remedy`.
 
     Raises:
         RequestError: the launcher started several ranks, but the Trainer trains separately on each of them.
