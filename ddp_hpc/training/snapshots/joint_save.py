@@ -51,7 +51,7 @@ class JointSave:
         parts: list[dict[str, Any]] = []
         for rank in range(self.world_size):
             try:
-                part = self._take(f"part/{rank}", step, end_s - time.monotonic()) if rank else own
+                part = self._take_part(rank, step, end_s) if rank else own
             except StoreTimeoutError:
                 missing.append(str(rank))
                 continue
@@ -63,7 +63,8 @@ class JointSave:
             parts.append(part)
         if missing:
             names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-            error = NotSavedError(0, f"rank {names} did not write its part within {self.limit_s:g} s")
+            ranks = f"rank {names} did not write its" if len(missing) == 1 else f"ranks {names} did not write their"
+            error = error or NotSavedError(0, f"{ranks} part within {self.limit_s:g} s")
         if error is not None:
             raise error
         return parts
@@ -83,21 +84,26 @@ class JointSave:
             NotSavedError: rank 0 has discarded the snapshot, or did not respond in time.
             RendezvousError: the store has ended.
         """
+        # Rank 0 may still be writing its own part, and then waits for the slowest rank.
+        limit_s = 2 * self.limit_s + _ANSWER_S
         try:
-            # Rank 0 may still be writing its own part, and then waits for the slowest rank.
-            [content] = self.store.get([self._key("decision", step)], 2 * self.limit_s + _ANSWER_S)
+            [content] = self.store.get([self._key("decision", step)], limit_s)
         except StoreTimeoutError:
-            raise NotSavedError(0, "rank 0 did not complete the snapshot in time") from None
+            raise NotSavedError(0, f"rank 0 did not complete the snapshot within {limit_s:g} s") from None
         if problem := _decoded(content):
             raise NotSavedError(0, problem)
 
     def _set(self, key: str, step: int, message: Any) -> None:
         self.store.set(self._key(key, step), zlib.compress(json.dumps(message).encode()), _ANSWER_S)
 
-    def _take(self, key: str, step: int, limit_s: float) -> Any:
-        [content] = self.store.get([self._key(key, step)], limit_s)
-        self.store.delete(self._key(key, step), _ANSWER_S)
-        return _decoded(content)
+    def _take_part(self, rank: int, step: int, end_s: float) -> Any:
+        key, left_s = self._key(f"part/{rank}", step), end_s - time.monotonic()
+        # After the limit, a rank that has already reported must not be taken for a missing one.
+        if left_s > 0 or self.store.check([key], _ANSWER_S):
+            [content] = self.store.get([key], left_s if left_s > 0 else _ANSWER_S)
+            self.store.delete(key, _ANSWER_S)
+            return _decoded(content)
+        raise StoreTimeoutError(f"rank {rank} has not reported")
 
     def _key(self, key: str, step: int) -> str:
         return f"snapshot/{self.token}/{step}/{key}"

@@ -277,6 +277,7 @@ class SnapshotDirectory(SnapshotWriter):
             parts = self.joint.exchange(step, self._own_part(step))
             index = {"format": SHARDED_FORMAT, **about, **merged(parts, CHUNK_BYTES)}
             partial = partial_directory(self.path, step, self.joint.token)
+            _check_shared(partial, parts)
             self._with_retries(step, lambda: complete_snapshot(partial, self.path, step, index))
             problem = ""
         except OSError as error:
@@ -319,6 +320,17 @@ class SnapshotDirectory(SnapshotWriter):
             )
 
 
+def _check_shared(partial: Path, parts: list[dict[str, Any]]) -> None:
+    """Raises NotSavedError if this rank cannot see a file that another rank has written."""
+    for rank, part in enumerate(parts):
+        if not all((partial / name).exists() for name in part["files"]):
+            raise NotSavedError(
+                errno.ENOENT,
+                f"rank 0 does not see the files of rank {rank}: the directory must be on a file system that "
+                "all nodes share",
+            )
+
+
 def _remedy(error: OSError | RendezvousError) -> str:
     """Returns what the user can do so that the next snapshot is saved."""
     if isinstance(error, _LockLostError):
@@ -326,6 +338,8 @@ def _remedy(error: OSError | RendezvousError) -> str:
     match getattr(error, "errno", None):
         case errno.ENOSPC | errno.EDQUOT:
             return "free disk space"
+        case errno.ENOENT:
+            return "use another --snapshot-dir"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "make the directory writable"
         case _:

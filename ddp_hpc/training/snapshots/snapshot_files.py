@@ -16,8 +16,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,10 +160,12 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def read_snapshot(path: Path) -> Snapshot:
+def read_snapshot(path: Path, *, checks_sizes: bool = True) -> Snapshot:
     """Reads the snapshot at `path`, or only its description if it is sharded.
 
-    The parsed bytes are the same as those whose checksum is verified.
+    The parsed bytes are the same as those whose checksum is verified. Without `checks_sizes`, the sizes of
+    the files of a sharded snapshot are checked only when they are read: if one rank has checked all of them,
+    the others do not have to.
 
     Raises:
         DamagedSnapshotError: it is damaged.
@@ -171,7 +173,11 @@ def read_snapshot(path: Path) -> Snapshot:
     """
     about = read_about(path)
     if about["format"] == SHARDED_FORMAT:
-        return Snapshot(path, about, *(StoredTensors(path, about, section) for section in SECTIONS))
+        model, training = (StoredTensors(path, about, section) for section in SECTIONS)
+        if checks_sizes:
+            model.check_sizes()
+            training.check_sizes()
+        return Snapshot(path, about, model, training)
     # Read the larger file first, because its buffer is freed before the other file is read.
     training = _read_tensors(path, TRAINING, about)
     return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
@@ -213,8 +219,15 @@ def read_named(path: Path) -> Snapshot:
                 f"no snapshots in {path}; give a directory that contains snapshots, such as step_00000120"
             )
         path = found[0]
-    try:
+    with naming_the_previous(path):
         return read_snapshot(path)
+
+
+@contextmanager
+def naming_the_previous(path: Path) -> Iterator[None]:
+    """Adds the name of the previous snapshot to the error, if the block finds that this one is damaged."""
+    try:
+        yield
     except DamagedSnapshotError as error:
         others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
         raise DamagedSnapshotError(

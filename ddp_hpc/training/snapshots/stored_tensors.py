@@ -47,8 +47,8 @@ class StoredTensors(Mapping[str, Tensor]):
     """The tensors of one section of a sharded snapshot. A tensor is read each time it is accessed.
 
     Raises:
-        DamagedSnapshotError: on construction, if the index is invalid or a file is missing or has another
-            size; and by every access, if a checksum does not match.
+        DamagedSnapshotError: on construction, if the index is invalid; and by every access, if a file is
+            missing, has another size, or has another checksum.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], section: str) -> None:
@@ -63,8 +63,6 @@ class StoredTensors(Mapping[str, Tensor]):
                 self._header_bytes[part.file] = min(part.begin, self._header_bytes.get(part.file, part.begin))
         self._open: dict[str, _VerifiedFile] = {}
         self._verified_headers: set[str] = set()
-        for name, file in self._files.items():
-            self._check_size(path / name, file)
 
     @property
     def specs(self) -> Specs:
@@ -99,6 +97,11 @@ class StoredTensors(Mapping[str, Tensor]):
                 self._copy(stored, part, box, target)
         return found
 
+    def check_sizes(self) -> None:
+        """Raises DamagedSnapshotError if a file of this section is missing or has another size."""
+        for name in self._header_bytes:
+            _check_size(self._path / name, self._files[name])
+
     def close(self) -> None:
         """Closes the open files, which the next access opens again."""
         for file in self._open.values():
@@ -131,13 +134,14 @@ class StoredTensors(Mapping[str, Tensor]):
             self._verified_headers.add(name)
         return self._open[name]
 
-    def _check_size(self, path: Path, file: StoredFile) -> None:
-        try:
-            num_bytes = path.stat().st_size
-        except OSError as error:
-            raise DamagedSnapshotError(f"{path}: cannot be read") from error
-        if num_bytes != file.num_bytes:
-            raise DamagedSnapshotError(f"{path} has {num_bytes} bytes instead of {file.num_bytes}")
+
+def _check_size(path: Path, file: StoredFile) -> None:
+    try:
+        num_bytes = path.stat().st_size
+    except OSError as error:
+        raise DamagedSnapshotError(f"{path}: cannot be read") from error
+    if num_bytes != file.num_bytes:
+        raise DamagedSnapshotError(f"{path} has {num_bytes} bytes instead of {file.num_bytes}")
 
 
 class _VerifiedFile:
@@ -146,6 +150,7 @@ class _VerifiedFile:
     def __init__(self, path: Path, stored: StoredFile, chunk_bytes: int) -> None:
         self._path, self._stored, self._chunk_bytes = path, stored, chunk_bytes
         self._number, self._content = -1, b""
+        _check_size(path, stored)
         try:
             self._file: BinaryIO = open_regular(path)
         except OSError as error:
