@@ -72,8 +72,8 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
 def _check(output: Path, force: bool) -> None:
     if output.suffix not in (".safetensors", ".pt", ""):
         raise RequestError(
-            f"{output}: the suffix {output.suffix!r} is not supported; use .safetensors or .pt, or the name of "
-            "a new directory without a suffix"
+            f"{output}: the suffix {output.suffix!r} is not supported; use .safetensors or .pt, or the "
+            "name of a new directory without a suffix"
         )
     if output.exists() and not (force and output.suffix):
         instead = "choose another file, or use --force" if output.suffix else "choose another directory"
@@ -145,7 +145,7 @@ def _write_file(model: Mapping[str, Tensor], specs: Specs, path: Path) -> None:
     with path.open("xb") as file:
         file.write(first)
         for name in begins:
-            file.write(model[name].contiguous().reshape(-1).view(torch.uint8).numpy())
+            file.write(model[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ def _tensors() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(0)
     model = {f"odd.{dtype}": (torch.randn(7, 5, generator=draw) * 50).to(dtype) for dtype in DTYPES}
     model |= {"big": torch.randn(50, 64, generator=draw), "cube": torch.randn(4, 6, 10, generator=draw)}
-    model |= {"few": torch.randn(2, 3, generator=draw), "empty": torch.empty(0, 4), "flag": torch.tensor(True)}
+    model |= {
+        "few": torch.randn(2, 3, generator=draw),
+        "empty": torch.empty(0, 4),
+        "flag": torch.tensor(True),
+    }
     training = {"optimizer.exp_avg/big": torch.randn(50, 64, generator=draw), "step": torch.tensor(12.0)}
     return model, training
 
@@ -76,7 +81,9 @@ def test_whole_tensors_are_read_as_they_were_saved(written: Path) -> None:
 
 
 def test_each_file_is_a_safetensors_file_with_the_rows_of_one_rank(written: Path) -> None:
-    files = [safetensors.torch.load_file(written / f"model-{rank:05d}.safetensors") for rank in range(NUM_RANKS)]
+    files = [
+        safetensors.torch.load_file(written / f"model-{rank:05d}.safetensors") for rank in range(NUM_RANKS)
+    ]
     assert torch.equal(torch.cat([file["big"] for file in files]), MODEL["big"])
     assert ["few" in file for file in files] == [True, True, False]
     assert sorted(path.name for path in written.iterdir()) == [
@@ -99,7 +106,9 @@ def test_any_range_of_a_tensor_can_be_read(written: Path) -> None:
         assert torch.equal(stored.read(name, tuple(begins), tuple(sizes)), MODEL[name][box]), (name, box)
 
 
-def test_only_the_chunks_of_the_requested_rows_are_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_chunks_of_the_requested_rows_are_read(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
     pread = os.pread
 
@@ -118,12 +127,11 @@ def test_only_the_chunks_of_the_requested_rows_are_read(written: Path, monkeypat
 
 
 def _open_files() -> list[Path]:
-    found = (Path(os.readlink(entry)) for entry in _links() if os.path.lexists(entry))
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this directory
+            found.append(entry.readlink())
     return [path for path in found if path.suffix == ".safetensors"]
-
-
-def _links() -> list[Path]:
-    return list(Path("/proc/self/fd").iterdir())
 
 
 def _damage(path: Path, chance: random.Random) -> str:
@@ -161,7 +169,9 @@ def test_shards_of_two_snapshots_cannot_be_mixed(written: Path, tmp_path: Path) 
     with ranks_in(tmp_path, NUM_RANKS) as ranks:
         ranks.save(8, other, TRAINING)
     shutil.copy(written / "model-00001.safetensors", tmp_path / "step_00000008")
-    with pytest.raises(DamagedSnapshotError, match=r"model-00001\.safetensors: a SHA-256 checksum does not match"):
+    with pytest.raises(
+        DamagedSnapshotError, match=r"model-00001\.safetensors: a SHA-256 checksum does not match"
+    ):
         _read_all(tmp_path / "step_00000008")
 
 
@@ -216,8 +226,8 @@ def test_a_rank_that_cannot_write_is_a_warning_and_the_next_snapshot_is_saved(
             ranks.save(2, MODEL, TRAINING)
         [line] = ranks.said
         assert line == (
-            f"WARNING: the snapshot of step 2 was NOT saved in {tmp_path}: No space left on device (rank 1); the "
-            "newest snapshot is still from step 1. Training continues; free disk space"
+            f"WARNING: the snapshot of step 2 was NOT saved in {tmp_path}: No space left on device (rank 1); "
+            "the newest snapshot is still from step 1. Training continues; free disk space"
         )
         assert [writer.saved.step for writer in ranks.writers] == [1] * NUM_RANKS
         assert _entries(tmp_path) == ["step_00000001"]

@@ -63,7 +63,11 @@ class JointSave:
             parts.append(part)
         if missing:
             names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-            ranks = f"rank {names} did not write its" if len(missing) == 1 else f"ranks {names} did not write their"
+            ranks = (
+                f"rank {names} did not write its"
+                if len(missing) == 1
+                else f"ranks {names} did not write their"
+            )
             error = error or NotSavedError(0, f"{ranks} part within {self.limit_s:g} s")
         if error is not None:
             raise error

@@ -173,11 +173,10 @@ def read_snapshot(path: Path, *, checks_sizes: bool = True) -> Snapshot:
     """
     about = read_about(path)
     if about["format"] == SHARDED_FORMAT:
-        model, training = (StoredTensors(path, about, section) for section in SECTIONS)
-        if checks_sizes:
-            model.check_sizes()
-            training.check_sizes()
-        return Snapshot(path, about, model, training)
+        stored = [StoredTensors(path, about, section) for section in SECTIONS]
+        for tensors in stored if checks_sizes else ():
+            tensors.check_sizes()
+        return Snapshot(path, about, *stored)
     # Read the larger file first, because its buffer is freed before the other file is read.
     training = _read_tensors(path, TRAINING, about)
     return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
