@@ -49,7 +49,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     only its shards. The names of the parameters are those of the model without the DDP wrapper.
 
     An OUTPUT without a suffix is a new directory in the layout that Hugging Face loads: model.safetensors,
-    or files of at most 5 GB and model.safetensors.index.json.
+    or for a large model, several files and model.safetensors.index.json.
     """
     _check(output, force)
     from ddp_hpc.training.snapshots.snapshot_files import naming_the_previous, read_named, specs_of_saved

@@ -40,7 +40,13 @@ CHAINS = [
     # The options, the number of ranks, and the number of ranks with different samples.
     [("--strategy fsdp", 2, 2), ("", 1, 1), ("--strategy fsdp", 3, 3), ("--strategy fsdp", 1, 1)],
     [("--strategy fsdp", 2, 2), ("--strategy tp", 2, 1), ("", 2, 2), ("--strategy pp", 2, 1)],
-    [("--mesh dp=2,fsdp=2", 4, 4), ("--strategy zero", 3, 3), ("--mesh pp=2,tp=2", 4, 1), ("", 2, 2)],
+    [
+        ("--mesh dp=2,fsdp=2", 4, 4),
+        ("--mesh fsdp=2,tp=2", 4, 2),
+        ("--strategy zero", 3, 3),
+        ("--mesh pp=2,tp=2", 4, 1),
+        ("", 2, 2),
+    ],
 ]
 
 

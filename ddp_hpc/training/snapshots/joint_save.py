@@ -75,8 +75,8 @@ class JointSave:
 
     def decide(self, step: int, problem: str) -> None:
         """Tells the other ranks that the snapshot is complete, or the problem. Only rank 0 calls this."""
-        # All ranks have read the previous decision, because they have written their next parts since.
-        if self._decided is not None:
+        # If all ranks have written their next parts, they have read the previous decision.
+        if self._decided is not None and not problem:
             self.store.delete(self._decided, _ANSWER_S)
         self._decided = self._key("decision", step)
         self._set("decision", step, problem)
