@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot
+from ddp_hpc.training.snapshots.snapshot_files import read_snapshot
 
 from .forked import Forks
 from .runs import LINEAR
@@ -154,6 +154,27 @@ def test_if_all_sharded_snapshots_are_damaged_the_run_ends_with_one_error_and_ke
     assert sorted((home / "run").glob("step_*")) == folders
 
 
+def test_a_full_disk_is_a_warning_on_all_ranks_and_an_error_at_the_end(
+    home: Path, tiny_disk: Path, forks: Forks
+) -> None:
+    # One snapshot takes about 240 KiB, and 400 KiB are free.
+    (tiny_disk / "others.bin").write_bytes(bytes(624 * 2**10))
+    words = [*LINEAR, "--src-shape", "200", "--tgt-shape", "100", "--num-samples", "64", "--strategy", "fsdp"]
+    words += ["--snapshot-dir", str(tiny_disk), "--snapshot-every-steps", "1", "--max-steps", "3"]
+    words += ["--batch-size", "4"]
+    job = forks.start(*words, cwd=home, ranks=2)
+    assert job.wait() == [1, 1], job.words()
+    warnings = [line for line in job.words().splitlines() if "WARNING: the snapshot" in line]
+    assert len(warnings) == 2, job.words()
+    assert all("No space left on device (rank " in line for line in warnings)
+    assert all(line.endswith("Training continues; free disk space") for line in warnings)
+    [line] = job.errors()
+    assert "could not save step 3" in line
+    assert "the newest snapshot is from step 1" in line
+    (tiny_disk / "others.bin").unlink()
+    assert "resuming after step 1 " in forks.run(*words, cwd=home, ranks=2).words()
+
+
 def test_a_rank_that_dies_while_others_save_ends_the_job_with_one_error(home: Path, forks: Forks) -> None:
     words = [*LINEAR, "--num-samples", "64", "--strategy", "fsdp", "--snapshot-dir", "run"]
     words += ["--snapshot-every-steps", "1", "--epochs", "100000"]
@@ -167,10 +188,6 @@ def test_a_rank_that_dies_while_others_save_ends_the_job_with_one_error(home: Pa
     [line] = job.errors()
     assert "rank 1" in line
     assert read_snapshot(max((home / "run").glob("step_*"))).about["format"] == 2
-
-
-def _whole(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    return {**snapshot.model, **snapshot.training}
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "tp"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -168,19 +167,6 @@ def test_the_state_is_copied_at_once_and_the_next_save_waits(
     assert waited, "a rank that waits for its disk reports progress"
     run.folder.wait()
     assert _steps(tmp_path) == [1, 2]
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    mounted = subprocess.run(argv, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"a file system of 1 MiB needs root and the right to mount: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_full_disk_is_a_warning_and_existing_snapshots_are_kept(
