@@ -31,6 +31,7 @@ from ddp_hpc.data.step_shards import Position
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import start_heartbeat
+from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.health.run_lifecycle import manage_run
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.session import session
@@ -131,7 +132,7 @@ def measure_step(directory: Path) -> dict[str, list[float]]:
             for phase in ("data", "forward", "backward", "optimizer", "exchange"):
                 heartbeat.at(1, phase)
             own = lifecycle.report(1.0, 1.0)
-            lifecycle.decide([own, own], Position(1, 0, 64, 64), last=False)
+            lifecycle.decide(RankReports(torch.tensor([own, own])), Position(1, 0, 64, 64), last=False)
 
         taken["deadline_and_heartbeat"] = [timed(calls) for _ in range(2000)]
         reports = torch.zeros(4, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from ddp_hpc.errors import (
 )
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class LimitedComm:
@@ -40,6 +41,11 @@ class LimitedComm:
         """Returns the values of all ranks in order. Collective: every rank must call this."""
         self.barrier("the other ranks to write their parts of the file (--timeout)")
         return self._comm.allgather(value)
+
+    def combine(self, value: T, rule: Callable[[list[T]], A]) -> A:
+        """Returns the answer of rank 0's `rule`. Collective: every rank must call this."""
+        self.barrier("the other ranks (--timeout)")
+        return self._comm.combine(value, rule)
 
     def barrier(self, what: str) -> None:
         """Waits for all ranks; error messages quote `what`. Collective: every rank must call this."""

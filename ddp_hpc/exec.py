@@ -20,7 +20,8 @@ from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
 
-# Importing torch can take several seconds, and reading a model several minutes.
+# How long to wait until the program opens a port. Importing torch can take several seconds, and reading a
+# model several minutes.
 _LISTEN_LIMIT_S = 300.0
 _POLL_S, _POLL_LATER_S, _LATER_S = 0.2, 2.0, 30.0
 
@@ -60,7 +61,7 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
     for ignored in (
         signal.SIGPIPE,
         signal.SIGXFSZ,
-    ):  # Python ignores these signals, and the program would too
+    ):  # Python ignores these signals, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(path, program, {**environ, **given})  # noqa: S606 - an argv list

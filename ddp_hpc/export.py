@@ -62,7 +62,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
             write(read.model, partial)
             move_into_place(partial, output, replace=force)
     except OSError as error:
-        raise DdpHpcError(f"{output}: cannot be written") from error
+        raise DdpHpcError(f"{output} cannot be written; choose another file") from error
     specs = specs_of_saved(read.model)
     click.echo(
         f"wrote {output}: {len(specs)} tensors, {_num_values(specs):,} values from {read.path}", err=True

@@ -251,9 +251,9 @@ def toml_defaults(path: Path, config: type[Any]) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--config {path}: cannot be read ({error})") from None
+        raise RequestError(f"--config {path}: cannot be read ({error}); check the path") from None
     except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"--config {path}: not valid TOML ({error})") from None
+        raise RequestError(f"--config {path}: is not valid TOML ({error}); fix that line") from None
     by_key = {_key(leaf): leaf for leaf in _leaves(config)}
     defaults: dict[str, Any] = {}
     for key, value in _flat(document, ()):

@@ -75,7 +75,7 @@ def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path])
         below = base(name)
         if any(below.resolve() == known.resolve() for known in chain):
             cycle = " -> ".join(known.stem for known in [*chain, below])
-            raise RequestError(f"{path}: extends itself ({cycle}); remove one of these extends")
+            raise RequestError(f"{path}: extends itself ({cycle}); remove one of these `extends` keys")
         chain.append(below)
         document = _parse(_read_text(below), below)
         merged = _merged(document, merged)

@@ -225,7 +225,7 @@ def _is_surplus(environ: Mapping[str, str]) -> bool:
     """
     local = environ.get("SLURM_LOCALID") or "0"
     if local != "0":
-        # `srun --nodes=2` in an allocation of 4 tasks starts 4 tasks.
+        # For example, `srun --nodes=2` in an allocation of 4 tasks starts 2 tasks on each node.
         sys.stderr.write(
             f"torchrun_script.sh: task SLURM_LOCALID={local} on {short_hostname()} has nothing to do: "
             "task 0 starts all ranks of the node\n"

@@ -18,7 +18,16 @@ OTHERS += ("ddp_hpc.job.cli", "data_gen.cli.cli")
 SKIPPED = ("ddp_hpc/lint/", "ddp_hpc/rehearse/", "ddp_hpc/schedulers/")
 # Options of srun, mpiexec, torchrun, docker, nvidia-smi and of torchrun_endpoint, and the prefix `--no-`.
 FOREIGN = {
-    *("--bind-to", "--chdir", "--cpu-bind", "--cpus-per-task", "--exclude", "--exclusive", "--format"),
+    *(
+        "--bind-to",
+        "--chdir",
+        "--container-image",
+        "--cpu-bind",
+        "--cpus-per-task",
+        "--exclude",
+        "--exclusive",
+        "--format",
+    ),
     *(
         "--gpus-per-task",
         "--help",

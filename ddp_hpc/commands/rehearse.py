@@ -38,6 +38,13 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Maximum number of ranks per node.  [default: depends on the number of cores of this machine]",
 )
 @click.option(
+    "--array-index",
+    type=int,
+    metavar="I",
+    help="Index of the task of a job array to rehearse; the other tasks do not run.  [default: the first "
+    "index]",
+)
+@click.option(
     "--steps",
     type=int,
     metavar="N",
@@ -83,6 +90,7 @@ def command(
     walltime_s: int | None,
     num_nodes: int | None,
     ranks_per_node: int | None,
+    array_index: int | None,
     steps: int | None,
     arguments: str | None,
     max_jobs: int,
@@ -103,6 +111,7 @@ def command(
       ddp-hpc rehearse jobs/polaris_ddp.pbs
       ddp-hpc rehearse jobs/generic_slurm_ddp.sbatch --walltime-s 90 --args '--model linear --epochs 99999'
       ddp-hpc rehearse job.pbs --here --ranks-per-node 1
+      ddp-hpc rehearse array.sbatch --array-index 7
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20 --keep
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.rehearse import host_names, request, session
@@ -120,6 +129,7 @@ def command(
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         walltime_s=walltime_s,
+        array_index=array_index,
         steps=steps,
         arguments=appended,
         profile=profile,
@@ -188,6 +198,11 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
         found.append("names on the fast networks of all profiles resolve to this machine (127.0.0.1)")
     where = "this directory" if options.here else "an empty directory (use --here for this one)"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
+    if plan.array_index is not None:
+        found.append(
+            f"{plan.name} is a job array, of which only the task with index {plan.array_index} runs (change "
+            "with --array-index)"
+        )
     if options.walltime_s:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""

@@ -65,7 +65,7 @@ class KeyedPermutation:
         """
         unsigned = numbers.astype(np.uint64)  # negative numbers become the largest ones
         if int(unsigned.max(initial=0)) >= self.size:
-            raise IndexError(f"numbers must be in the range 0 to {self.size - 1}")
+            raise IndexError(f"all numbers to permute must be in the range 0 to {self.size - 1}")
         moved = self._rounds(unsigned)
         # Two digits can represent up to about sqrt(size) numbers that are too large. Such a result is
         # permuted again until it is below `size` (cycle walking). This loop ends, because the cycle of the

@@ -13,7 +13,9 @@ import select
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ddp_hpc.errors import LaunchError, RendezvousError
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 _POLL_S = 0.002
 _FINALIZE_ANSWER_S = 2.0  # Hydra's proxy usually answers within a millisecond
@@ -41,13 +44,56 @@ class Comm(Protocol):
         """Returns rank 0's value on every rank. Collective: every rank must call this."""
 
     def allgather(self, value: T) -> list[T]:
-        """Returns every rank's value, in rank order. Collective: every rank must call this."""
+        """Returns every rank's value, in rank order. Collective: every rank must call this.
+
+        Each of N ranks receives N values, so prefer `combine` where its answer is sufficient.
+        """
+
+    def combine(self, value: T, rule: Callable[[list[T]], A]) -> A:
+        """Returns the answer that `rule` computes on rank 0 from every rank's value, in rank order.
+
+        Collective: every rank must call this.
+        """
 
     def barrier(self, what: str) -> None:
         """Returns once all ranks have called it; `what` names the barrier in error messages.
 
         Collective: every rank must call this.
         """
+
+
+@dataclass(frozen=True)
+class Members(Generic[T]):
+    """The values of the ranks that belong to one group, for example to one node."""
+
+    values: list[T]
+    """The values of the ranks of this group, in rank order."""
+    index: int
+    """The number of this group, from 0, in the order of the first ranks of all groups."""
+    num_groups: int
+
+
+class GroupComm(Comm, Protocol):
+    """A `Comm` whose ranks can also send different answers to different ranks."""
+
+    def gather(self, what: str, value: T) -> list[T]:
+        """Returns every rank's value on rank 0, in rank order, and an empty list on the others.
+
+        The other ranks do not wait. `what` names the values in error messages.
+
+        Collective: every rank must call this.
+        """
+
+    def members(self, group: str, value: T) -> Members[T]:
+        """Returns the values of the ranks that specify the same `group`.
+
+        Collective: every rank must call this.
+        """
+
+
+def first_text(texts: list[str]) -> str:
+    """Returns the first text that is not empty, such as the problem of the first affected rank."""
+    return next(filter(None, texts), "")
 
 
 class SingleComm:
@@ -63,6 +109,18 @@ class SingleComm:
     def allgather(self, value: T) -> list[T]:
         """Returns a list that contains only this rank's value."""
         return [value]
+
+    def combine(self, value: T, rule: Callable[[list[T]], A]) -> A:
+        """Returns the answer for this rank's value."""
+        return rule([value])
+
+    def gather(self, what: str, value: T) -> list[T]:  # noqa: ARG002 - there is nothing to wait for
+        """Returns a list that contains only this rank's value."""
+        return [value]
+
+    def members(self, group: str, value: T) -> Members[T]:  # noqa: ARG002 - there is only one group
+        """Returns a group that contains only this rank's value."""
+        return Members([value], 0, 1)
 
     def barrier(self, what: str) -> None:
         """Returns immediately, because there are no other ranks."""
@@ -83,6 +141,11 @@ class MpiComm:
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value. Collective: every rank must call this."""
         return self._comm.allgather(value)
+
+    def combine(self, value: T, rule: Callable[[list[T]], A]) -> A:
+        """Returns the answer of rank 0's `rule`. Collective: every rank must call this."""
+        values = self._comm.gather(value, root=0)
+        return self._comm.bcast(None if values is None else rule(values), root=0)  # type: ignore[no-any-return]  # as above
 
     def barrier(self, what: str) -> None:  # noqa: ARG002 - an MPI barrier has no name
         """Returns once all ranks have called it. Collective: every rank must call this."""
@@ -118,10 +181,12 @@ class MpiComm:
 
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         local_rank, local_size = node.Get_rank(), node.Get_size()
-        leader = node.bcast(self.rank, root=0)
+        leads = int(local_rank == 0)
+        # The number of a node is the number of first ranks of nodes before its own first rank.
+        num_before = self._comm.exscan(leads)
+        node_rank = node.bcast(num_before or 0, root=0)
         node.Free()
-        leaders = sorted(set(self._comm.allgather(leader)))
-        return local_rank, local_size, leaders.index(leader), len(leaders)
+        return local_rank, local_size, node_rank, self._comm.allreduce(leads)
 
 
 def abort_mpi(exit_code: int, patience_s: float) -> None:

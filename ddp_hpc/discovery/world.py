@@ -190,7 +190,7 @@ def _started_by(
     launcher.
     """
     if other_values.world_size is None:
-        # PMIx and PALS provide a rank without a size: the rank of an agent is less than the number of agents.
+        # PMIx and PALS provide a rank but no size, so compare the rank with the number of torchrun agents.
         num_agents = reported.num_nodes if launcher.name == "torchrun" else None
         return num_agents is not None and other_values.rank is not None and other_values.rank < num_agents
     if other_values.world_size == 1:
@@ -241,9 +241,8 @@ def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
             )
     # Stale variables often contain rank 0, so the actual rank 0 may not detect a mismatch. The ranks exchange
     # their problems, because otherwise rank 0 would continue alone.
-    problems = [text for text in mpi.allgather(problem) if text]
-    if problems:
-        error = LaunchError(problems[0])
+    if problem := mpi.combine(problem, comm_module.first_text):
+        error = LaunchError(problem)
         error.on_all_ranks = True
         raise error
     of_mpi = dict(zip(VALUE_NAMES, (mpi.rank, mpi.size, *mpi.node_layout()), strict=True))

@@ -1,4 +1,4 @@
-"""`ddp_hpc.deadline`: when the job ends, for any training loop that saves its own checkpoints."""
+"""`ddp_hpc.deadline`: tells a training loop that saves its own checkpoints when to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs Lightning's Trainer under any launcher and beyond the walltime, with either of its two packages."""
+"""Runs the Trainer of `lightning` or `pytorch_lightning` under any launcher and beyond the walltime."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class StopBeforeDeadline(Callback):
         self._deadline: JobDeadline | None = None
         self._last_step = 0
         self._is_sanity_checked = self._is_saving = False
-        # The state of the training loop at which a run that must stop is resumed.
+        # If the run must stop: the state of the training loop from which the next job resumes.
         self._position: dict[str, Any] | None = None
 
     def newest_checkpoint(self) -> str | None:
@@ -273,8 +273,9 @@ class StopBeforeDeadline(Callback):
         self._last_step = trainer.global_step
         # After the last step, the run is complete.
         if self._deadline.should_stop() and not _is_complete_run(trainer):
-            # Lightning can resume only from this position. It still calls the hooks of the module and of
-            # later callbacks, and validates. The rest of the state is saved when the next step begins.
+            # Lightning can resume only from this position. After this hook, it still calls the hooks of the
+            # module and of later callbacks, and validates, so the rest of the state is saved when the next
+            # step begins.
             self._position = copy.deepcopy(trainer.fit_loop.state_dict())
 
     def _save_and_requeue(self, trainer: Trainer) -> None:
@@ -290,7 +291,7 @@ class StopBeforeDeadline(Callback):
 
 
 def _remove_others(path: Path) -> None:
-    """Removes the checkpoints of earlier deadlines, so that a run of many jobs does not fill the disk."""
+    """Removes the checkpoints that earlier jobs saved at their deadlines, to limit the use of the disk."""
     for other in path.parent.glob(f"{_OWN_NAME}*{_SUFFIX}"):
         if other == path:
             continue

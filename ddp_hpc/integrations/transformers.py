@@ -124,7 +124,7 @@ class StopBeforeDeadline(TrainerCallback):
         if _ends_epoch(state):
             control.should_save = True
             return
-        # The Trainer calls this hook although the epoch has not ended.
+        # Because the run stops, the Trainer calls this hook in the middle of an epoch: skip its evaluation.
         control.should_evaluate = False
         control.should_save = self._saved_step != state.global_step
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
+from ddp_hpc.discovery.comm import first_text
 from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.arguments import with_argument_names
@@ -50,10 +51,10 @@ class ConnectedWorld:
 
     def __init__(self, config: TrainConfig, group: Group, parts: Parts, progress: Progress) -> None:
         world = group.world
-        hosts = list(dict.fromkeys(group.comm.allgather(world.hostname)))
+        node = group.comm.members(world.hostname, None)
         self.rank, self.world_size, self.local_rank = world.rank, world.world_size, world.local_rank
-        self.node_rank = hosts.index(world.hostname) if world.node_rank is None else world.node_rank
-        self.num_nodes = len(hosts) if world.num_nodes is None else world.num_nodes
+        self.node_rank = node.index if world.node_rank is None else world.node_rank
+        self.num_nodes = node.num_groups if world.num_nodes is None else world.num_nodes
         self.device = group.device
         # Used by the other modules of ddp_hpc.library; not part of the public API.
         self.config, self.group, self.parts, self.progress = config, group, parts, progress
@@ -267,7 +268,7 @@ def _leave(world: ConnectedWorld) -> None:
     world.group.comm.barrier("the end of ddp_hpc.distributed()")
     # If one rank has requested another job, all ranks stop: otherwise, the launcher would kill the ranks that
     # are still running.
-    world.stopped = next(filter(None, world.group.comm.allgather(world.stopped)), "")
+    world.stopped = world.group.comm.combine(world.stopped, first_text)
     if world.parts.heartbeat is not None:
         world.parts.heartbeat.close()
 

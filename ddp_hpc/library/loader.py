@@ -127,7 +127,7 @@ class WorldLoader:
     def _order(self, epoch: int) -> EpochOrder | SamplerOrder:
         seed, options = self.config.seed, self._options
         if options.sampler is None:
-            # With drop_last, the positions of the epoch end before the last samples in this order.
+            # With drop_last, the steps of the epoch do not reach the last samples in this order.
             return EpochOrder(self._source.num_samples, seed, epoch, options.shuffle)
         return SamplerOrder(options.sampler, seed, epoch)
 

@@ -110,8 +110,12 @@ def differing_objects(state: TrainingState) -> list[str]:
             if tensor.device.type == "cpu" and tensor.nbytes <= _MOST_COMPARED_BYTES:
                 digest = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, digest)
         own[name] = digest
-    of_ranks = state.group.comm.allgather(own)
-    return [name for name in own if any(theirs.get(name) != of_ranks[0].get(name) for theirs in of_ranks)]
+    return state.group.comm.combine(own, _differing_names)
+
+
+def _differing_names(of_ranks: list[dict[str, int]]) -> list[str]:
+    names = dict.fromkeys(name for theirs in of_ranks for name in theirs)
+    return [name for name in names if any(theirs.get(name) != of_ranks[0].get(name) for theirs in of_ranks)]
 
 
 class _WithLearningRates:
@@ -131,7 +135,7 @@ class _WithLearningRates:
         self._scheduler.load_state_dict(state["scheduler"])
         for group, options in zip(self._scheduler.optimizer.param_groups, state["optimizer"], strict=True):
             for key, value in options.items():
-                if isinstance(group.get(key), Tensor):  # a compiled optimizer reads the learning rate from it
+                if isinstance(group.get(key), Tensor):  # a compiled optimizer keeps using this tensor
                     group[key].copy_(value)
                 else:
                     group[key] = value

@@ -28,7 +28,7 @@ from ddp_hpc.library.saved_state import (
 from ddp_hpc.options import read_directory
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.health.preemption import next_exchange
-from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.health.run_lifecycle import Losses, RunLifecycle, manage_run
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.snapshots.object_states import Stateful
@@ -93,11 +93,10 @@ class Snapshots:
         own = torch.tensor(
             self._lifecycle.report(step_s, step_s), dtype=torch.float64, device=self._world.device
         )
-        reports = [RankReport(*one) for one in self._world.gather(own).tolist()]
+        reports = RankReports(self._world.gather(own).cpu())
         is_last = self._loader is not None and not len(self._loader)
         decision = self._lifecycle.decide(reports, self._position, is_last)
-        slowest_s = max(one.step_s for one in reports)
-        self._exchange_at = next_exchange(step, slowest_s)
+        self._exchange_at = next_exchange(step, reports.slowest_step_s())
         self._exchanged_step, self._exchanged_s, self._stop = step, now_s, decision.stop
         if decision.save:
             self._save()

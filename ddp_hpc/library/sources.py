@@ -51,7 +51,7 @@ class PairSource:
         return self.samples.num_samples
 
     def batches(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
-        """Yields pairs of tensors."""
+        """Yields the samples of each batch as a pair of tensors (src, tgt) on the device."""
         loader = Loader(self.samples, device, workers=self.workers, timeout_s=self.timeout_s)
         with closing(loader.batches(numbers for _, numbers in wanted)) as batches:
             for src, tgt in batches:
@@ -83,7 +83,7 @@ class DatasetSource:
     workers: WorkerOptions = field(default_factory=WorkerOptions)
 
     def batches(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
-        """Yields the results of `read`."""
+        """Yields the samples of each batch on the device, as `read` has combined them."""
         if not self.workers.num_workers:
             for _, numbers in wanted:
                 yield move(self.read(numbers.tolist()), device)

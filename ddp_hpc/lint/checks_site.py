@@ -105,10 +105,18 @@ def _asks_for_gpus(script: Script) -> str:
 
 
 def _entries(subject: Subject) -> tuple[Queue, ...]:
+    """Return the entries of the profile for the job's queue, or for jobs that name no queue."""
     site = _same_scheduler(subject)
-    if site is None or subject.queue is None:
+    if site is None:
         return ()
-    return queue_entries(site, subject.queue[1], subject.qos)
+    return queue_entries(site, subject.queue[1] if subject.queue else "", subject.qos)
+
+
+def _limited_by(subject: Subject) -> str:
+    """Return what has the limits of `_entries`: the queue, or the site if the job names no queue."""
+    if subject.queue:
+        return f"queue {plain(subject.queue[1])}"
+    return subject.site.title if subject.site else ""
 
 
 def _nodes(subject: Subject) -> int | None:
@@ -147,12 +155,12 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
 @check("SITE006", "warning", "more or fewer nodes than the queue allows")
 def _nodes_of_queue(subject: Subject) -> Iterator[Problem]:
     entries, nodes = _entries(subject), _nodes(subject)
-    if nodes and entries and subject.queue and not any(entry.takes_nodes(nodes) for entry in entries):
+    if nodes and entries and not any(entry.takes_nodes(nodes) for entry in entries):
         least, most = min(e.min_nodes for e in entries), max(e.max_nodes for e in entries)
         limits = f"{least} to {most}" if most else f"{least} or more"
         yield Problem(
-            subject.queue[0],
-            f"{nodes} nodes are requested, but queue {subject.queue[1]} accepts {limits}",
+            subject.queue[0] if subject.queue else subject.line_of("--nodes", "-N", "select"),
+            f"{nodes} nodes are requested, but {_limited_by(subject)} accepts {limits}",
             "choose another queue, or another number of nodes",
         )
 
@@ -163,13 +171,15 @@ def _walltime_of_queue(subject: Subject) -> Iterator[Problem]:
     fitting = [e for e in _entries(subject) if nodes is None or e.takes_nodes(nodes)]
     limits_s = [parse_walltime_s(e.max_walltime) if e.max_walltime else sys.maxsize for e in fitting]
     most_s = max(limits_s, default=sys.maxsize)
-    if subject.walltime and subject.queue and walltime_s > most_s:
+    if subject.walltime and walltime_s > most_s:
         for_nodes = f" for {nodes} nodes" if nodes else ""
         yield Problem(
             subject.walltime[0],
-            f"{format_walltime(walltime_s)} is requested, but queue {subject.queue[1]} allows "
+            f"{format_walltime(walltime_s)} is requested, but {_limited_by(subject)} allows "
             f"{format_walltime(most_s)}{for_nodes}",
-            "request less time or choose another queue, as a routing queue may drop the job silently",
+            "request less time or choose another queue, as a routing queue may drop the job silently"
+            if subject.queue
+            else "request less time",
         )
 
 
@@ -236,10 +246,10 @@ def _inner_queue(subject: Subject) -> Iterator[Problem]:
 def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
     limits_s = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
     walltime_s, least_s = subject.walltime_s or 0, min(limits_s, default=0)
-    if subject.queue and subject.walltime and 0 < walltime_s < least_s:
+    if subject.walltime and 0 < walltime_s < least_s:
         yield Problem(
             subject.walltime[0],
-            f"{format_walltime(walltime_s)} is requested, but queue {plain(subject.queue[1])} "
+            f"{format_walltime(walltime_s)} is requested, but {_limited_by(subject)} "
             f"requires {format_walltime(least_s)} or more",
             f"request at least {format_walltime(least_s)}",
         )
@@ -249,11 +259,10 @@ def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
 def _gpus_of_queue(subject: Subject) -> Iterator[Problem]:
     nodes, gpus = _nodes(subject), subject.gpus_per_node
     most = [entry.max_devices for entry in _entries(subject)]
-    if subject.queue and nodes and gpus and most and all(most) and nodes * gpus > max(most):
+    if nodes and gpus and most and all(most) and nodes * gpus > max(most):
         yield Problem(
-            subject.queue[0],
-            f"{nodes * gpus} GPUs are requested in total, but queue {plain(subject.queue[1])} allows "
-            f"{max(most)}",
+            subject.queue[0] if subject.queue else subject.line_of("--nodes", "-N", "select"),
+            f"{nodes * gpus} GPUs are requested in total, but {_limited_by(subject)} allows {max(most)}",
             "choose another queue, or fewer nodes",
         )
 

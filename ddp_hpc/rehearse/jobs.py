@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from ddp_hpc.rehearse import start
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
 Attributes = dict[str, Any]
+
+# Subjob I of array N of PBS has the internal number N * SUBJOBS + I + 1.
+SUBJOBS = 10**6
 
 
 def next_number(path: Path, first: int) -> int:
@@ -44,8 +48,14 @@ def job_file(root: Path, number: int) -> Path:
 
 
 def numbers(root: Path) -> list[int]:
-    """Returns the numbers of all submitted jobs, in ascending order."""
-    return sorted(int(path.stem) for path in (root / "jobs").glob("*.json"))
+    """Returns the numbers of all jobs, in the order of submission."""
+    found = (int(path.stem) for path in (root / "jobs").glob("*.json"))
+    return sorted(found, key=lambda number: (sequence_number(number), number))
+
+
+def sequence_number(number: int) -> int:
+    """Returns the number in the ID of a job, which all subjobs of an array share."""
+    return number // SUBJOBS or number
 
 
 def delete_request(root: Path, number: int) -> Path:
@@ -82,14 +92,17 @@ def load(root: Path, number: int) -> Attributes:
 
 
 def find_job(word: str, root: Path, message: str, exit_code: int = 1) -> int:
-    """Returns the number of an existing job.
+    """Returns the number of an existing job; a task of an array is `12_3` in Slurm and `12[3]` in LSF.
 
     Raises:
         RefusedError: the job does not exist. The error has the given message and exit code.
     """
-    if not (word.isascii() and word.isdecimal() and job_file(root, int(word)).exists()):
+    match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,7})|\[([0-9]{1,7})\])?", word)
+    if match is None or not job_file(root, int(match[1])).exists():
         raise RefusedError(message, exit_code)
-    return int(word)
+    if (index := match[2] or match[3]) and load(root, int(match[1])).get("array_index") != int(index):
+        raise RefusedError(message, exit_code)
+    return int(match[1])
 
 
 def save_script(path: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +51,8 @@ class Queue:
     """The texts of other programs that the scheduler installs, by name."""
     requested_nodes: Callable[[Script], int]
     walltime_s: Callable[[Script], int]
+    array_indices: Callable[[Script], Sequence[int]]
+    """Returns the indices of the job array that the script requests; empty if it requests none."""
     launcher: str = ""
     """The scheduler's own launcher; empty if ranks are started by mpiexec."""
     mpiexec: str

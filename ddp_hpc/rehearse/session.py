@@ -167,6 +167,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
             first_job=100_000 + secrets.randbelow(800_000),
             walltime_s=options.walltime_s or 0,
             max_jobs=options.max_jobs,
+            array_index=-1 if plan.array_index is None else plan.array_index,
             keeper_pid=keeper_pid,
             **({"kill_delay_s": kill_delay_s} if kill_delay_s else {}),
         )

@@ -38,4 +38,5 @@ class Settings(JsonFile):
     max_jobs: int = 0  # maximum number of starts, requeues included; further jobs are held
     kill_delay_s: float = 10.0  # time between SIGTERM and SIGKILL
     poll_s: float = 0.05  # interval at which a daemon checks its job
+    array_index: int = -1  # the task of a job array that a rehearsal runs, if the array has this index
     keeper_pid: int = 0  # jobs are killed when this process has ended

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddp_hpc.discovery.comm import Comm
+from ddp_hpc.discovery.comm import Comm, first_text
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
     fabric_interface,
@@ -114,10 +114,10 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
         store = connect(host, [port], lambda: key, min(timeout_s, _CONNECT_S))
     except RendezvousError as error:
         problem = f"{_name(world)} cannot reach rank 0 at {host}:{port}: {error}"
-    problems = [text for text in comm.allgather(problem) if text]
-    if problems or store is None:
+    problem, num_affected = comm.combine(problem, _first_and_number)
+    if problem or store is None:
         hint = "set DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR for the network that connects the nodes"
-        text = f"{problems[0]} ({why}); {len(problems)} of {world.world_size} ranks are affected; {hint}"
+        text = f"{problem} ({why}); {num_affected} of {world.world_size} ranks are affected; {hint}"
         stop_together(world.rank, RendezvousError(text))
     return Endpoint(
         host=host,
@@ -127,6 +127,10 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
         process=process,
         listen=listen,
     )
+
+
+def _first_and_number(problems: list[str]) -> tuple[str, int]:
+    return first_text(problems), sum(map(bool, problems))
 
 
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
@@ -187,7 +191,7 @@ def wait_for_ranks(store: StoreClient, numbers: list[int], timeout_s: float, ans
         message.
     """
     try:
-        store.get([f"{_SHARED}/{number}" for number in numbers], timeout_s)
+        store.take(_SHARED, len(numbers), timeout_s)
     except RendezvousError as error:
         if not isinstance(error, TimeoutError):
             raise
@@ -213,7 +217,7 @@ def join_store(
     """
     store = _connect_as(point, key, number, name, connect_s)
     try:
-        store.set(f"{_SHARED}/{number}", short_hostname().encode(), _ANSWER_S)
+        store.give(_SHARED, number, short_hostname().encode(), _ANSWER_S)
         result = store.get([f"{_SHARED}/result"], result_s)[0].decode("utf-8", "replace")
     except (ConnectionError, TimeoutError) as error:
         where = f"{point.host}:{store.port}"
@@ -278,10 +282,10 @@ def _interface_towards(world: World, environ: Environ, host: str, port: int) -> 
 
 
 def _missing_text(store: StoreClient, numbers: list[int], timeout_s: float) -> str:
-    here = [number for number in numbers if store.check([f"{_SHARED}/{number}"], _ANSWER_S)]
-    missing = sorted(set(numbers) - set(here))
+    given = store.given(_SHARED, _ANSWER_S)
+    missing = sorted(set(numbers) - set(given))
     ranks = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    hosts = sorted({value.decode() for value in store.get([f"{_SHARED}/{n}" for n in here], _ANSWER_S)})
+    hosts = sorted({value.decode() for value in given.values()})
     joined = f"; ranks on {', '.join(hosts[:8])} did" if hosts else ""
     return (
         f"{len(missing)} of {len(numbers)} ranks did not connect to rank 0 ({short_hostname()}, "

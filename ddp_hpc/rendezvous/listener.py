@@ -40,7 +40,9 @@ def open_listener(ports: Sequence[int], address: str = "") -> socket.socket:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 where = f"port {port} of {address or socket.gethostname()}"
-                raise RendezvousError(f"cannot listen on {where}") from error
+                raise RendezvousError(
+                    f"cannot listen on {where}; check MASTER_ADDR and MASTER_PORT"
+                ) from error
     if len(ports) == 1:
         raise RendezvousError(
             f"port {ports[0]} of {socket.gethostname()} is used by another program; unset MASTER_PORT to use "

@@ -28,6 +28,7 @@ from ddp_hpc.rendezvous.store_protocol import (
     Op,
     ProtocolError,
     Status,
+    batched_pairs,
     response,
     server_proof,
     stream_keys,
@@ -110,6 +111,19 @@ class StoreClient:
     def append(self, key: str, value: bytes, timeout_s: float) -> None:
         """Appends bytes to the value of a key."""
         self._call(Op.APPEND, [key.encode(), value], timeout_s)
+
+    def give(self, key: str, number: int, value: bytes, timeout_s: float) -> None:
+        """Adds the value of the rank with this number to the values that another rank takes."""
+        self._call(Op.GIVE, [key.encode(), b"%d" % number, value], timeout_s)
+
+    def take(self, key: str, size: int, timeout_s: float) -> list[bytes]:
+        """Waits until `size` ranks have given a value; returns the values by rank, and removes them."""
+        return self._call(Op.TAKE, [key.encode(), b"%d" % size], timeout_s)
+
+    def given(self, key: str, timeout_s: float) -> dict[int, bytes]:
+        """Returns the values that have been given so far, by rank."""
+        fields = self._call(Op.GIVEN, [key.encode()], timeout_s)
+        return {int(number): value for number, value in batched_pairs(fields)}
 
     def count(self, timeout_s: float) -> int:
         """Returns the number of keys in the store."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TypeVar
 
+from ddp_hpc.discovery.comm import Members
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError
 
 T = TypeVar("T")
+A = TypeVar("A")
+
+_ENDED = ": the store on rank 0 has ended"
+_RANK_0 = "rank 0 and all other ranks at {}"
 
 
 class StoreComm:
@@ -31,14 +37,18 @@ class StoreComm:
         if self.rank == 0:
             self._set(key, json.dumps(value))
             return value
-        return json.loads(self._get([key], f"rank 0 to send {key}")[0])  # type: ignore[no-any-return]  # the JSON text of a T decodes to a T
+        return json.loads(self._get(key, f"rank 0 to send {key}"))  # type: ignore[no-any-return]  # the JSON text of a T decodes to a T
 
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value, in rank order. Collective: every rank must call this.
 
         Rank 0 collects the values and sends one list, which takes 2 N messages instead of N x N.
         """
-        return self._collect("allgather", value)
+        return self.combine(value, lambda values: values)
+
+    def combine(self, value: T, rule: Callable[[list[T]], A]) -> A:
+        """Returns the answer that `rule` computes on rank 0. Collective: every rank must call this."""
+        return self._answer("allgather", value, rule)
 
     def gather(self, what: str, value: T) -> list[T]:
         """Returns every rank's value on rank 0, in rank order, and an empty list on the others.
@@ -47,29 +57,47 @@ class StoreComm:
 
         Collective: every rank must call this.
         """
+        return self._gather(self._next_key(what), what, value)
+
+    def members(self, group: str, value: T) -> Members[T]:
+        """Returns the values of the ranks that specify the same `group`.
+
+        Collective: every rank must call this.
+        """
+        what = "the ranks of each node"
         key = self._next_key(what)
-        self._set(f"{key}/{self.rank}", json.dumps(value))
-        return [json.loads(text) for text in self._gathered(key, what)] if self.rank == 0 else []
+        groups: dict[str, list[T]] = {}
+        for name, theirs in self._gather(key, what, (group, value)):
+            groups.setdefault(name, []).append(theirs)
+        for index, (name, values) in enumerate(groups.items()):
+            self._set(f"{key}/of {name}", json.dumps([values, index, len(groups)]))
+        return Members(*json.loads(self._get(f"{key}/of {group}", _RANK_0.format(what))))
 
     def barrier(self, what: str) -> None:
         """Returns once all ranks have called it; an error names `what` and the missing ranks.
 
         Collective: every rank must call this.
         """
-        self._collect(what, None)
+        self._answer(what, None, lambda _: None)
 
-    def _collect(self, what: str, value: T) -> list[T]:
+    def _answer(self, what: str, value: T, rule: Callable[[list[T]], A]) -> A:
         key = self._next_key(what)
-        self._set(f"{key}/{self.rank}", json.dumps(value))
+        values = self._gather(key, what, value)
         if self.rank == 0:
-            text = b"[" + b",".join(self._gathered(key, what)) + b"]"
+            text = json.dumps(rule(values)).encode()
             self._set(key, text.decode())
         else:
-            text = self._get([key], f"rank 0 and all other ranks at {what}")[0]
+            text = self._get(key, _RANK_0.format(what))
         return json.loads(text)  # type: ignore[no-any-return]  # as above
 
-    def _gathered(self, key: str, what: str) -> list[bytes]:
-        return self._get([f"{key}/{rank}" for rank in range(self.size)], what)
+    def _gather(self, key: str, what: str, value: T) -> list[T]:
+        self._store.give(key, self.rank, json.dumps(value).encode(), self._limit_s)
+        if self.rank != 0:
+            return []
+        try:
+            return [json.loads(text) for text in self._store.take(key, self.size, self._limit_s)]
+        except RendezvousError as error:
+            raise RendezvousError(f"{self._waited(what)}{self._missing(key)}") from error
 
     def _next_key(self, what: str) -> str:
         self._num_calls += 1
@@ -83,19 +111,24 @@ class StoreComm:
         # Only rank 0 knows the missing ranks, so its time limit must be the shortest.
         return self.timeout_s + (0.0 if self.rank == 0 else min(10.0, self.timeout_s))
 
-    def _get(self, keys: list[str], what: str) -> list[bytes]:
+    def _get(self, key: str, what: str) -> bytes:
         try:
-            return self._store.get(keys, self._limit_s)
+            return self._store.get([key], self._limit_s)[0]
+        except StoreLostError as error:
+            raise RendezvousError(f"{self._waited(what)}{_ENDED}") from error
         except RendezvousError as error:
-            text = f"rank {self.rank} waited without success (limit {self._limit_s:g} s) for {what}"
-            raise RendezvousError(f"{text}{self._missing(keys)}") from error
+            raise RendezvousError(self._waited(what)) from error
 
-    def _missing(self, keys: list[str]) -> str:
+    def _waited(self, what: str) -> str:
+        return f"rank {self.rank} waited without success (limit {self._limit_s:g} s) for {what}"
+
+    def _missing(self, key: str) -> str:
         try:
-            missing = [key.rpartition("/")[2] for key in keys if not self._store.check([key], self.timeout_s)]
+            given = self._store.given(key, self.timeout_s)
         except StoreLostError:
-            return ": the store on rank 0 has ended"
+            return _ENDED
         except RendezvousError:
             return ""
+        missing = [str(rank) for rank in range(self.size) if rank not in given]
         names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-        return f": rank {names} did not arrive" if len(keys) > 1 else ""
+        return f": rank {names} did not arrive"

@@ -47,6 +47,9 @@ class Op(IntEnum):
     LIST = 10  # no fields
     CANCEL = 11  # no fields; the client no longer waits for the request with this number; not answered
     GOODBYE = 12  # no fields; rank 0 is about to end on purpose
+    GIVE = 13  # fields: key, then number and value of one or more ranks
+    TAKE = 14  # fields: key, number of ranks; answered with their values once all ranks have given theirs
+    GIVEN = 15  # field: key; answered with number and value of each rank that has given its value
 
 
 class Status(IntEnum):
@@ -144,6 +147,15 @@ class FrameReader:
             self._number += 1
             kind, request = _BODY.unpack_from(body)
             yield kind, request, _fields(body)
+
+
+def batched_pairs(fields: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the fields in pairs, such as the number and the value of each rank.
+
+    Raises:
+        ValueError: the number of fields is odd.
+    """
+    return zip(fields[::2], fields[1::2], strict=True)
 
 
 def _frame_mac(key: bytes, number: int, body: bytes) -> bytes:

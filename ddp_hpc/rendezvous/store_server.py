@@ -29,6 +29,7 @@ from ddp_hpc.rendezvous.store_protocol import (
     Op,
     ProtocolError,
     Status,
+    batched_pairs,
     challenge,
     is_response,
     server_proof,
@@ -63,13 +64,14 @@ class _Connection:
 
 @dataclass(eq=False)
 class _Wait:
-    """A request that is answered once its missing keys exist."""
+    """A request that is answered once its missing keys exist, or once `size` ranks have given a value."""
 
     connection: _Connection
     request: int
     keys: list[bytes]
     missing: set[bytes]
     wants_values: bool
+    size: int = 0
 
 
 class StoreServer:
@@ -107,6 +109,8 @@ class StoreServer:
         self._values: dict[bytes, bytes] = {}
         self._num_bytes = 0
         self._waiting: dict[bytes, set[_Wait]] = {}
+        self._given: dict[bytes, dict[int, bytes]] = {}
+        self._takers: dict[bytes, _Wait] = {}
         self._connections: set[_Connection] = set()
         self._unauthenticated: dict[_Connection, None] = {}  # in the order of their arrival
         self._num_refused = 0
@@ -284,6 +288,12 @@ class StoreServer:
             if request in connection.waits:
                 self._cancel_wait(connection.waits.pop(request))
             return
+        if op == Op.TAKE:
+            key, size = fields
+            wait = _Wait(connection, request, [key], set(), wants_values=True, size=int(size))
+            connection.waits[request] = self._takers[key] = wait
+            self._answer_taker(key)
+            return
         try:
             answer = self._do(op, fields)
         except _RefusedError as error:
@@ -318,6 +328,12 @@ class StoreServer:
             case Op.APPEND, [key, value]:
                 self._set(key, values.get(key, b"") + value)
                 return []
+            case Op.GIVE, [key, *pairs]:
+                self._give(key, {int(number): value for number, value in batched_pairs(pairs)})
+                return []
+            case Op.GIVEN, [key]:
+                given = sorted(self._given.get(key, {}).items())
+                return [field for number, value in given for field in (b"%d" % number, value)]
             case Op.COUNT, []:
                 return [b"%d" % len(values)]
             case Op.LIST, []:
@@ -336,19 +352,36 @@ class StoreServer:
 
     def _set(self, key: bytes, value: bytes) -> None:
         old = self._values.get(key)
-        grown = len(value) - len(old) if old is not None else len(key) + len(value) + _PER_ENTRY_BYTES
-        if self._num_bytes + grown > self._max_bytes:
-            raise _RefusedError(
-                f"the ranks' store contains {self._num_bytes} bytes; {grown} more would exceed its limit of "
-                f"{self._max_bytes}"
-            )
-        self._num_bytes += grown
+        self._grow(len(value) - len(old) if old is not None else len(key) + len(value) + _PER_ENTRY_BYTES)
         self._values[key] = value
         for wait in self._waiting.pop(key, ()):
             wait.missing.discard(key)
             if not wait.missing:
                 del wait.connection.waits[wait.request]
                 self._answer(wait)
+
+    def _grow(self, num_bytes: int) -> None:
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise _RefusedError(
+                f"the ranks' store contains {self._num_bytes} bytes; {num_bytes} more would exceed its limit "
+                f"of {self._max_bytes}"
+            )
+        self._num_bytes += num_bytes
+
+    def _give(self, key: bytes, values: dict[int, bytes]) -> None:
+        self._grow(_size_of(values))
+        given = self._given.setdefault(key, {})
+        self._num_bytes -= _size_of({number: given[number] for number in values if number in given})
+        given |= values
+        self._answer_taker(key)
+
+    def _answer_taker(self, key: bytes) -> None:
+        wait, given = self._takers.get(key), self._given.get(key, {})
+        if wait is None or len(given) < wait.size:
+            return
+        del wait.connection.waits[wait.request], self._takers[key]
+        self._num_bytes -= _size_of(self._given.pop(key, {}))
+        self._reply(wait.connection, Status.DONE, wait.request, [value for _, value in sorted(given.items())])
 
     def _wait(self, connection: _Connection, request: int, keys: list[bytes], *, wants_values: bool) -> None:
         missing = {key for key in keys if key not in self._values}
@@ -366,6 +399,8 @@ class StoreServer:
         self._reply(wait.connection, Status.DONE, wait.request, values)
 
     def _cancel_wait(self, wait: _Wait) -> None:
+        if wait.size and self._takers.get(wait.keys[0]) is wait:
+            del self._takers[wait.keys[0]]
         for key in wait.missing:
             waiting = self._waiting.get(key, set())
             waiting.discard(wait)
@@ -383,6 +418,10 @@ class StoreServer:
 
 class _RefusedError(Exception):
     """A request that is rejected; the client receives the message."""
+
+
+def _size_of(values: dict[int, bytes]) -> int:
+    return sum(len(value) + _PER_ENTRY_BYTES for value in values.values())
 
 
 def _number(text: bytes) -> int:

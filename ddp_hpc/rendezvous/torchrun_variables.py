@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.discovery.comm import Members
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, Environ
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover
@@ -48,11 +49,11 @@ def torchrun_variables(
     if world.launcher == "torchrun":
         return {}
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
-        host, port, hosts = environ["MASTER_ADDR"], read_port(environ), []
+        host, port, node = environ["MASTER_ADDR"], read_port(environ), None
     elif world.world_size == 1:
-        host, port, hosts = LOOPBACK, _reserved_port(), [world.hostname]
+        host, port, node = LOOPBACK, _reserved_port(), Members([None], 0, 1)
     else:
-        host, port, hosts = _exchange_address(world, environ)
+        host, port, node = _exchange_address(world, environ)
         on_address(world, port)
     given = {
         "RANK": world.rank,
@@ -71,9 +72,8 @@ def torchrun_variables(
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
     node_rank, num_nodes = world.node_rank, world.num_nodes
-    if hosts:
-        names = list(dict.fromkeys(hosts))
-        node_rank, num_nodes = names.index(world.hostname), len(names)
+    if node is not None:
+        node_rank, num_nodes = node.index, node.num_groups
     if node_rank is not None:
         given |= {"GROUP_RANK": node_rank, "NODE_RANK": node_rank}
     if num_nodes is not None:
@@ -83,8 +83,8 @@ def torchrun_variables(
     return {**added, ADDED_BY_EXEC: ",".join(added)}
 
 
-def _exchange_address(world: World, environ: dict[str, str]) -> tuple[str, int, list[str]]:
-    """Returns rank 0's address, its port for torch's store, and the host of each rank. Collective."""
+def _exchange_address(world: World, environ: dict[str, str]) -> tuple[str, int, Members[None]]:
+    """Returns rank 0's address, its port for torch's store, and the ranks of this node. Collective."""
     if LAUNCH_ID not in environ and not world.is_multi_node:
         # All ranks of one node have the same parent (mpiexec or its proxy), which identifies the launch.
         environ = {**environ, LAUNCH_ID: _parent_id()}
@@ -101,14 +101,14 @@ def _exchange_address(world: World, environ: dict[str, str]) -> tuple[str, int, 
             ) from None
         assert endpoint is not None
         comm = StoreComm(endpoint.store, world.rank, world.world_size, timeout_s)
-        hosts = comm.allgather(world.hostname)
+        node = comm.members(world.hostname, None)
         port = comm.bcast(_reserved_port() if world.rank == 0 else 0)
         comm.barrier("the start of the program")
         if world.rank == 0:
             with suppress(RendezvousError):
                 endpoint.store.goodbye(_GOODBYE_S)
         endpoint.close()
-    return endpoint.host, port, hosts
+    return endpoint.host, port, node
 
 
 def _timeout_s(environ: Environ) -> float:

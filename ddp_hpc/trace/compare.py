@@ -53,7 +53,10 @@ def _devices(capture: Capture) -> str:
 
 
 def _other_model(capture: Capture, other: Capture) -> tuple[str, float, float] | None:
-    """Returns the operator of the backward pass whose calls per step differ most, if many of them do."""
+    """Returns the operator of the backward pass whose number of calls per step differs most.
+
+    Returns None if the numbers of calls differ by so little that the models are probably equal.
+    """
     this, that = _backward_calls(capture), _backward_calls(other)
     # A compiled model has a single operator instead of those of its layers.
     if not this or not that or any("Compiled" in name for name in (*this, *that)):

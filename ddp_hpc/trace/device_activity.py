@@ -109,7 +109,7 @@ def idle_gaps(
         whole: the start and the end of all steps. After its last event, the device waits for the host.
     """
     starts, ends = busy
-    # If several events end a gap together, the one that was launched first could have begun first.
+    # If several events begin at the end of a gap, the one that was launched first determines the cause.
     order = np.lexsort((launches.moment, events[0]))
     first = order[np.searchsorted(events[0][order], starts)]
     ran_dry = np.append(min(whole[0], int(starts[0])), ends)

@@ -107,7 +107,7 @@ def _fields(capture: Capture) -> dict[str, Any]:
     fields = asdict(capture)
     fields["mean"] |= {"wall_s": capture.mean.wall_s, "device_idle_s": capture.mean.device_idle_s}
     for trace in fields["ranks"]:
-        # The collectives, the steps and the critical path contain the same times.
+        # Omit these fields: the collectives, the steps and the critical path contain the same times.
         for name in ("spans", "busy", "path_links"):
             del trace[name]
     return fields

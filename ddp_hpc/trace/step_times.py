@@ -214,7 +214,7 @@ def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, 
 
 
 def _regions(events: _Named, own: _Mask, steps: Intervals) -> dict[str, Intervals]:
-    """Returns the regions from annotations or, if there are none, from operators of only that region."""
+    """Returns the intervals of each region: those of its annotations or, without these, of its operators."""
     is_op = events.where(lambda category, _: category == "cpu_op")
     regions = {}
     for region in REGIONS:
@@ -227,7 +227,7 @@ def _regions(events: _Named, own: _Mask, steps: Intervals) -> dict[str, Interval
 
 
 def _one_per_step(pieces: Intervals, steps: Intervals) -> Intervals:
-    """Returns the interval from the first to the last of the pieces in each step."""
+    """Returns one interval per step: from the start of its first piece to the end of its last piece."""
     starts, ends = pieces
     inside = [(starts >= start) & (starts < end) for start, end in zip(*steps, strict=True)]
     spans = [(starts[mask].min(), ends[mask].max()) for mask in inside if mask.any()]

@@ -249,7 +249,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class SlowLoad:
-    """The slowest data load."""
+    """The data load that took longest, compared with the median."""
 
     rank: int
     step: int

@@ -1,1 +1,1 @@
-"""The training engine. All modules of this package may import torch."""
+"""The training that `python -m ddp_hpc.train` runs. All modules of this package may import torch."""

@@ -86,7 +86,7 @@ def evaluate(
 
 
 def _broadcast_buffers(strategy: Strategy) -> None:
-    """Copies the buffers of the first replica to all others: running means of batch norms can differ.
+    """Copies the first replica's buffers to all others, because running means of batch norms can differ.
 
     Collective: every rank must call this.
     """

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from ddp_hpc.data.step_shards import Position, Share, weight
 from ddp_hpc.training.health.heartbeat import Heartbeat
 from ddp_hpc.training.health.nonfinite_values import raise_bad_gradients
-from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.health.rank_report import RankReport, RankReports
 from ddp_hpc.training.input.batch_loader import Batch
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.optimizers import lr_at
@@ -43,8 +43,7 @@ class ExchangedSteps:
 
     records: list[StepRecord]
     """The steps with their mean losses over all ranks and their times."""
-    reports: list[RankReport]
-    """The reports of all ranks, in the order of ranks."""
+    reports: RankReports
     non_finite: NonFiniteLoss | None
 
 
@@ -89,8 +88,7 @@ class Pending:
         self._rated_s += sum(record.step_s for record in records)
         self.losses.clear()
         self.records.clear()
-        reports = [RankReport(*one) for one in gathered[:, len(own) :].tolist()]
-        return ExchangedSteps(records, reports, non_finite)
+        return ExchangedSteps(records, RankReports(gathered[:, len(own) :]), non_finite)
 
     def rate(self) -> float:
         """Returns the number of samples per second over all ranks since the last call."""

@@ -112,7 +112,7 @@ class Trainer:
         self._resume()
         self.sinks = open_sinks(config.telemetry, group, self.position.step)
         self.slow_ranks = SlowRankDetector(
-            config.health.skew_limit, group.comm.allgather(group.world.hostname)
+            config.health.skew_limit, group.comm.gather("the host names", group.world.hostname)
         )
         self.clock, self.pending = StepClock(group.device), Pending()
         data = config.data
@@ -241,7 +241,7 @@ class Trainer:
         return decision.stop
 
     def _exchange(self, is_last: bool) -> Decision:
-        """Exchanges the losses of the pending steps and the reports. Waits for the device."""
+        """Exchanges the losses of the pending steps and the ranks' reports. Waits for the device."""
         step, tick = self.position.step, partial(self.heartbeat.at, self.position.step, "exchange")
         tick()
         exchanged = self.pending.exchange(
@@ -252,8 +252,11 @@ class Trainer:
             sink.write(exchanged.records)
         first = exchanged.records[0].loss if step == 1 else self.losses.first
         self.losses = Losses(first, exchanged.records[-1].loss)
-        slowest_s = max(one.step_s for one in exchanged.reports)
-        if line := self.slow_ranks.check([one.own_s for one in exchanged.reports], slowest_s):
+        slowest_s = exchanged.reports.slowest_step_s()
+        # Only rank 0 prints the line, and only rank 0 knows the host names.
+        if self.group.world.rank == 0 and (
+            line := self.slow_ranks.check(exchanged.reports.own_s(), slowest_s)
+        ):
             self.progress.say(line)
         self.exchange_at = next_exchange(step, slowest_s)
         if exchanged.non_finite is not None:

@@ -107,6 +107,7 @@ REQUESTS = [
     ("SITE005", "leonardo", Job(account="P", qos="boost_dbg")),
     ("SITE007", "leonardo", Job(account="P", qos="boost_qos_dbg", walltime_s=3600)),
     ("SITE012", "sophia", Job(account="P", walltime_s=60)),
+    ("SITE007", "narval", Job(account="P", walltime_s=200 * 3600)),
     ("SITE013", "kestrel", Job(account="P", queue="debug")),
     ("RANK008", "polaris", Job(account="P", setup=("export MASTER_PORT=2345",))),
     ("JOB009", "generic_slurm", Job(setup=("export WANDB_API_KEY=0123456789",))),

@@ -94,7 +94,7 @@ class TestGridEngine:
         asked = render(Job(queue="node_q", ranks_per_node=1), load_site("tsubame4"))
         assert "#$ -l node_q=1\n" in asked
         with pytest.raises(
-            RequestError, match=r"queue 'node_h' is not known .*TSUBAME4.* has node_f, node_q"
+            RequestError, match=r"queue 'node_h' is not known .*TSUBAME4.* has the queues node_f, node_q"
         ):
             render(Job(queue="node_h"), load_site("tsubame4"))
 

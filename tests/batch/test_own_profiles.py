@@ -163,13 +163,13 @@ class TestExtends:
 
     def test_of_itself_is_refused(self, own: Own) -> None:
         path = own('extends = "mine"\n' + MINE, in_home=True)
-        assert refused("mine") == f"{path}: extends itself (mine -> mine); remove one of these extends"
+        assert refused("mine") == f"{path}: extends itself (mine -> mine); remove one of these `extends` keys"
 
     def test_in_a_ring_is_refused(self, own: Own) -> None:
         own('extends = "b"\n' + MINE, "a", in_home=True)
         own('extends = "c"\n' + MINE, "b", in_home=True)
         own('extends = "a"\n' + MINE, "c", in_home=True)
-        assert "extends itself (a -> b -> c -> a); remove one of these extends" in refused("a")
+        assert "extends itself (a -> b -> c -> a); remove one of these `extends` keys" in refused("a")
 
     def test_a_ring_further_down_is_refused_too(self, own: Own) -> None:
         own('extends = "b"\n' + MINE, "a", in_home=True)

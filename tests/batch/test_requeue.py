@@ -233,7 +233,7 @@ def test_a_manual_submission_is_always_attempt_1(job: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("said", "code", "line"),
     [
-        ("done 9", 0, "ddp-hpc: all 9 steps are trained; attempt 2 has nothing to do"),
+        ("done 9", 0, "ddp-hpc: the training of 9 steps is complete; attempt 2 has nothing to do"),
         ("failed 3 loss is nan", 1, "error: the previous attempt failed: loss is nan; fix the cause"),
         ("running 0", 1, "error: the previous attempt made no progress"),
         ("requeue 0", 1, "error: the previous attempt made no progress"),

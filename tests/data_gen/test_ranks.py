@@ -40,6 +40,9 @@ class ThreadComm:
     def bcast(self, value: Any) -> Any:
         return self.allgather(value)[0]
 
+    def combine(self, value: Any, rule: Any) -> Any:
+        return rule(self.allgather(value))
+
     def barrier(self, what: str) -> None:
         self.allgather(None)
 

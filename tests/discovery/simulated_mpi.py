@@ -37,6 +37,9 @@ class StandInMpi:
     def bcast(self, value: Any) -> Any:
         return self.allgather(value)[0]
 
+    def combine(self, value: Any, rule: Callable[[list[Any]], Any]) -> Any:
+        return rule(self.allgather(value))
+
     def barrier(self, what: str) -> None:
         self.allgather(what)
 

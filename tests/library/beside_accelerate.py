@@ -11,6 +11,8 @@ import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.gloo_exit  # noqa: F401 - for Accelerate
+
 kind, (parts, batch_size, num_samples) = sys.argv[1], map(int, sys.argv[2:])
 torch.set_default_dtype(torch.float64)
 

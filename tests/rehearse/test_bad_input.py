@@ -25,7 +25,6 @@ NO_SCRIPTS = [
     (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
     (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
     (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not support --hold"),
-    (b"#!/bin/bash\n#SBATCH --array=0-3\ntrue\n", "the stand-in does not support --array"),
     (b"#SBATCH --nodes=1\ntrue\n", "This does not look like a batch script"),
     (b"#!/bin/bash\n#PBS -l select=1 # one\ntrue\n", "qsub: directive error: -l select=1 # one"),
     (b"#!/bin/bash\n#PBS -l walltime=foo\n", "Illegal attribute or resource value Resource_List.walltime"),

@@ -70,6 +70,13 @@ def test_commands_after_the_job_run_when_it_was_cancelled(cluster: Cluster, tmp_
     assert (tmp_path / "after").read_text() == "after 9\n"
 
 
+def test_other_options_reach_sbatch_and_srun(cluster: Cluster, tmp_path: Path) -> None:
+    job_id = submit(cluster, tmp_path, "--directive", "--comment=survey", "--launcher-arg", "--label")
+    assert cluster.wait(job_id).state == "COMPLETED"
+    assert cluster.job(job_id)["Comment"].strip() == "survey"
+    assert "0: arguments: once in runs/ddp after 0" in cluster.job_output(job_id)
+
+
 def test_a_job_runs_in_its_reservation(cluster: Cluster, tmp_path: Path) -> None:
     created = cluster.run(
         ["scontrol", "create", "reservation", "reservationname=school", "starttime=now", "duration=60",

@@ -28,6 +28,9 @@ class FileComm:
     def bcast(self, value):
         return self.allgather(value)[0]
 
+    def combine(self, value, rule):
+        return rule(self.allgather(value))
+
     def barrier(self, what):
         self.allgather(what)
 

@@ -192,8 +192,8 @@ class _Overhears:
         self.heard.append(self._comm.bcast(value))
         return self.heard[-1]
 
-    def allgather(self, value):
-        return self._comm.allgather(value)
+    def combine(self, value, rule):
+        return self._comm.combine(value, rule)
 
 
 def _two_ranks(lost, **limits):

@@ -377,7 +377,7 @@ def test_ranks_of_a_node_get_different_devices(seen, per_rank, expected, monkeyp
 
 def test_too_few_visible_devices_are_reported(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda _: _Gpus(1))
-    with pytest.raises(RequestError, match="--devices-per-rank 2: rank 0 on n1 sees 1"):
+    with pytest.raises(RequestError, match="--devices-per-rank 2: rank 0 on n1 sees only 1"):
         pick_device("cuda", _world(0, 1), 2)
 
 

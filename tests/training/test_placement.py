@@ -75,7 +75,7 @@ def test_a_replica_on_more_gpus_than_are_visible_is_rejected_in_one_line(
     assert job.wait() == [2] * ranks, job.words()
     (line,) = job.errors()
     assert "--devices-per-rank 2: rank 0 on " in line
-    assert "sees 1; " in line
+    assert "sees only 1; " in line
     assert "Traceback" not in job.words()
 
 
@@ -139,7 +139,7 @@ def test_only_rank_0_returns_lines(store: Served, monkeypatch: pytest.MonkeyPatc
 
 def test_a_missing_rank_is_reported(store: Served) -> None:
     comm = StoreComm(store.client(), 0, 3, 0.3)
-    store.client().set("comm/1/the placement/2", b"{}", 5)
+    store.client().give("comm/1/the placement", 2, b"{}", 5)
     with pytest.raises(RendezvousError, match="for the placement: rank 1 did not arrive"):
         check_placement(comm, world_of(0, 3), torch.device("cpu"), "gloo")
 

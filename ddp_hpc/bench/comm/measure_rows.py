@@ -122,7 +122,7 @@ def measure(
     for rank, text in problems[:_MAX_NAMED]:
         say(f"wrong result: {case} on {division}: rank {rank} has {text}")
     if len(problems) > _MAX_NAMED:
-        say(f"wrong result: {case} on {division}: and {len(problems) - _MAX_NAMED} more ranks")
+        say(f"wrong result: {case} on {division}: also on {len(problems) - _MAX_NAMED} more ranks")
     if members is None:
         return None
     return {

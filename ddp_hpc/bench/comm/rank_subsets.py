@@ -69,7 +69,7 @@ def nodes_of(group: Group) -> list[Hashable]:
 
 
 def gather_members(division: Division, group: Group, timeout_s: float) -> Members | None:
-    """Creates the process group of a division; returns None on ranks that do not belong to it.
+    """Creates the process group of this subset of the ranks; returns None on all other ranks.
 
     Collective: every rank must call this. `timeout_s` is the time limit of a collective.
     """

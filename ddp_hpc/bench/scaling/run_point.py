@@ -38,7 +38,9 @@ def run_point(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
                 start_new_session=True,
             )
     except OSError as error:
-        raise DdpHpcError(f"cannot start the point: {error.filename or argv[0]}: {error.strerror}") from error
+        raise DdpHpcError(
+            f"cannot start the training: {error.filename or argv[0]}: {error.strerror}; check the launcher"
+        ) from error
     try:
         with _sigterm_exits():
             return process.wait()

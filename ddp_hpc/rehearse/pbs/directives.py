@@ -21,7 +21,7 @@ USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
        qsub --version"""
 OPTIONS = "A:a:C:c:e:fhIJ:j:k:l:M:m:N:o:P:p:q:R:r:S:u:Vv:W:Xz"  # qsub.1B of OpenPBS
 # These options change output or notifications, but not how the job runs here.
-_WITHOUT_EFFECT = ("-a", "-c", "-f", "-M", "-m", "-P", "-p", "-R", "-S", "-u", "-z")
+_WITHOUT_EFFECT = ("-a", "-c", "-f", "-P", "-R", "-S", "-u", "-z")
 
 _NAME = re.compile(r"[A-Za-z0-9_+][!-#%-~]*")
 _RESOURCE = re.compile(r"\s*([^=,\s]+)(?:=(\S*))?")
@@ -34,6 +34,10 @@ class Request:
     """A job request from the options and directives of qsub. The defaults are those of PBS."""
 
     name: str = ""
+    mail_points: str = "a"
+    mail_users: str = ""
+    priority: int = 0
+    group_list: str = ""
     queue: str = ""
     account: str = ""
     keep: str = ""
@@ -152,6 +156,13 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
             return {"join": value}
         case "-v":
             return {"variables": request.variables | _variables(value, environ)}
+        case "-m":
+            _check(value == "n" or bool(re.fullmatch("[abej]+", value)), option)
+            return {"mail_points": value}
+        case "-p":
+            _check(re.fullmatch("[+-]?[0-9]{1,4}", value) is not None, option)
+            _check(-1024 <= int(value) <= 1023, option)
+            return {"priority": int(value)}
         case "-r":
             if value not in ("y", "n"):
                 raise _IllegalError("illegal -r value")
@@ -166,17 +177,26 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
                 "qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission", 1
             )
         case "-J":
-            match = _ARRAY.fullmatch(value)
-            _check(match is not None and int(match[1]) < int(match[2]), option)
-            assert match is not None
-            return {"indices": range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))}
+            indices = array_indices(value)
+            _check(len(indices) > 0, option)
+            return {"indices": indices}
         case "-C" | "-X":
             raise RefusedError(f"qsub: the stand-in does not support {option}", 99)
         case _ if option in _WITHOUT_EFFECT:
             return {}
         case "-W":
             return _attribute(value)
-    return {{"-A": "account", "-q": "queue", "-o": "output", "-e": "error"}[option]: value}
+    return {
+        {"-A": "account", "-q": "queue", "-M": "mail_users", "-o": "output", "-e": "error"}[option]: value
+    }
+
+
+def array_indices(value: str) -> range:
+    """Returns the indices of `-J`, such as `0-3` or `0-30:10%2`; empty if PBS refuses the value."""
+    match = _ARRAY.fullmatch(value)
+    if match is None or int(match[1]) >= int(match[2]):
+        return range(0)
+    return range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))
 
 
 def _attribute(value: str) -> dict[str, Any]:
@@ -188,7 +208,9 @@ def _attribute(value: str) -> dict[str, Any]:
         return {"after": tuple(pairs)}
     if name == "sandbox":
         return {"is_sandboxed": text == "PRIVATE"}
-    if name in ("group_list", "run_count"):
+    if name == "group_list":
+        return {"group_list": text}
+    if name == "run_count":
         return {}
     _check(re.fullmatch("umask=[0-9]{1,4}", value) is not None, "-W")
     # sscanf("%o") in start_exec.c stops at the first character that is not an octal digit.

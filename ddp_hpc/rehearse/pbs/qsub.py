@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
@@ -62,16 +63,15 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
 
 
 def _submit_array(root: Path, settings: Settings, indices: range, number: int, job: jobs.Attributes) -> None:
-    """Saves the array and its subjobs, and starts the subjobs."""
-    if settings.any_site:
-        raise RefusedError("qsub: the stand-in does not support -J in a rehearsal", 99)
+    """Saves the array and its subjobs, and starts the subjobs; in a rehearsal, only one subjob."""
     name = f"{number}[].{settings.server}"
     logs = ("Output_Path", "Error_Path")
     paths = {log: f"{job[log]}.^array_index^" for log in logs}
     text = f"{indices.start}-{indices.stop - 1}" + (f":{indices.step}" if indices.step > 1 else "")
     listed = {"array": "True", "array_indices_submitted": text, "_indices": list(indices)}
-    jobs.save(root, number, {**job, **paths, **listed})
-    for index in indices:
+    if not settings.any_site:
+        jobs.save(root, number, {**job, **paths, **listed})
+    for index in [rehearsed_index(settings, indices)] if settings.any_site else indices:
         own = server.subjob(number, index)
         copy = root / "mom_priv" / "jobs" / f"{server.job_id(own, settings.server)}.SC"
         shutil.copy(root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC", copy)
@@ -129,8 +129,10 @@ def _attributes(
         "Join_Path": request.join,
         "Keep_Files": "doe" if settings.alcf_hook else request.keep or "n",
         "Output_Path": f"{host}:{_log(request.output, workdir, f'{name}.o{number}', number, 'OU')}",
-        "Mail_Points": "a",
-        "Priority": 0,
+        "Mail_Points": request.mail_points,
+        **({"Mail_Users": request.mail_users} if request.mail_users else {}),
+        "Priority": request.priority,
+        **({"group_list": request.group_list} if request.group_list else {}),
         "Rerunable": "True" if request.is_rerunable else "False",
         "Resource_List": _resource_list(request, settings, chunks),
         "substate": 10,

@@ -13,7 +13,6 @@ from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-_SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
 USER = "pbsuser"
@@ -78,7 +77,7 @@ def schedule(root: Path) -> None:
         job = load(root, number)
         if job["job_state"] != "Q" or job["substate"] != 10 or "_started" in job:
             continue
-        if settings.max_jobs and number >= settings.first_job + settings.max_jobs:
+        if settings.max_jobs and jobs.sequence_number(number) >= settings.first_job + settings.max_jobs:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})
@@ -153,13 +152,13 @@ def clock(seconds: int) -> str:
 
 def job_id(number: int, server: str) -> str:
     """Returns the job id `12.pbs-srv`, or `12[3].pbs-srv` for the internal number of a subjob."""
-    array, index = divmod(number, _SUBJOBS)
+    array, index = divmod(number, jobs.SUBJOBS)
     return f"{array}[{index - 1}].{server}" if array else f"{number}.{server}"
 
 
 def subjob(array: int, index: int) -> int:
     """Returns the internal number of a subjob of an array."""
-    return array * _SUBJOBS + index + 1
+    return array * jobs.SUBJOBS + index + 1
 
 
 def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attributes:

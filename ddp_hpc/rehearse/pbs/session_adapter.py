@@ -9,19 +9,22 @@ from typing import Any
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs, machine
 from ddp_hpc.rehearse.pbs import resources, server
+from ddp_hpc.rehearse.pbs.directives import array_indices
 from ddp_hpc.rehearse.queues import JobStatus, Queue
 
 
 def _status(root: Path, number: int) -> JobStatus:
     job = jobs.load(root, number)
-    name, exit_code, comment = f"{number}.{job['server']}", job.get("Exit_status"), job.get("comment", "")
+    name, exit_code = server.job_id(number, job["server"]), job.get("Exit_status")
+    comment = job.get("comment", "")
     was_held = comment == server.NO_MORE_JOBS
     # PBS holds a job whose log cannot be written. In a rehearsal, such a job counts as ended.
     is_over = job["job_state"] == "F" or (job["job_state"] == "H" and bool(comment) and not was_held)
     how = comment.rpartition(" and ")[2]
     logs = []
     for ending, key in (("OU", "Output_Path"), ("ER", "Error_Path")):
-        destination = Path(job[key].partition(":")[2])
+        path = job[key].partition(":")[2].replace("^array_index^", str(job.get("array_index", "")))
+        destination = Path(path)
         spooled = root / "spool" / f"{name}.{ending}"
         logs.append(destination if "d" in job["Keep_Files"] or not spooled.exists() else spooled)
     return JobStatus(
@@ -52,6 +55,10 @@ def _walltime_s(script: Script) -> int:
     return resources.walltime_s(requested.get("walltime", "0"))
 
 
+def _array_indices(script: Script) -> range:
+    return array_indices(script.value("-J") or "")
+
+
 QUEUE = Queue(
     submit=("qsub",),
     schedule=server.schedule,
@@ -62,6 +69,7 @@ QUEUE = Queue(
     programs={"mpiexec": machine.PBS_MPIEXEC},
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
+    array_indices=_array_indices,
     mpiexec="pals",
     mpiexec_in_jobs="pals",
     interactive=(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.arrays import parse_indices, rehearsed_index
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.tables import SBATCH, node_count, walltime_s
@@ -17,7 +18,7 @@ from ddp_hpc.rehearse.slurm.tables import SBATCH, node_count, walltime_s
 _NO_SCRIPT = """sbatch: error: This does not look like a batch script.  The first
 sbatch: error: line must start with #! followed by the path to an interpreter.
 sbatch: error: For instance: #!/bin/sh"""
-_UNSUPPORTED = ("array", "test-only", "wait", "hold", "wrap", "het-group")
+_UNSUPPORTED = ("test-only", "wait", "hold", "wrap", "het-group")
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
@@ -58,6 +59,16 @@ def directives(script: str) -> list[list[str]]:
     return found
 
 
+def array_indices(given: Mapping[str, str]) -> tuple[int, ...]:
+    """Returns the indices of the requested array; empty if none is requested.
+
+    Raises:
+        RefusedError: the value of --array is invalid.
+    """
+    error = RefusedError("sbatch: error: Batch job submission failed: Invalid job array specification")
+    return parse_indices(given["array"], error) if "array" in given else ()
+
+
 def _script(command: Sequence[str]) -> str:
     try:
         data = Path(command[0]).read_bytes() if command else sys.stdin.buffer.read()
@@ -87,6 +98,7 @@ def _attributes(
     num_nodes = node_count("sbatch", given.get("nodes", "1"))
     per_node = line.number("ntasks-per-node", 1)
     num_tasks = line.number("ntasks", num_nodes * per_node)
+    indices = array_indices(given)
     if "ntasks" in given and "nodes" not in given and "ntasks-per-node" in given:
         num_nodes = -(-num_tasks // per_node)
     counts = [num_tasks // num_nodes + (i < num_tasks % num_nodes) for i in range(num_nodes)]
@@ -101,7 +113,7 @@ def _attributes(
         "script": str(copy),
         "arguments": list(arguments),
         "workdir": workdir,
-        "output": given.get("output", "slurm-%j.out"),
+        "output": given.get("output", "slurm-%A_%a.out" if indices else "slurm-%j.out"),
         "error": given.get("error", ""),
         "append": given.get("open-mode", "truncate").startswith("a"),
         "nodes": list(here),
@@ -114,6 +126,7 @@ def _attributes(
         "partition": given.get("partition", settings.partition),
         "user": environ.get("USER", "user"),
         "after": after,
+        **({"array_index": rehearsed_index(settings, indices), "array_indices": indices} if indices else {}),
         "runs": 0,
         "environment": _exported(given.get("export", "ALL"), environ),
     }

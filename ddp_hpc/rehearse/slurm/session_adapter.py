@@ -8,7 +8,7 @@ from pathlib import Path
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.queues import JobStatus, Queue
-from ddp_hpc.rehearse.slurm import controller, tables
+from ddp_hpc.rehearse.slurm import controller, sbatch, tables
 from ddp_hpc.rehearse.slurm.stepd import log_path
 
 
@@ -22,7 +22,7 @@ def _status(root: Path, number: int) -> JobStatus:
         how += f", started {job['runs']} times"
     patterns = [job["output"], job["error"]] if job["error"] else [job["output"]]
     return JobStatus(
-        name=str(number),
+        name=f"{number}_{job['array_index']}" if "array_index" in job else str(number),
         is_over=is_over,
         was_held=state == "PENDING" and job["reason"] == controller.HELD,
         exit_code=(exit_code if state in ("COMPLETED", "FAILED") else exit_code or 1) if is_over else None,
@@ -41,6 +41,11 @@ def _walltime_s(script: Script) -> int:
     return tables.walltime_s(script.value("--time") or "0")
 
 
+def _array_indices(script: Script) -> tuple[int, ...]:
+    value = script.value("--array")
+    return sbatch.array_indices({"array": value} if value else {})
+
+
 QUEUE = Queue(
     submit=("sbatch",),
     schedule=controller.schedule,
@@ -50,6 +55,7 @@ QUEUE = Queue(
     commands=("sbatch", "srun", "scontrol", "scancel", "squeue"),
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
+    array_indices=_array_indices,
     launcher="srun",
     mpiexec="hydra",
     interactive="#SBATCH --nodes={nodes} --output={log}\n",

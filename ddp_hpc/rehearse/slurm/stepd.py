@@ -115,6 +115,16 @@ class Stepd(Daemon):
             found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(counts))
         if job["runs"] > 1:
             found["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
+        if indices := job.get("array_indices"):
+            step = re.search(r":([0-9]+)", given["array"])
+            found |= {
+                "SLURM_ARRAY_JOB_ID": job_id,
+                "SLURM_ARRAY_TASK_ID": str(job["array_index"]),
+                "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+                "SLURM_ARRAY_TASK_MIN": str(indices[0]),
+                "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
+                "SLURM_ARRAY_TASK_STEP": step[1] if step else "1",
+            }
         from_options = {
             "account": "SLURM_JOB_ACCOUNT",
             "qos": "SLURM_JOB_QOS",
@@ -199,8 +209,14 @@ def log_path(job: jobs.Attributes, pattern: str) -> Path:
     """Returns the path of a log from a pattern such as `%x-%j.out` and the attributes of the job."""
     number = str(job["number"])
     values = {"%": "%", "j": number, "J": number, "A": number, "x": job["name"], "N": job["nodes"][0]}
-    values |= {"u": job["user"], "n": "0", "t": "0", "s": "batch"}
-    name = re.sub(r"%\d*([%jJAxNunts])", lambda match: values[match[1]], pattern)
+    values |= {
+        "u": job["user"],
+        "n": "0",
+        "t": "0",
+        "s": "batch",
+        "a": str(job.get("array_index", 2**32 - 2)),
+    }
+    name = re.sub(r"%\d*([%jJAaxNunts])", lambda match: values[match[1]], pattern)
     return Path(job["workdir"]) / name
 
 

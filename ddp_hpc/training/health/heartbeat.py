@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.discovery.comm import Comm
+from ddp_hpc.discovery.comm import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.listener import open_listener
@@ -78,9 +78,9 @@ def start_heartbeat(
         first_s: time limit for the main thread at one position before and during the first step.
         stacks: the directory for files with stack traces, such as `rank00003.txt`; None: none are written.
         on_lost: called in the heartbeat's thread with one line that names the lost rank. Rank 0 detects
-            the loss of any other rank; the others detect only the loss of rank 0. The function ends the
-            process; if it returns, this heartbeat ends. On ranks other than 0, it must not use the store,
-            which may hang.
+            the loss of any other rank; the others detect only the loss of rank 0. The function should end
+            the process; if it returns, this heartbeat stops. On ranks other than 0, the function must not
+            use the store, which may hang.
         silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. If the node answers
             but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
             system may block Python for minutes.
@@ -140,17 +140,20 @@ def _connect(world: World, host: str, port: int, nonce: str, silent_s: float) ->
 
 def _begin_or_give_up(heartbeat: Heartbeat, comm: Comm, problem: str, address: str) -> None:
     """Starts monitoring if all ranks could connect; otherwise, ends the heartbeat. Collective."""
-    all_problems = comm.allgather(problem)
-    problems = [text for text in all_problems if text]
-    if problems:
+    if note := comm.combine(problem, lambda problems: _note(problems, address)):
         heartbeat.close()
-        heartbeat.thread = None
-        heartbeat.note = (
-            f"no heartbeat, so hangs will not be detected: {len(problems)} of {len(all_problems)} "
-            f"ranks cannot reach {address} ({problems[0]})"
-        )
+        heartbeat.thread, heartbeat.note = None, note
     elif isinstance(heartbeat.thread, Monitor):
         heartbeat.thread.begin()
+
+
+def _note(problems: list[str], address: str) -> str:
+    if not any(problems):
+        return ""
+    return (
+        f"no heartbeat, so hangs will not be detected: {sum(map(bool, problems))} of {len(problems)} "
+        f"ranks cannot reach {address} ({first_text(problems)})"
+    )
 
 
 class Heartbeat:

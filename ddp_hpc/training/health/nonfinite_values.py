@@ -24,19 +24,22 @@ def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor)
         DdpHpcError: in all cases; on rank 0, the message names the first rank on which a cause was found.
     """
     world = strategy.group.world
-    found = strategy.group.comm.allgather(_cause(strategy, src, tgt))
-    rank, cause = next(
-        ((rank, text) for rank, text in enumerate(found) if text), (world.rank, "every layer is finite")
-    )
-    others = sum(map(bool, found)) - 1
-    more = f" and {counted(others, 'other rank')}" if others > 0 else ""
+    where, cause = strategy.group.comm.combine(_cause(strategy, src, tgt), _first_cause)
     error = DdpHpcError(
-        f"step {step}: non-finite gradients on rank {rank}{more}: {cause}. The parameters were not updated. "
+        f"step {step}: non-finite gradients on rank {where}: {cause}. The parameters were not updated. "
         "Check the data (--check-data), lower --lr, or use --clip-norm"
     )
     if world.world_size == 1:
         raise error
     stop_together(world.rank, error)
+
+
+def _first_cause(causes: list[str]) -> tuple[str, str]:
+    rank, cause = next(
+        ((rank, text) for rank, text in enumerate(causes) if text), (0, "every layer is finite")
+    )
+    others = sum(map(bool, causes)) - 1
+    return f"{rank} and {counted(others, 'other rank')}" if others > 0 else f"{rank}", cause
 
 
 def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:

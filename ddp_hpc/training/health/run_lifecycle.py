@@ -26,7 +26,7 @@ from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
 from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import StopRequests
-from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.health.rank_report import RankReport, RankReports
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.process_group.group import Group
@@ -288,15 +288,14 @@ class RunLifecycle:
         every = self._config.snapshots.every_steps
         return self._directories is not None and every is not None and step % every == 0
 
-    def decide(self, reports: list[RankReport], position: Position, last: bool) -> Decision:
+    def decide(self, reports: RankReports, position: Position, last: bool) -> Decision:
         """Returns the decision of all ranks after this step. The decision depends only on the reports of all
         ranks, so it is the same on every rank.
         """
         if self._stop_requests is None:
             return Decision(save=False, stop="")
-        requests = ((int(one.stop_request), rank) for rank, one in enumerate(reports) if one.stop_request)
-        stop_request, rank = next(requests, (0, 0))
-        due = bool(reports[0].save_due) or self.saves_at(position.step)
+        stop_request, rank = reports.first_stop_request()
+        due = reports.save_due() or self.saves_at(position.step)
         stop = self._stop_requests.explain(stop_request, rank) if stop_request and not last else ""
         return Decision(save=due or last or bool(stop), stop=stop)
 

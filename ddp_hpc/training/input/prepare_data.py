@@ -12,6 +12,7 @@ from ddp_hpc.data.check_finite import first_bad_sample
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
+from ddp_hpc.discovery.comm import first_text
 from ddp_hpc.errors import DataError, RequestError, stop_together
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.group import Group
@@ -87,18 +88,18 @@ def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Pa
             reason = str(error)
     group.comm.barrier("the copies to --stage (--timeout)")
     node = f"{world.hostname} {world.node_rank}"
-    gathered = group.comm.allgather([node, copy])
-    copy = next((its_copy for its_node, its_copy in gathered if its_node == node and its_copy), "")
+    members = group.comm.members(node, copy)
+    copy = first_text(members.values)
     # Every rank checks this: tasks can have private /tmp directories, and two hosts can have the same name.
     if copy and not os.access(copy, os.R_OK):
         copy, reason = "", reason or f"rank {world.rank} cannot read {copy}"
-    reasons = group.comm.allgather([node, reason and f"{world.hostname}: {reason}"])
+    reasons = group.comm.gather("the reasons", [node, reason and f"{world.hostname}: {reason}"])
     without = [pair for pair in reasons if pair[1]]
     if without:
-        num_without, num_nodes = (len({its_node for its_node, _ in pairs}) for pairs in (without, gathered))
+        num_without = len({its_node for its_node, _ in without})
         progress.say(
-            f"warning: --stage {directory}: {num_without} of {num_nodes} nodes read {path} directly: "
-            f"{without[0][1]}"
+            f"warning: --stage {directory}: {num_without} of {members.num_groups} nodes read {path} "
+            f"directly: {without[0][1]}"
         )
     return Path(copy) if copy else path
 
@@ -135,7 +136,7 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
             problem = str(error)
         group.comm.barrier("the check of the data (--timeout)")
         # The sections are in the order of the ranks, so the first problem by rank is the first in the file.
-        if problem := next(filter(None, group.comm.allgather(problem)), ""):
+        if problem := group.comm.combine(problem, first_text):
             stop_together(rank, DataError(problem))
     progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")
 

@@ -62,7 +62,7 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
         group.comm.barrier("torch.compile on the first rank of each node (--timeout)")
     for name, buffer in strategy.bare.named_buffers():
         buffer.copy_(kept[name])
-    slowest_s = max(group.comm.allgather(own_s))
+    slowest_s = group.comm.combine(own_s, max)
     return f"in {time.monotonic() - begin_s:.1f} s, of which the slowest rank computed {slowest_s:.1f} s"
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.discovery.comm import Comm, SingleComm
+from ddp_hpc.discovery.comm import Comm, GroupComm, SingleComm
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
@@ -28,13 +29,16 @@ from ddp_hpc.training.process_group.placement_report import check_placement
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 from ddp_hpc.units import counted
 
+# torch 2.13 renamed this function, and prints a warning for the old name.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """The connected ranks. `backend` is `none` for a single rank."""
 
     world: World
-    comm: Comm
+    comm: GroupComm
     device: torch.device
     backend: str
     threads: int
@@ -59,8 +63,28 @@ class Group:
         if self.backend == "none":
             return values.unsqueeze(0)
         found = values.new_empty((self.world.world_size, *values.shape))
-        dist.all_gather(list(found), values.contiguous())
+        _all_gather(found.view(-1), values.contiguous().view(-1))  # gloo accepts no other shapes
         return found
+
+    def gather_on_rank_0(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Returns every rank's values like `gather` on rank 0, and None on the others.
+
+        Collective: every rank must call this.
+        """
+        if self.backend == "none":
+            return values.unsqueeze(0)
+        is_first = self.world.rank == 0
+        found = values.new_empty((self.world.world_size, *values.shape)) if is_first else None
+        dist.gather(values.contiguous(), None if found is None else list(found), dst=0)
+        return found
+
+    def scatter(self, values: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
+        """Fills `own` with this rank's row of rank 0's values, which are None on the others. Collective."""
+        if self.backend == "none":
+            assert values is not None
+            return own.copy_(values[0])
+        dist.scatter(own, None if values is None else list(values.to(own.device)), src=0)
+        return own
 
     def agree(self, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
@@ -88,20 +112,25 @@ def agree(comm: Comm, world: World, problem: str, exit_code: int = EXIT_WRONG_RE
     Raises:
         DdpHpcError: on rank 0, with the first rank's problem; ReportedElsewhereError on the others.
     """
-    found = [(rank, text) for rank, text in enumerate(comm.allgather(problem)) if text]
-    if found:
-        rank, text = found[0]
-        where = (
-            ""
-            if len(found) == world.world_size
-            else f" (rank {rank}; {counted(len(found), 'rank')} affected)"
-        )
-        stop_together(world.rank, failure_of(text + where, exit_code))
+    if text := comm.combine(problem, _first_problem):
+        stop_together(world.rank, failure_of(text, exit_code))
+
+
+def _first_problem(problems: list[str]) -> str:
+    found = [(rank, text) for rank, text in enumerate(problems) if text]
+    if not found:
+        return ""
+    rank, text = found[0]
+    where = f" (rank {rank}; {counted(len(found), 'rank')} affected)" if len(found) < len(problems) else ""
+    return text + where
 
 
 def mismatch_between_ranks(comm: Comm, value: str) -> str:
     """Returns the error message if ranks have different values; empty if all are equal. Collective."""
-    values = comm.allgather(value)
+    return comm.combine(value, _first_mismatch)
+
+
+def _first_mismatch(values: list[str]) -> str:
     for rank, theirs in enumerate(values):
         if theirs != values[0]:
             return f"all ranks must agree, but rank 0 uses {values[0]} and rank {rank} uses {theirs}"
@@ -152,16 +181,15 @@ def connected_group(
     comm, endpoint = link.comm, link.endpoint
     device, backend = _choose_device(comm, world, config, devices_per_rank)
     cores = sum(1 << core for core in own_cores())
-    cores_by_rank = comm.allgather([world.hostname, f"{cores:x}"])
-    of_node = [_core_list(int(mask, 16)) for host, mask in cores_by_rank if host == world.hostname]
+    node = comm.members(world.hostname, f"{cores:x}")
+    of_node = [_core_list(int(mask, 16)) for mask in node.values]
     checked = check_placement(comm, world, device, backend)
     threads, why = _set_threads(config, of_node, world)
     store = _init_process_group(
         world, link, config, device, backend, group_backends(backend, device.type, cpu_offload=cpu_offload)
     )
-    num_nodes = len({host for host, _ in cores_by_rank})
     placement = (
-        f"{counted(world.world_size, 'rank')} on {counted(num_nodes, 'node')} ({world.launcher}), "
+        f"{counted(world.world_size, 'rank')} on {counted(node.num_groups, 'node')} ({world.launcher}), "
         f"{backend} on {device.type}, {counted(threads, 'thread')} per rank ({why}), "
         f"rendezvous at {endpoint.host}:{endpoint.port} ({endpoint.why})"
     )
@@ -218,9 +246,9 @@ def _init_process_group(
 def _destroy_process_group(link: Link) -> None:
     """Destroys the process group and closes the link. Collective: every rank must call this."""
     link.comm.barrier("the end of training")
-    wait_for_gloo()  # gloo's threads need the GIL, which is held while the group is freed
+    wait_for_gloo()  # otherwise, freeing the group could deadlock with a thread of gloo
     dist.destroy_process_group()
-    # Destroying NCCL can take longer on some ranks, and rank 0 serves the store.
+    # Some ranks may take longer to destroy NCCL, for which they need the store on rank 0: wait for them.
     link.comm.barrier("the end of the process group")
     link.watch.close()
     link.endpoint.close()

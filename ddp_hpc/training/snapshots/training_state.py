@@ -98,7 +98,8 @@ class TrainingState:
         world, device = self.group.world, self.group.device
         own = generator_state(device)
         if not self.is_sharded:
-            more[_GENERATORS] = self.group.gather(own.to(device)).cpu()
+            if (states := self.group.gather_on_rank_0(own.to(device))) is not None:
+                more[_GENERATORS] = states.cpu()
             return self._stream({**of_optimizer, **more}, self._is_first)
         first = self._stream(of_optimizer, lambda one: self.optimizer_is_sharded or self._is_first(one))
         # Each rank has its own objects; those of rank 0 are saved.

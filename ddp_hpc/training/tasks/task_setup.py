@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples 
         spec = None if samples is None else SampleSpec.of(samples)
         task = make_task(model.name, factory, spec, model.dropout, dict(model.options), config.seed)
     own = shapes_text(task.model)
-    first, problem = group.comm.bcast(own), ""
+    # The shapes of a large model are a long text, so the ranks compare its checksum first.
+    checksum = hashlib.sha256(own.encode()).hexdigest()
+    is_same = group.comm.combine(checksum, lambda checksums: len(set(checksums)) == 1)
+    first, problem = own if is_same else group.comm.bcast(own), ""
     if own != first:
         pairs = zip(own.split("; "), first.split("; "), strict=False)
         seen, needed = next((pair for pair in pairs if pair[0] != pair[1]), (own[-80:], first[-80:]))
@@ -100,7 +104,10 @@ def _in_memory(dataset: Any) -> Samples:
 
 
 def _differs(samples: Samples, group: Group) -> str:
-    lengths = group.comm.allgather(samples.num_samples)
+    return group.comm.combine(samples.num_samples, _differing_lengths)
+
+
+def _differing_lengths(lengths: list[int]) -> str:
     if len(set(lengths)) == 1:
         return ""
     return (

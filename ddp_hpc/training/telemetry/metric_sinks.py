@@ -22,7 +22,7 @@ class Sink(Protocol):
     """Receives the records of steps in order, on rank 0."""
 
     def write(self, records: list[StepRecord]) -> None:
-        """Writes the records. After an error, prints a warning once, and the training continues."""
+        """Writes the records. If that fails, prints a single warning, and the training continues."""
 
     def close(self) -> None:
         """Closes the sink after the last record."""
@@ -50,10 +50,10 @@ class TensorBoard:
         try:
             self._writer = SummaryWriter(directory, purge_step=start_step + 1 if start_step else None)
         except OSError as error:
-            raise RequestError(f"cannot write to --tensorboard {directory}") from error
+            raise RequestError(f"cannot write to --tensorboard {directory}; use another directory") from error
 
     def write(self, records: list[StepRecord]) -> None:
-        """Writes six curves. The training continues if the disk is full."""
+        """Adds a point to each of six curves. The training continues if the disk is full."""
         if not self._failed:
             with self._warning_on_error():
                 self._add(records)

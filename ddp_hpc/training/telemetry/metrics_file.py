@@ -52,7 +52,7 @@ class MetricsFile:
                 _cut_after(path, start_step)
             self._file: TextIO | None = path.open("a" if appends else "w", encoding="utf-8")
         except OSError as error:
-            raise RequestError(f"--metrics {path}: cannot be written") from error
+            raise RequestError(f"cannot write to --metrics {path}; use another file") from error
 
     def write(self, records: list[StepRecord]) -> None:
         """Appends the records as complete lines."""

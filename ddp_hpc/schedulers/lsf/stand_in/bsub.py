@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
@@ -31,10 +32,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     for flag in _NOT_DONE:
         if flag in given:
             raise RefusedError(f"bsub: the stand-in does not support {flag}", REFUSED)
-    if "[" in given.get("-J", ""):
-        raise RefusedError("bsub: the stand-in does not support job arrays", REFUSED)
     if not script.strip():
         raise RefusedError("No command is specified. Job not submitted.", REFUSED)
+    name, indices = requests.name_and_indices(given.get("-J", ""))
     walltime_s = requests.walltime_s(given.get("-W", ""))
     slots = requests.slots_per_node(given)
     condition, after = _dependency(given.get("-w", ""), root)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         "pend_reason": cluster.DEPENDENCY if after else "",
         "exit_reason": "",
         "exit_code": None,
-        "name": given.get("-J") or script.split("\n", 1)[0],
+        "name": name or script.split("\n", 1)[0],
         "user": environ.get("USER", "user"),
         "queue": given.get("-q", settings.queue),
         "project": given.get("-P", "default"),
@@ -64,6 +64,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         "condition": condition,
         "after": after,
         "is_started": False,
+        **({"array_index": rehearsed_index(settings, indices)} if indices else {}),
         "start": 0.0,
         "end": 0.0,
         "environment": dict(environ),

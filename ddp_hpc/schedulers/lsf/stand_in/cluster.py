@@ -45,5 +45,11 @@ def schedule(root: Path) -> None:
         jobs.start_daemon(root, "ddp_hpc.schedulers.lsf.stand_in.sbatchd", number)
 
 
+def output_path(number: int, job: jobs.Attributes) -> Path:
+    """Return the file of -o. %J is the ID of the job, and %I its index in the array, or 0 (bsub -o)."""
+    name = job["output"].replace("%J", str(number)).replace("%I", str(job.get("array_index", 0)))
+    return Path(job["cwd"], name)
+
+
 def _is_satisfied(condition: str, stat: str) -> bool:
     return stat in {"ended": OVER, "done": ("DONE",), "exit": ("EXIT",)}[condition]

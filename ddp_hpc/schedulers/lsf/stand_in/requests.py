@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ddp_hpc.rehearse.arrays import parse_indices
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.schedulers.lsf import times
 from ddp_hpc.schedulers.lsf.directives import is_known, split_words
@@ -66,6 +67,24 @@ def walltime_s(text: str) -> int:
     if not _WALLTIME.fullmatch(text or "0"):
         raise RefusedError(f"{text}: Bad RUNLIMIT specification. Job not submitted.", REFUSED)
     return times.walltime_s(text or "0")
+
+
+def name_and_indices(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return the name of the job, and the indices if it is an array, as in `name[1-4]%2`.
+
+    Raises:
+        RefusedError: an array has invalid indices, or the index 0.
+    """
+    name, bracket, indices = text.partition("[")
+    if not bracket:
+        return name, ()
+    # The wording of this message is an assumption.
+    error = RefusedError(f"{text}: Bad job name. Job not submitted.", REFUSED)
+    match = re.fullmatch(r"([^\]]*)\](?:%[1-9][0-9]*)?", indices)
+    found = parse_indices(match[1] if match else "", error)
+    if found[0] == 0:
+        raise error
+    return name, found
 
 
 def slots_per_node(given: Mapping[str, str]) -> list[int]:

@@ -56,8 +56,8 @@ class Sbatchd(Daemon):
         found = {
             "LSB_JOBID": str(self.number),
             "LSB_BATCH_JID": str(self.number),
-            "LSB_JOBINDEX": "0",
-            "LSB_JOBNAME": job["name"],
+            "LSB_JOBINDEX": str(job.get("array_index", 0)),
+            "LSB_JOBNAME": job["name"] + (f"[{job['array_index']}]" if "array_index" in job else ""),
             "LSB_QUEUE": job["queue"],
             "LSB_PROJECT_NAME": job["project"],
             "LSB_JOBFILENAME": job["file"],
@@ -123,7 +123,7 @@ class Sbatchd(Daemon):
         reason = reason if code else ""
         why = f"{reason}.\n" if reason else ""
         if self.job["output"]:
-            path = Path(self.job["cwd"]) / self.job["output"].replace("%J", str(self.number))
+            path = cluster.output_path(self.number, self.job)
             subject = f"Job {self.number}: <{self.job['name']}> in cluster <{self.settings.cluster}>"
             head = f"Subject: {subject} {'Exited' if code else 'Done'}\n\n{why}{how}\n"
             text = f"\n{'-' * 60}\n{head}\nThe output (if any) follows:\n\n"

@@ -15,14 +15,13 @@ def _status(root: Path, number: int) -> JobStatus:
     job = jobs.load(root, number)
     is_over, reason = job["stat"] in cluster.OVER, job["exit_reason"]
     how = job["stat"] if job["exit_code"] is None else f"{job['stat']}, exit code {job['exit_code']}"
-    output = job["output"].replace("%J", str(number))
     return JobStatus(
-        name=str(number),
+        name=f"{number}[{job['array_index']}]" if "array_index" in job else str(number),
         is_over=is_over,
         was_held=job["pend_reason"] == cluster.HELD,
         exit_code=job["exit_code"],
         how=f"{how} ({reason})" if reason else how,
-        logs=(Path(job["cwd"]) / output,) if output else (Path(f"{job['file']}.out"),),
+        logs=(cluster.output_path(number, job) if job["output"] else Path(f"{job['file']}.out"),),
         left_over=tuple(job.get("left_over", ())),
     )
 
@@ -45,6 +44,10 @@ def _walltime_s(script: Script) -> int:
     return requests.walltime_s(_options(script).get("-W", ""))
 
 
+def _array_indices(script: Script) -> tuple[int, ...]:
+    return requests.name_and_indices(_options(script).get("-J", ""))[1]
+
+
 QUEUE = Queue(
     submit=("sh", "-c", 'exec bsub <"$1"', "bsub"),
     schedule=cluster.schedule,
@@ -54,5 +57,6 @@ QUEUE = Queue(
     commands=("bsub", "bjobs", "bkill", "jsrun"),
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
+    array_indices=_array_indices,
     mpiexec="hydra",
 )

@@ -1,0 +1,73 @@
+"""Options of a job, such as --mem and --dependency, on the stand-in for PBS."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.fakes.site import PROJECT, Site, program
+from tests.pbs.jobs import render
+
+WALLTIME = ["--walltime", "00:05:00"]
+
+
+def submit(site: Site, *options: str, command: tuple[str, ...] = ("true",)) -> str:
+    """Submits a script that `ddp-hpc render` wrote with these options, and returns the job ID."""
+    site.dotfile(site.pals_bin, Path(sys.prefix) / "bin")
+    return site.submit(render(site, "generic_pbs", *WALLTIME, *options, command=command))
+
+
+def test_a_job_has_the_memory_and_the_hosts_that_it_requested(site: Site) -> None:
+    job = site.wait(submit(site, "--nodes", "2", "--mem", "3G", "--exclusive"))
+    requested = job["Resource_List"]
+    assert job["Exit_status"] == 0
+    assert requested["select"].startswith("2:")
+    assert requested["select"].endswith(":mem=3gb")
+    assert requested["place"] == "scatter:exclhost"
+
+
+def test_a_job_waits_for_the_jobs_of_its_dependency(site: Site) -> None:
+    first = site.submit(
+        program(site.work / "first", "#!/bin/sh\nsleep 2; echo end >$PBS_O_WORKDIR/first_ended\n")
+    )
+    second = submit(site, "--dependency", f"afterok:{first}", command=("cat", "first_ended"))
+    assert site.job(second)["job_state"] == "H"
+    job = site.wait(second)
+    assert job["Exit_status"] == 0
+    assert "end\n" in site.log(job)
+
+
+def test_mail_and_other_directives_are_attributes_of_the_job(site: Site) -> None:
+    mail = ["--mail-type", "begin,fail", "--mail-user", "me@x.org"]
+    job = site.wait(submit(site, *mail, "--directive", "-p 10", "--directive", "#PBS -W group_list=physics"))
+    assert (sorted(job["Mail_Points"]), job["Mail_Users"]) == (["a", "b"], "me@x.org")
+    assert (job["Priority"], job["group_list"]) == (10, "physics")
+
+
+def test_a_reservation_is_a_queue(site: Site) -> None:
+    done = site.run("qsub", render(site, "generic_pbs", *WALLTIME, "--queue", "R123", command=["true"]))
+    assert done.returncode == 170, done.stderr
+    assert "Unknown queue" in done.stderr
+
+
+def test_the_launcher_gets_its_arguments_and_commands_run_after_the_job(site: Site) -> None:
+    options = ["--ranks-per-node", "2", "--launcher-arg", "--label", "--after", 'echo "after $code"']
+    job = site.wait(submit(site, *options, "--env-style", "none", command=("sh", "-c", "exit 3")))
+    log = site.log(job)
+    assert "/mpiexec -n 2 --ppn 2 --label " in log
+    assert log.rstrip().endswith("after 3")
+    assert job["Exit_status"] == 3
+
+
+def test_the_program_runs_in_the_container(site: Site) -> None:
+    image = site.work / "image"
+    program(image / "bin" / "show", '#!/bin/sh\necho "rank $PALS_RANKID in $APPTAINER_CONTAINER"\n')
+    fake = PROJECT / "tests" / "fakes" / "containers" / "apptainer.py"
+    command = f'command = ["{sys.executable}", "{fake}", "exec", "{{image}}"]'
+    (site.work / "own.toml").write_text(f'extends = "generic_pbs"\n[container]\n{command}\n')
+    site.dotfile(site.pals_bin, Path(sys.prefix) / "bin")
+    options = ["--ranks-per-node", "2", "--container", str(image)]
+    job = site.wait(site.submit(render(site, "./own.toml", *WALLTIME, *options, command=["show"])))
+    assert job["Exit_status"] == 0
+    found = sorted(line for line in site.log(job).splitlines() if line.startswith("rank "))
+    assert found == [f"rank {rank} in {image}" for rank in range(2)]
