@@ -82,7 +82,7 @@ def test_damage_anywhere_in_the_files_is_found(sharded: Path, tmp_path: Path) ->
             path.write_bytes(content)
         else:
             path.write_bytes(content[: chance.randrange(len(content))])
-        with pytest.raises(DamagedSnapshotError, match=path.name):
+        with pytest.raises(DamagedSnapshotError, match=path.name):  # noqa: PT012
             found = read_snapshot(snapshot)
             for tensors in (found.model, found.training):
                 dict(tensors)  # reads all tensors
