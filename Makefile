@@ -58,6 +58,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/generate.py --gib 1
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/run_lifecycle.py
+	$(BIN)/python benchmarks/save_memory.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/ddp-hpc bench io

@@ -1,25 +1,33 @@
-"""`python -m ddp_hpc.export`: writes the model of a snapshot to a file that plain torch can read."""
+"""`python -m ddp_hpc.export`: writes the model of a snapshot in a form that other programs can read."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from ddp_hpc.entry import exit_code_of
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import move_into_place, partial_file, remove_leftovers
+from ddp_hpc.partial_files import move_into_place, partial_file, remove_leftovers, sync_to_disk
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
-    from ddp_hpc.training.snapshots.snapshot_files import Snapshot
+    from torch import Tensor
 
+    from ddp_hpc.training.snapshots.host_buffer import Specs
+
+# The size from which Hugging Face splits a model into several files.
+_FILE_BYTES = 5 * 10**9
 _EXAMPLES = """\b
 Examples:
   python -m ddp_hpc.export runs/ddp/snapshots model.safetensors
   python -m ddp_hpc.export runs/ddp/snapshots/step_00000120 model.pt
+  python -m ddp_hpc.export runs/ddp/snapshots my-model     # the layout of Hugging Face
 
 \b
 In Python:
@@ -31,54 +39,125 @@ In Python:
 @click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100})
 @click.argument("snapshot", type=click.Path(path_type=Path))
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Overwrite OUTPUT if it exists.")
+@click.option("--force", is_flag=True, help="Overwrite OUTPUT if it is a file.")
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(snapshot: Path, output: Path, force: bool) -> None:
-    """Write the model of SNAPSHOT to OUTPUT, which ends in .safetensors or .pt.
+    """Write the model of SNAPSHOT to OUTPUT: a file that ends in .safetensors or .pt, or a directory.
 
     SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
-    The command first verifies the checksums of the snapshot. The names of the parameters are those of the
-    model without the DDP wrapper.
+    The command verifies the checksums of the snapshot, and writes whole tensors even if each rank has saved
+    only its shards. The names of the parameters are those of the model without the DDP wrapper.
+
+    An OUTPUT without a suffix is a new directory in the layout that Hugging Face loads: model.safetensors,
+    or for a large model, several files and model.safetensors.index.json.
     """
-    if output.suffix not in (".safetensors", ".pt"):
+    _check(output, force)
+    from ddp_hpc.training.snapshots.snapshot_files import naming_the_previous, read_named, specs_of_saved
+
+    read = read_named(snapshot)
+    write = {".pt": _write_pt, ".safetensors": _write_safetensors, "": _write_directory}[output.suffix]
+    try:
+        remove_leftovers(output.absolute().parent, "export")
+        with naming_the_previous(read.path), partial_file(output, "export") as partial:
+            write(read.model, partial)
+            move_into_place(partial, output, replace=force)
+    except OSError as error:
+        raise DdpHpcError(f"{output} cannot be written; choose another file") from error
+    specs = specs_of_saved(read.model)
+    click.echo(
+        f"wrote {output}: {len(specs)} tensors, {_num_values(specs):,} values from {read.path}", err=True
+    )
+
+
+def _check(output: Path, force: bool) -> None:
+    if output.suffix not in (".safetensors", ".pt", ""):
         raise RequestError(
-            f"{output}: the suffix {output.suffix!r} is not supported; use .safetensors or .pt"
+            f"{output}: the suffix {output.suffix!r} is not supported; use .safetensors or .pt, or the "
+            "name of a new directory without a suffix"
         )
-    if output.exists() and not force:
-        raise RequestError(f"{output} already exists; choose another file, or use --force")
+    if output.exists() and not (force and output.suffix):
+        instead = "choose another file, or use --force" if output.suffix else "choose another directory"
+        raise RequestError(f"{output} already exists; {instead}")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise RequestError(
             f"{output} is a directory, or is in a directory that does not exist; give a file "
             "name in an existing directory"
         )
-    import safetensors.torch
-
-    from ddp_hpc.training.snapshots.snapshot_files import read_named
-
-    read = read_named(snapshot)
-    try:
-        remove_leftovers(output.absolute().parent, "export")
-        with partial_file(output, "export") as partial:
-            if output.suffix == ".pt":
-                _write_pt(read, partial)
-            else:
-                # The tensors are written from memory, because a running job may have removed the snapshot in
-                # the meantime.
-                partial.write_bytes(safetensors.torch.save(read.model))
-            move_into_place(partial, output, replace=force)
-    except OSError as error:
-        raise DdpHpcError(f"{output} cannot be written; choose another file") from error
-    num_values = sum(tensor.numel() for tensor in read.model.values())
-    click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values from {read.path}", err=True)
 
 
-def _write_pt(read: Snapshot, path: Path) -> None:
+def _write_pt(model: Mapping[str, Tensor], path: Path) -> None:
     import torch
 
     try:
-        torch.save(read.model, path)
+        torch.save(dict(model), path)
     except RuntimeError as error:  # torch raises RuntimeError if the disk is full
         raise OSError(str(error).splitlines()[0]) from error
+
+
+def _write_safetensors(model: Mapping[str, Tensor], path: Path) -> None:
+    from ddp_hpc.training.snapshots.snapshot_files import specs_of_saved
+
+    _write_file(model, specs_of_saved(model), path)
+
+
+def _write_directory(model: Mapping[str, Tensor], path: Path) -> None:
+    """Writes the layout of Hugging Face's `save_pretrained`, without the files that describe the model."""
+    from ddp_hpc.training.snapshots.snapshot_files import specs_of_saved
+
+    groups = list(_groups(specs_of_saved(model)))
+    path.mkdir()
+    names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+    if len(groups) == 1:
+        _write_file(model, groups[0], path / "model.safetensors")
+    else:
+        for name, specs in zip(names, groups, strict=True):
+            _write_file(model, specs, path / name)
+        index = {
+            "metadata": {"total_size": sum(map(_num_bytes, groups))},
+            "weight_map": {key: name for name, specs in zip(names, groups, strict=True) for key in specs},
+        }
+        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    sync_to_disk(path)
+
+
+def _groups(specs: Specs) -> Iterator[Specs]:
+    """Divides the tensors into groups, each of which has at most `_FILE_BYTES` or a single tensor."""
+    group: dict[str, Any] = {}
+    total = 0
+    for name, spec in specs.items():
+        num_bytes = _num_bytes({name: spec})
+        if group and total + num_bytes > _FILE_BYTES:
+            yield group
+            group, total = {}, 0
+        group[name] = spec
+        total += num_bytes
+    yield group
+
+
+def _write_file(model: Mapping[str, Tensor], specs: Specs, path: Path) -> None:
+    """Writes one safetensors file; only one tensor at a time has to be in memory."""
+    import torch
+
+    from ddp_hpc.training.snapshots.host_buffer import file_layout
+
+    # transformers refuses files without this entry.
+    first, begins, _ = file_layout(specs, {"format": "pt"})
+    with path.open("xb") as file:
+        file.write(first)
+        for name in begins:
+            file.write(model[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _num_values(specs: Specs) -> int:
+    import torch
+
+    return sum(torch.Size(shape).numel() for shape, _ in specs.values())
+
+
+def _num_bytes(specs: Specs) -> int:
+    return sum(_num_values({name: spec}) * spec[1].itemsize for name, spec in specs.items())
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

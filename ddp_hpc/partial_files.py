@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -24,7 +25,9 @@ _EXITING = 0x4  # PF_EXITING of Linux's sched.h, in the flags of /proc/PID/stat
 
 @contextmanager
 def partial_file(target: Path, writer: str) -> Iterator[Path]:
-    """Yields a hidden path next to `target`. A file that the block does not rename is removed afterwards.
+    """Yields a hidden path next to `target`, for a file or a directory that the block creates.
+
+    If the block does not rename it, it is removed afterwards.
 
     `writer` is a word that identifies the kind of writer. The file name is new and cannot be guessed. Open
     the file with mode `x` if other users can write to the directory.
@@ -36,7 +39,7 @@ def partial_file(target: Path, writer: str) -> Iterator[Path]:
     finally:
         # An error in the block is more important than an error during the removal.
         with suppress(OSError):
-            partial.unlink()
+            _remove(partial)
 
 
 def begins_with(path: Path, *beginnings: bytes) -> bool:
@@ -123,7 +126,14 @@ def remove_leftovers(directory: Path, writer: str) -> None:
             # The file may belong to another user, or another process may be removing it at the same time.
             with suppress(OSError):
                 if (match := pattern.fullmatch(entry.name)) and _is_abandoned(entry, match):
-                    entry.unlink()
+                    _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _shortened(name: str) -> str:

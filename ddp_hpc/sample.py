@@ -62,11 +62,13 @@ def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, see
         raise RequestError(f"--seed must be at least 0 and less than 2**63 (got {seed})")
     import torch
 
-    from ddp_hpc.training.snapshots.snapshot_files import read_named
+    from ddp_hpc.training.snapshots.snapshot_files import naming_the_previous, read_named
 
     # Several threads would not generate a byte faster, and the text must not depend on the number of threads.
     torch.set_num_threads(1)
-    model = load_decoder(read_named(snapshot))
+    read = read_named(snapshot)
+    with naming_the_previous(read.path):
+        model = load_decoder(read)
     start = os.fsencode(prompt)
     out = sys.stdout.buffer
     out.write(start)

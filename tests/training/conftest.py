@@ -1,5 +1,9 @@
 """Fixtures for the tests of the training."""
 
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -31,3 +35,16 @@ def whole(tmp_path_factory, tiny_data, forks):
     home = make_home(tmp_path_factory.mktemp("whole"), tiny_data)
     forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=home, ranks=2)
     return home
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(argv, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"a file system of 1 MiB needs root and the right to mount: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -5,6 +5,8 @@ import math
 import pytest
 import safetensors.torch
 
+from ddp_hpc.training.snapshots.snapshot_files import read_snapshot
+
 from .runs import error_lines, records, train
 from .tiny import state_of
 
@@ -64,7 +66,7 @@ def snapshots(home):
     """The steps, and whether all trained values of each are finite."""
     found = {}
     for folder in sorted((home / "run").glob("step_*")):
-        tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        tensors = read_snapshot(folder).model
         found[int(folder.name[5:])] = all(
             tensor.isfinite().all().item() for name, tensor in tensors.items() if name != "mask"
         )

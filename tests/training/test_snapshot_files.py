@@ -214,10 +214,10 @@ def test_files_of_two_snapshots_cannot_be_mixed(written: Path, tmp_path: Path) -
 
 
 def test_a_newer_format_is_rejected_but_not_as_damage(snapshot: Path) -> None:
-    _seal(snapshot, {**_about(snapshot), "format": 2})
+    _seal(snapshot, {**_about(snapshot), "format": 3})
     for read in (read_snapshot, read_about):
         with pytest.raises(
-            DataError, match="has format 2, but this version of ddp-hpc reads format 1; update"
+            DataError, match="has format 3, but this version of ddp-hpc reads formats 1 and 2; update"
         ):
             read(snapshot)
 

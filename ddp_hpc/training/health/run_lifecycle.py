@@ -7,6 +7,7 @@ directory there is nothing to resume from, and signals end the run as they end a
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +30,11 @@ from ddp_hpc.training.health.rank_report import RankReport, RankReports
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.joint_save import JointSave
 from ddp_hpc.training.snapshots.random_state import seed_generators
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot, specs_of_saved
+from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
 from ddp_hpc.training.snapshots.training_state import TrainingState
 from ddp_hpc.training.telemetry.metrics_file import versions
 from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -51,6 +54,8 @@ _NEWER_LOSS_OPTIONS = (
 
 # The number of samples in the description of a snapshot if the run does not count samples.
 _NOT_COUNTED = 1
+# The parts of the description that only this rank's files need, and that can be large.
+_INDEX = ("files", "tensors")
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class RunLifecycle:
         self._directories = directories
         self._stop_requests = stop_requests
         self._directory: SnapshotDirectory | None = None  # only on rank 0, if snapshots are enabled
+        self._writer: SnapshotWriter | None = None  # on each rank that writes: all, if the state is sharded
         self._last_save_s = time.monotonic()
         self._num_exchanges = 0
         self._opened = False
@@ -133,9 +139,10 @@ class RunLifecycle:
         return None if self._directories is None else self._directories.run / "tracebacks"
 
     def open(self) -> Snapshot | None:
-        """Locks the snapshot directory. Returns its newest valid snapshot on rank 0, and None on other ranks.
+        """Locks the snapshot directory and returns its newest valid snapshot, or None if there is none.
 
-        Without a snapshot, the result is None on rank 0 too. Collective: every rank must call this.
+        A snapshot of whole tensors is returned only on rank 0, and a sharded one on all ranks. Collective:
+        every rank must call this.
 
         Raises:
             DataError: another job uses the directory, or none of its snapshots is valid.
@@ -146,7 +153,7 @@ class RunLifecycle:
         with self._group.failing_together():
             if self._group.world.rank == 0:
                 try:
-                    self._directory = SnapshotDirectory(
+                    self._writer = self._directory = SnapshotDirectory(
                         self._directories.snapshots, keep, self._progress.say, self._on_saved
                     )
                     snapshot = self._directory.newest_valid()
@@ -155,6 +162,19 @@ class RunLifecycle:
                         write_refused(self._directories.run, os.environ)
                     raise
         self._opened = True
+        return self._on_all_ranks(snapshot)
+
+    def _on_all_ranks(self, snapshot: Snapshot | None) -> Snapshot | None:
+        """Returns rank 0's snapshot on all ranks if it is sharded. Collective: every rank must call this."""
+        path = self._group.comm.bcast(str(snapshot.path) if snapshot and snapshot.is_sharded else "")
+        with self._group.failing_together():
+            if path and snapshot is None:
+                try:
+                    return read_snapshot(Path(path), checks_sizes=False)
+                except DamagedSnapshotError as error:
+                    raise DataError(
+                        f"{error}. Rank 0 could read it: check the file system of this node"
+                    ) from error
         return snapshot
 
     def resume(
@@ -171,32 +191,28 @@ class RunLifecycle:
         Raises:
             DataError: the snapshot is from a different model, different data or a different order.
         """
-        group = self._group
         data_size = self._data_size = mesh.data_size
         self._layout = mesh.layout
-        with group.failing_together():
-            if snapshot is not None:
-                self._check(snapshot, state, num_samples)
-        about = group.comm.bcast(None if snapshot is None else snapshot.about)
+        about, exact = self._restore(snapshot, state, num_samples)
         if about is None:
             position, losses, self._lr_ranks = Position(), Losses(), data_size
         else:
             position, losses = Position(**about["position"]), Losses(**about["losses"])
             same_batch = about["global_batch"] == self._global_batch()
             self._lr_ranks = about["lr_ranks"] if same_batch else data_size
-            model_tensors = None if snapshot is None else snapshot.model
-            training = None if snapshot is None else snapshot.training
             # With another layout, ranks that share samples would get different dropout masks.
             same_layout = about.get("layout", f"pp=1,data={about['world_size']},tp=1") == self._layout
-            exact = state.restore(model_tensors, training) and same_layout
+            exact = exact and same_layout
             if not exact:
                 # This seed is deterministic, and differs from the seeds of earlier attempts.
                 seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
                 seed_generators(seed % 2**63)
             self._report_resumed(about, position, exact, num_samples is not None)
+        self._prepare_saves(state)
         if self._stop_requests is not None:
             # Adam stores two more values per parameter.
             num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
+            num_bytes //= self._group.world.world_size if state.is_sharded else 1
             self._stop_requests.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
         self._start_step = position.step
         if self._directories is not None and self._group.world.rank == 0:
@@ -204,6 +220,45 @@ class RunLifecycle:
         self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         self._last_save_s = time.monotonic()
         return position, losses, self._lr_ranks
+
+    def _restore(
+        self, snapshot: Snapshot | None, state: TrainingState, num_samples: int | None
+    ) -> tuple[dict[str, Any] | None, bool]:
+        """Restores the newest snapshot that is not damaged. Returns its description, and whether the random
+        number generators were restored, too. Collective: every rank must call this.
+        """
+        group = self._group
+        while True:
+            with group.failing_together():
+                if snapshot is not None and group.world.rank == 0:
+                    self._check(snapshot, state, num_samples)
+            about: dict[str, Any] | None = group.comm.bcast(
+                None if snapshot is None else {k: v for k, v in snapshot.about.items() if k not in _INDEX}
+            )
+            if about is None:
+                return None, False
+            try:
+                return about, state.restore(snapshot)
+            except DamagedSnapshotError as error:
+                older = None
+                with group.failing_together():
+                    if self._directory is not None:
+                        self._directory.skip(error)
+                        older = self._directory.newest_valid(before=Position(**about["position"]).step)
+                snapshot = self._on_all_ranks(older)
+
+    def _prepare_saves(self, state: TrainingState) -> None:
+        """Creates a writer on all ranks if each writes its shards. Collective: every rank must call this."""
+        if self._directories is None or not state.is_sharded:
+            return
+        group = self._group
+        token = group.comm.bcast(f"{os.getpid()}-{secrets.token_hex(4)}")
+        assert group.store is not None  # sharded tensors need a process group
+        limit_s = self._config.process_group.timeout_s
+        joint = JointSave(group.store, group.world.rank, group.world.world_size, limit_s, token)
+        if self._writer is None:
+            self._writer = SnapshotWriter(self._directories.snapshots, self._progress.say)
+        self._writer.joint = joint
 
     def report(self, step_s: float, own_s: float) -> RankReport:
         """Returns this rank's report to the others.
@@ -289,7 +344,7 @@ class RunLifecycle:
         """
         model, training = state.model_tensors(), state.training_tensors()
         self._last_save_s = time.monotonic()
-        if self._directory is not None:
+        if self._writer is not None:
             about = {
                 "position": asdict(position),
                 "losses": asdict(losses),
@@ -304,8 +359,8 @@ class RunLifecycle:
                 "versions": versions(),
                 **self._order(num_samples),
             }
-            self._directory.save(position.step, about, model, training, tick)
-        else:  # the other ranks take part in gathering sharded tensors on rank 0
+            self._writer.save(position.step, about, model, training, tick)
+        else:  # tensors that are sharded over some of the ranks are gathered on rank 0
             for _ in chain(model.tensors, training.tensors):
                 pass
 
@@ -320,8 +375,8 @@ class RunLifecycle:
         if self._directories is None:
             return
         problem = ""
-        if self._directory is not None:
-            saved = self._directory.wait(tick)
+        saved = self._writer.wait(tick) if self._writer is not None else None
+        if self._directory is not None and saved is not None:
             if saved.step != position.step:
                 problem = (
                     f"could not save step {position.step} in {self._directories.snapshots}; "
@@ -352,19 +407,19 @@ class RunLifecycle:
 
     def finish_writing(self, limit_s: float) -> None:
         """Waits for the snapshot that is being written, although the run ends with an error."""
-        if self._directory is not None:
-            self._directory.finish_writing(limit_s)
+        if self._writer is not None:
+            self._writer.finish_writing(limit_s)
 
     def close(self) -> None:
         """Releases the directory after the snapshot that is being written is complete."""
-        if self._directory is not None:
-            self._directory.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def abandon(self) -> None:
         """Releases the directory immediately: this process is about to end with an error."""
         self._over = True
-        if self._directory is not None:
-            self._directory.release()
+        if self._writer is not None:
+            self._writer.release()
 
     def _write_failed(self, run: Path, reason: str, again: bool) -> None:
         found = read_state(run)
@@ -395,7 +450,7 @@ class RunLifecycle:
     def _check(self, snapshot: Snapshot, state: TrainingState, num_samples: int | None) -> None:
         """Raises DataError unless the run can resume from the snapshot."""
         try:
-            state.check(snapshot.model, str(snapshot.path))
+            state.check(specs_of_saved(snapshot.model), str(snapshot.path))
             self._check_run(snapshot, num_samples)
             self._check_optimizer(snapshot, state)
             state.check_objects(snapshot.training, str(snapshot.path))

@@ -81,7 +81,9 @@ class Strategy:
 
     def state(self) -> TrainingState:
         """Returns the training state that snapshots save."""
-        return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler)
+        # The stages of a pipeline hold different tensors, not copies.
+        at = {name: index for name, index in self.mesh.at.items() if name != "pp"}
+        return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler, at)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""

@@ -89,15 +89,13 @@ class Pipeline(Strategy):
         return schedule.eval(*inputs, target=tgt if self._is_last else None)
 
     def state(self) -> TrainingState:
-        """Returns the state that snapshots save; ranks of the first replica send their stages' tensors."""
+        """Returns the state that snapshots save, of which this rank holds its stage."""
         mine = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
         return replace(
             super().state(),
             model={name: tensor for name, tensor in self._live.items() if id(tensor) in mine},
             whole=self._whole,
             model_is_sharded=True,
-            optimizer_is_sharded=True,
-            leads=not self.mesh.at.get("dp", 0) and not self.mesh.at.get("tp", 0),
         )
 
     def _schedule(self, num_samples: int) -> ScheduleGPipe | Schedule1F1B:

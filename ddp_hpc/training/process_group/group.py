@@ -17,6 +17,7 @@ from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
+from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.health.failure_watch import FailureWatch
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
@@ -46,6 +47,7 @@ class Group:
     listen: str = ""  # the address on which rank 0 listens for the others; empty: all its addresses
     checked: tuple[str, ...] = ()  # lines about the checks of the placement; empty except on rank 0
     notes: tuple[str, ...] = ()  # notes about the connection, for the log
+    store: StoreClient | None = None  # for messages between threads of the ranks; None for a single rank
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sums the values element-wise over ranks, in place. Collective: every rank must call this."""
@@ -203,6 +205,7 @@ def connected_group(
         listen=endpoint.listen,
         checked=checked,
         notes=(endpoint.note,) if endpoint.note else (),
+        store=endpoint.store,
     )
     # This is not in a `finally`, because destroying the group would wait for a rank that has failed.
     _destroy_process_group(link)

@@ -11,7 +11,7 @@ import json
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -36,6 +36,15 @@ _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place of a shard in the whole tensor."""
+
+    shape: tuple[int, ...]
+    """The shape of the whole tensor."""
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Stream:
     """Named tensors that are produced one after another, so that they do not have to be in memory at the same
     time.
@@ -45,6 +54,8 @@ class Stream:
     tensors: Iterable[tuple[str, Tensor]]
     is_pinned: bool = False
     """Whether pinned memory makes the copies from their device faster."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """The places of the tensors that are shards."""
 
 
 def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -62,23 +73,11 @@ class FileBuffer:
     """
 
     def __init__(self, specs: Specs, *, is_pinned: bool = False) -> None:
-        self._specs = dict(specs)
-        # Largest items first, so that all are aligned without gaps, which the format forbids.
-        names = sorted(specs, key=lambda name: (-specs[name][1].itemsize, name))
-        header: dict[str, dict[str, Any]] = {}
-        offset = 0
-        for name in names:
-            shape, dtype = specs[name]
-            if dtype not in DTYPES:
-                raise TypeError(f"{name} has the type {dtype}, which safetensors does not support")
-            end = offset + torch.Size(shape).numel() * dtype.itemsize
-            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % _ALIGNED_BYTES)
-        first = struct.pack("<Q", len(text)) + text
-        self._begins = {name: len(first) + header[name]["data_offsets"][0] for name in names}
-        self.parts = _allocate(len(first) + offset, is_pinned)
+        self.specs = dict(specs)
+        # `begins`: the position of each tensor's first byte in the file.
+        first, self.begins, num_bytes = file_layout(specs)
+        self.parts = _allocate(num_bytes, is_pinned)
+        self._copies: list[Any] = []
         self._starts = [0]
         for part in self.parts:
             self._starts.append(self._starts[-1] + part.numel())
@@ -91,18 +90,40 @@ class FileBuffer:
 
     def matches(self, specs: Specs) -> bool:
         """Returns whether the tensors have the names, types and shapes of this buffer."""
-        return self._specs == dict(specs)
+        return self.specs == dict(specs)
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the values of all tensors, and waits for the copies."""
-        devices, missing = set(), set(self._specs)
+        """Starts copying the values of all tensors; call `wait` before reading the bytes.
+
+        A device copies on a stream of its own. Its work that is queued later waits for the copies, because it
+        may change the tensors. The host does not wait.
+        """
+        missing = set(self.specs)
+        streams: dict[torch.device, Any] = {}
         for name, tensor in tensors:
-            self._put(self._begins[name], tensor.detach().reshape(-1))
-            devices.add(tensor.device)
             missing.discard(name)
+            if tensor.device.type == "cpu":
+                self._put(self.begins[name], tensor.detach().reshape(-1))
+                continue
+            module = torch.get_device_module(tensor.device)
+            if tensor.device not in streams:
+                streams[tensor.device] = module.Stream(tensor.device)
+            stream = streams[tensor.device]
+            stream.wait_stream(module.current_stream(tensor.device))
+            with module.stream(stream):
+                self._put(self.begins[name], tensor.detach().reshape(-1))
+            # The tensor may be temporary: its memory must not be reused before the copy.
+            tensor.record_stream(stream)
         assert not missing, missing
-        for device in devices - {torch.device("cpu")}:
-            torch.get_device_module(device).synchronize(device)
+        for device, stream in streams.items():
+            module = torch.get_device_module(device)
+            module.current_stream(device).wait_stream(stream)
+            self._copies.append(stream.record_event())
+
+    def wait(self) -> None:
+        """Waits until the copies that `fill` has started are complete. Can be called from any thread."""
+        while self._copies:
+            self._copies.pop().synchronize()
 
     def _put(self, begin: int, values: Tensor) -> None:
         """Copies a flat tensor to the file's bytes from `begin` on."""
@@ -115,6 +136,31 @@ class FileBuffer:
             first = (at - begin) // values.itemsize
             target.copy_(values[first : first + len(target)], non_blocking=True)
             at = stop
+
+
+def file_layout(specs: Specs, metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int], int]:
+    """Returns the first bytes of a safetensors file, the position of each tensor, and the size of the file.
+
+    The tensors follow each other in the order of the positions.
+
+    Raises:
+        TypeError: safetensors does not support a data type.
+    """
+    # Largest items first, so that all are aligned without gaps, which the format forbids.
+    names = sorted(specs, key=lambda name: (-specs[name][1].itemsize, name))
+    header: dict[str, dict[str, Any]] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name in names:
+        shape, dtype = specs[name]
+        if dtype not in DTYPES:
+            raise TypeError(f"{name} has the type {dtype}, which safetensors does not support")
+        end = offset + torch.Size(shape).numel() * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNED_BYTES)
+    first = struct.pack("<Q", len(text)) + text
+    return first, {name: len(first) + header[name]["data_offsets"][0] for name in names}, len(first) + offset
 
 
 def _allocate(num_bytes: int, is_pinned: bool) -> list[Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,8 +50,8 @@ def object_tensors(objects: Mapping[str, Stateful]) -> dict[str, Tensor]:
     return found
 
 
-def object_names(saved: Mapping[str, Any]) -> set[str]:
-    """Returns the names of the objects whose states are among these tensors."""
+def object_names(saved: Iterable[str]) -> set[str]:
+    """Returns the names of the objects whose states are among the tensors with these names."""
     return {name.removeprefix(PREFIX) for name in saved if name.startswith(PREFIX) and "/" not in name}
 
 

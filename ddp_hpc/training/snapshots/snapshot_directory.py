@@ -1,38 +1,51 @@
 """Saves snapshots to the directory of a run in the background, and finds the newest valid one.
 
-Only rank 0 reads and writes. For a save, the training waits for one copy of the state into a
-reused buffer; a thread writes it from there.
+Rank 0 locks the directory. It writes whole tensors alone; sharded tensors are written by all ranks. For a
+save, the training waits for one copy of the rank's state into a reused buffer; a thread writes it from there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.profiler import record_function
 
-from ddp_hpc.errors import DataError
+from ddp_hpc.errors import DataError, RendezvousError
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Stream
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Stream
+from ddp_hpc.training.snapshots.joint_save import JointSave, NotSavedError
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
+    SHARDED_FORMAT,
     TRAINING,
-    DamagedSnapshotError,
     Snapshot,
+    complete_snapshot,
     discard,
     find_snapshots,
+    partial_directory,
     read_snapshot,
     remove_leftovers,
     step_of,
+    write_files,
     write_snapshot,
 )
+from ddp_hpc.training.snapshots.snapshot_index import (
+    CHUNK_BYTES,
+    SECTIONS,
+    index_of_rank,
+    merged,
+    shard_file,
+)
+from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
 from ddp_hpc.units import format_bytes
 
 # Errors that a parallel file system returns while one of its servers restarts. A full disk is not temporary.
@@ -50,6 +63,7 @@ _TICK_S = 5.0
 _RETRY_AFTER_S = (1.0, 4.0, 15.0)
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class _LockLostError(OSError):
@@ -64,51 +78,25 @@ class Saved:
     seconds: float
 
 
-class SnapshotDirectory:
-    """The snapshot directory on rank 0, which is locked until `close`.
+class SnapshotWriter:
+    """Writes this rank's part of the snapshots in a background thread.
 
-    `say` is called with lines for the user, also from the writing thread. `on_saved` is called
-    with the step of each complete snapshot, in that thread.
-
-    Raises:
-        DataError: on construction: another job uses the directory, or it cannot be written.
+    With `joint`, all ranks write their shards to the same snapshot, and each creates a SnapshotWriter.
+    Without it, rank 0 alone writes whole tensors. `say` is called with lines for the user, also from the
+    writing thread.
     """
 
-    def __init__(self, directory: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
+    def __init__(self, directory: Path, say: Say, joint: JointSave | None = None) -> None:
         self.path = directory
-        self._keep = keep
+        self.joint = joint
         self._say = say
-        self._on_saved = on_saved
-        self._lock = DirectoryLock(directory, say)
         self._buffers: dict[str, FileBuffer] = {}
+        self._places: dict[str, Mapping[str, Place]] = {}
         self._writer: threading.Thread | None = None
         # Other threads wait for this event, because a thread cannot be joined before it is started.
         self._nothing_to_write = threading.Event()
         self._nothing_to_write.set()
         self.saved = Saved(0, 0.0)
-        remove_leftovers(directory)
-
-    def newest_valid(self) -> Snapshot | None:
-        """Returns the newest snapshot with correct checksums; None if there are no snapshots.
-
-        Raises:
-            DataError: none of the existing snapshots is valid, or one has a newer format.
-        """
-        found = find_snapshots(self.path)
-        for path in found:
-            try:
-                snapshot = read_snapshot(path)
-            except DamagedSnapshotError as error:
-                self._say(f"warning: {error}; trying the previous snapshot")
-                continue
-            self.saved = Saved(step_of(path), 0.0)
-            return snapshot
-        if found:
-            raise DataError(
-                f"--snapshot-dir {self.path}: none of its {len(found)} snapshots is valid. "
-                "Nothing was deleted; check the files, or use another directory to start from scratch"
-            )
-        return None
 
     def save(
         self,
@@ -118,15 +106,23 @@ class SnapshotDirectory:
         training: Stream,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for the previous save like `wait`, copies the state, and starts a thread that writes it."""
+        """Waits for the previous save like `wait`, copies the state, and starts a thread that writes it.
+
+        With `joint`, this is collective: every rank must call it.
+        """
         with record_function("snapshot"):
             self.wait(tick)
-            for name, stream in ((MODEL, model), (TRAINING, training)):
+            rank = self.joint.rank if self.joint is not None else 0
+            files = (MODEL, TRAINING) if self.joint is None else (shard_file(s, rank) for s in SECTIONS)
+            for section, name, stream in zip(SECTIONS, files, (model, training), strict=True):
+                if self.joint is not None and not stream.specs:
+                    continue  # this rank holds only copies
                 if name not in self._buffers or not self._buffers[name].matches(stream.specs):
                     # Free the memory of the old buffer before allocating another.
                     self._buffers.pop(name, None)
                     self._buffers[name] = FileBuffer(stream.specs, is_pinned=stream.is_pinned)
                 self._buffers[name].fill(stream.tensors)
+                self._places[section] = stream.places
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
         self._nothing_to_write.clear()
         try:
@@ -149,6 +145,115 @@ class SnapshotDirectory:
         """Waits until nothing is being written, at most `limit_s`. Can be called from any thread."""
         self._nothing_to_write.wait(limit_s)
 
+    def close(self) -> None:
+        """Waits until nothing is being written."""
+        self.wait()
+
+    def release(self) -> None:
+        """Releases the directory immediately: this process is about to end with an error."""
+
+    def _write(self, step: int, about: dict[str, Any]) -> None:
+        """Writes a snapshot in the writing thread. If that fails, training continues."""
+        _lower_priority()
+        begin_s = time.monotonic()
+        try:
+            self._write_part(step, about)
+        except (OSError, RendezvousError) as error:
+            self._failed(step, error)
+        else:
+            self.saved = Saved(step, time.monotonic() - begin_s)
+            self._succeeded(step)
+        finally:
+            self._nothing_to_write.set()
+
+    def _write_part(self, step: int, about: dict[str, Any]) -> None:
+        """Writes this rank's files, and waits until rank 0 has completed the snapshot."""
+        del about  # only rank 0 writes the description
+        assert self.joint is not None
+        self.joint.exchange(step, self._own_part(step))
+        self.joint.wait_for_decision(step)
+
+    def _own_part(self, step: int) -> dict[str, Any] | OSError:
+        """Writes this rank's shards; returns its entries in the index, or the error."""
+        joint = self.joint
+        assert joint is not None
+        partial = partial_directory(self.path, step, joint.token)
+        try:
+            entries = self._with_retries(step, lambda: write_files(partial, self._buffers, CHUNK_BYTES))
+            return index_of_rank(joint.rank, entries, self._buffers, self._places)
+        except OSError as error:
+            return error
+        except Exception as error:  # the other ranks must not wait for this one
+            return OSError(0, f"{type(error).__name__}: {error}")
+
+    def _succeeded(self, step: int) -> None:
+        """Called after a snapshot is complete."""
+
+    def _failed(self, step: int, error: OSError | RendezvousError) -> None:
+        """Called if a snapshot was not saved. Rank 0 informs the user."""
+
+    def _with_retries(self, step: int, write: Callable[[], T]) -> T:
+        for wait_s in (*_RETRY_AFTER_S, None):
+            self._check_lock()
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in _TRANSIENT or wait_s is None:
+                    raise
+                self._say(f"warning: the snapshot of step {step}: {error.strerror}; retrying in {wait_s:g} s")
+                time.sleep(wait_s)
+        raise AssertionError("unreachable")
+
+    def _check_lock(self) -> None:
+        """Raises OSError if another job has taken over the directory."""
+
+
+class SnapshotDirectory(SnapshotWriter):
+    """The snapshot directory on rank 0, which is locked until `close`.
+
+    `on_saved` is called with the step of each complete snapshot, in the writing thread.
+
+    Raises:
+        DataError: on construction: another job uses the directory, or it cannot be written.
+    """
+
+    def __init__(self, directory: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
+        super().__init__(directory, say)
+        self._keep = keep
+        self._on_saved = on_saved
+        self._lock = DirectoryLock(directory, say)
+        remove_leftovers(directory)
+
+    def newest_valid(self, before: int | None = None) -> Snapshot | None:
+        """Returns the newest snapshot that is valid, as far as it has been read; None if there are none.
+
+        With `before`, only snapshots of earlier steps are considered: that of this step is damaged.
+
+        Raises:
+            DataError: none of the existing snapshots is valid, or one has a newer format.
+        """
+        found = find_snapshots(self.path)
+        for path in found:
+            if before is not None and step_of(path) >= before:
+                continue
+            try:
+                snapshot = read_snapshot(path)
+            except DamagedSnapshotError as error:
+                self.skip(error)
+                continue
+            self.saved = Saved(step_of(path), 0.0)
+            return snapshot
+        if found:
+            raise DataError(
+                f"--snapshot-dir {self.path}: none of its {len(found)} snapshots is valid. "
+                "Nothing was deleted; check the files, or use another directory to start from scratch"
+            )
+        return None
+
+    def skip(self, error: DamagedSnapshotError) -> None:
+        """Warns that a damaged snapshot is not used."""
+        self._say(f"warning: {error}; trying the previous snapshot")
+
     @property
     def lost(self) -> bool:
         """Returns whether another job has taken over the directory."""
@@ -163,57 +268,78 @@ class SnapshotDirectory:
         """Releases the lock on the directory."""
         self._lock.release()
 
-    def _write(self, step: int, about: dict[str, Any]) -> None:
-        """Writes a snapshot in the writing thread. If that fails, prints a warning; training continues."""
-        _lower_priority()
-        begin_s = time.monotonic()
+    def _write_part(self, step: int, about: dict[str, Any]) -> None:
+        if self.joint is None:
+            self._with_retries(step, lambda: write_snapshot(self.path, step, about, self._buffers))
+            return
+        problem = "rank 0 failed"
         try:
-            path = self._write_with_retries(step, about)
+            parts = self.joint.exchange(step, self._own_part(step))
+            index = {"format": SHARDED_FORMAT, **about, **merged(parts, CHUNK_BYTES)}
+            partial = partial_directory(self.path, step, self.joint.token)
+            _check_shared(partial, parts)
+            self._with_retries(step, lambda: complete_snapshot(partial, self.path, step, index))
+            problem = ""
         except OSError as error:
-            num_bytes = sum(buffer.num_bytes for buffer in self._buffers.values())
-            newest = (
-                f"the newest snapshot is still from step {self.saved.step}"
-                if self.saved.step
-                else "there is no snapshot yet"
-            )
-            self._say(
-                f"WARNING: the snapshot of step {step} ({format_bytes(num_bytes)}) was NOT saved in "
-                f"{self.path}: {error.strerror or error}; {newest}. Training continues; {_remedy(error)}"
-            )
-        else:
-            self.saved = Saved(step_of(path), time.monotonic() - begin_s)
-            self._on_saved(step)
-            # Keep snapshots of later steps: the run resumed from an earlier one because they were damaged.
-            with suppress(OSError, DataError):  # the next save attempts this again
-                passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
-                for old in passed[self._keep :]:
-                    discard(old)
+            problem = error.strerror or str(error)
+            raise
+        except ValueError as error:  # a defect of this package
+            problem = str(error)
+            raise NotSavedError(0, problem) from error
         finally:
-            self._nothing_to_write.set()
+            if problem:
+                shutil.rmtree(partial_directory(self.path, step, self.joint.token), ignore_errors=True)
+            self.joint.decide(step, problem)
 
-    def _write_with_retries(self, step: int, about: dict[str, Any]) -> Path:
-        for wait_s in (*_RETRY_AFTER_S, None):
-            if self._lock.lost:
-                raise _LockLostError(
-                    "another job took over the directory because this job did not respond for too long"
-                )
-            try:
-                return write_snapshot(self.path, step, about, self._buffers)
-            except OSError as error:
-                if error.errno not in _TRANSIENT or wait_s is None:
-                    raise
-                self._say(f"warning: the snapshot of step {step}: {error.strerror}; retrying in {wait_s:g} s")
-                time.sleep(wait_s)
-        raise AssertionError("unreachable")
+    def _succeeded(self, step: int) -> None:
+        self._on_saved(step)
+        # Keep snapshots of later steps: the run resumed from an earlier one because they were damaged.
+        with suppress(OSError, DataError):  # the next save attempts this again
+            passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
+            for old in passed[self._keep :]:
+                discard(old)
+
+    def _failed(self, step: int, error: OSError | RendezvousError) -> None:
+        own_bytes = sum(buffer.num_bytes for buffer in self._buffers.values())
+        size = f" ({format_bytes(own_bytes)})" if self.joint is None else ""
+        newest = (
+            f"the newest snapshot is still from step {self.saved.step}"
+            if self.saved.step
+            else "there is no snapshot yet"
+        )
+        reason = getattr(error, "strerror", None) or error
+        self._say(
+            f"WARNING: the snapshot of step {step}{size} was NOT saved in "
+            f"{self.path}: {reason}; {newest}. Training continues; {_remedy(error)}"
+        )
+
+    def _check_lock(self) -> None:
+        if self._lock.lost:
+            raise _LockLostError(
+                "another job took over the directory because this job did not respond for too long"
+            )
 
 
-def _remedy(error: OSError) -> str:
+def _check_shared(partial: Path, parts: list[dict[str, Any]]) -> None:
+    """Raises NotSavedError if this rank cannot see a file that another rank has written."""
+    for rank, part in enumerate(parts):
+        if not all((partial / name).exists() for name in part["files"]):
+            raise NotSavedError(
+                errno.ENOENT,
+                f"rank 0 does not see the files of rank {rank}: the directory must be on a file system that "
+                "all nodes share",
+            )
+
+
+def _remedy(error: OSError | RendezvousError) -> str:
     """Returns what the user can do so that the next snapshot is saved."""
     if isinstance(error, _LockLostError):
         return "stop one of the two jobs"
-    match error.errno:
+    match getattr(error, "errno", None):
         case errno.ENOSPC | errno.EDQUOT:
             return "free disk space"
+        case errno.ENOENT:
+            return "use another --snapshot-dir"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "make the directory writable"
         case _:

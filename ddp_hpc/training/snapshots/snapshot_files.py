@@ -15,41 +15,49 @@ import json
 import os
 import re
 import shutil
-import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from torch import Tensor
 
-from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.errors import DataError
 from ddp_hpc.partial_files import sync_to_disk
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
+from ddp_hpc.training.snapshots.snapshot_index import SECTIONS
+from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError, StoredTensors, open_regular
 
-FORMAT = 1
+FORMAT, SHARDED_FORMAT = 1, 2
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
 _MANIFEST = "snapshot.json"
 _NAME = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 16 * 2**20
-# Size limit of a manifest, which normally has a few kilobytes.
-_MAX_MANIFEST_BYTES = 2**24
-
-
-class DamagedSnapshotError(DdpHpcError):
-    """The snapshot is truncated, modified or unreadable."""
+# Size limit of a manifest, which contains the index of a sharded snapshot.
+_MAX_MANIFEST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that was read completely, with correct checksums."""
+    """A snapshot: either its tensors with correct checksums, or StoredTensors, which are read when needed."""
 
     path: Path
     about: dict[str, Any]
-    """The description passed to `write_snapshot`, and `format`."""
-    model: dict[str, Tensor]
-    training: dict[str, Tensor]
+    """The description of the run, and `format`."""
+    model: Mapping[str, Tensor]
+    training: Mapping[str, Tensor]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the ranks have written one file each."""
+        return isinstance(self.model, StoredTensors)
+
+
+def specs_of_saved(tensors: Mapping[str, Tensor]) -> Specs:
+    """Returns shape and type of each tensor of a snapshot, without reading them."""
+    return tensors.specs if isinstance(tensors, StoredTensors) else specs_of(tensors)
 
 
 def snapshot_name(step: int) -> str:
@@ -78,10 +86,49 @@ def find_snapshots(directory: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
+def partial_directory(directory: Path, step: int, token: str) -> Path:
+    """Returns the directory in which a snapshot is written; `token` is the same on all ranks of the run."""
+    return directory / f".{snapshot_name(step)}.{token}.partial"
+
+
 def write_snapshot(
     directory: Path, step: int, about: Mapping[str, Any], files: Mapping[str, FileBuffer]
 ) -> Path:
-    """Writes the snapshot `directory/step_N`, which gets this name only after all of it is on the disk.
+    """Writes the snapshot `directory/step_N` of whole tensors, as `complete_snapshot`."""
+    partial = partial_directory(directory, step, str(os.getpid()))
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        entries = write_files(partial, files)
+        return complete_snapshot(partial, directory, step, {"format": FORMAT, **about, "files": entries})
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_files(
+    partial: Path, files: Mapping[str, FileBuffer], chunk_bytes: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Writes the files of a snapshot into `partial`, and returns their sizes and checksums.
+
+    With `chunk_bytes`, there is one checksum per chunk. Files of an earlier attempt are replaced.
+
+    Raises:
+        OSError: an error of the file system.
+    """
+    partial.mkdir(exist_ok=True)
+    entries = {}
+    for name, buffer in files.items():
+        buffer.wait()
+        (partial / name).unlink(missing_ok=True)
+        contents = [part.numpy().data for part in buffer.parts]
+        num_bytes, digests = _write_file(partial / name, contents, chunk_bytes)
+        checksums = {"sha256": digests[0]} if chunk_bytes is None else {"chunks": digests}
+        entries[name] = {"bytes": num_bytes, **checksums}
+    return entries
+
+
+def complete_snapshot(partial: Path, directory: Path, step: int, about: Mapping[str, Any]) -> Path:
+    """Renames `partial` to `directory/step_N` after all of it, and the manifest `about`, are on the disk.
 
     An existing snapshot of that name is replaced: it was damaged, or the run resumed from an earlier one.
 
@@ -89,23 +136,12 @@ def write_snapshot(
         OSError: an error of the file system; existing files are unchanged.
     """
     target = directory / snapshot_name(step)
-    partial = directory / f".{target.name}.{os.getpid()}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        entries = {
-            name: _write_file(partial / name, [part.numpy().data for part in buffer.parts])
-            for name, buffer in files.items()
-        }
-        manifest = _sealed({"format": FORMAT, **about, "files": entries})
-        _write_file(partial / _MANIFEST, [memoryview(manifest)])
-        sync_to_disk(partial)
-        discard(target)
-        partial.rename(target)
-        sync_to_disk(directory)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    (partial / _MANIFEST).unlink(missing_ok=True)
+    _write_file(partial / _MANIFEST, [memoryview(_sealed(about))], None)
+    sync_to_disk(partial)
+    discard(target)
+    partial.rename(target)
+    sync_to_disk(directory)
     return target
 
 
@@ -124,14 +160,23 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Reads the snapshot at `path`. The parsed bytes are the same as those whose checksum is verified.
+def read_snapshot(path: Path, *, checks_sizes: bool = True) -> Snapshot:
+    """Reads the snapshot at `path`, or only its description if it is sharded.
+
+    The parsed bytes are the same as those whose checksum is verified. Without `checks_sizes`, the sizes of
+    the files of a sharded snapshot are checked only when they are read: if one rank has checked all of them,
+    the others do not have to.
 
     Raises:
         DamagedSnapshotError: it is damaged.
         DataError: it is from a newer version of this package, or is not a snapshot.
     """
     about = read_about(path)
+    if about["format"] == SHARDED_FORMAT:
+        stored = [StoredTensors(path, about, section) for section in SECTIONS]
+        for tensors in stored if checks_sizes else ():
+            tensors.check_sizes()
+        return Snapshot(path, about, *stored)
     # Read the larger file first, because its buffer is freed before the other file is read.
     training = _read_tensors(path, TRAINING, about)
     return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
@@ -140,7 +185,7 @@ def read_snapshot(path: Path) -> Snapshot:
 def _read_tensors(path: Path, name: str, about: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         num_bytes, sha256 = about["files"][name]["bytes"], about["files"][name]["sha256"]
-        with _opened(path / name) as file:
+        with open_regular(path / name) as file:
             found_bytes = os.fstat(file.fileno()).st_size
             content = file.read() if found_bytes == num_bytes else b""
     except (KeyError, TypeError) as error:
@@ -173,8 +218,15 @@ def read_named(path: Path) -> Snapshot:
                 f"no snapshots in {path}; give a directory that contains snapshots, such as step_00000120"
             )
         path = found[0]
-    try:
+    with naming_the_previous(path):
         return read_snapshot(path)
+
+
+@contextmanager
+def naming_the_previous(path: Path) -> Iterator[None]:
+    """Adds the name of the previous snapshot to the error, if the block finds that this one is damaged."""
+    try:
+        yield
     except DamagedSnapshotError as error:
         others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
         raise DamagedSnapshotError(
@@ -192,7 +244,7 @@ def read_about(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise DataError(f"{path} is not a snapshot; give a directory such as {snapshot_name(120)}")
     try:
-        with _opened(path / _MANIFEST) as file:
+        with open_regular(path / _MANIFEST) as file:
             text = file.read(_MAX_MANIFEST_BYTES)
     except OSError as error:
         raise DamagedSnapshotError(f"{path / _MANIFEST}: cannot be read") from error
@@ -203,10 +255,10 @@ def read_about(path: Path) -> dict[str, Any]:
         raise DamagedSnapshotError(f"{path / _MANIFEST} is not valid JSON") from error
     if not sealed:
         raise DamagedSnapshotError(f"{path / _MANIFEST}: the SHA-256 checksum does not match")
-    if about.get("format") != FORMAT:
+    if about.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise DataError(
-            f"{path} has format {about.get('format')}, but this version of ddp-hpc reads format {FORMAT}; "
-            "update ddp-hpc, or use another --snapshot-dir"
+            f"{path} has format {about.get('format')}, but this version of ddp-hpc reads formats {FORMAT} "
+            f"and {SHARDED_FORMAT}; update ddp-hpc, or use another --snapshot-dir"
         )
     return dict(about)
 
@@ -214,28 +266,29 @@ def read_about(path: Path) -> dict[str, Any]:
 def _sealed(about: Mapping[str, Any]) -> bytes:
     """Returns the bytes of the manifest, with a checksum of all other entries in `sha256`."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    return (json.dumps({**about, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
+    # The index of a sharded snapshot would have a line for each number.
+    indent = 1 if about.get("format") == FORMAT else None
+    return (json.dumps({**about, "sha256": digest}, indent=indent, sort_keys=True) + "\n").encode()
 
 
-def _write_file(path: Path, contents: Iterable[memoryview]) -> dict[str, Any]:
-    """Writes and syncs a file; returns its size and checksum."""
-    digest, num_bytes = hashlib.sha256(), 0
+def _write_file(path: Path, contents: Iterable[memoryview], chunk_bytes: int | None) -> tuple[int, list[str]]:
+    """Writes and syncs a file; returns its size, and the checksum of the file or of each of its chunks."""
+    digests, digest, num_bytes, left = [], hashlib.sha256(), 0, chunk_bytes or sys.maxsize
     with path.open("xb", buffering=0) as file:
         for content in contents:
             begin = 0
             while begin < len(content):
                 # A chunk is hashed while it is in the cache. On a full disk, a write can be partial.
-                chunk = content[begin : begin + _CHUNK_BYTES]
+                chunk = content[begin : begin + min(_CHUNK_BYTES, left)]
                 written = file.write(chunk)
                 digest.update(chunk[:written])
                 begin += written
+                left -= written
+                if not left:
+                    digests.append(digest.hexdigest())
+                    digest, left = hashlib.sha256(), chunk_bytes or sys.maxsize
             num_bytes += len(content)
         os.fsync(file.fileno())
-    return {"bytes": num_bytes, "sha256": digest.hexdigest()}
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Opens a regular file for reading. Opening a pipe would block, and a device may never end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("not a regular file")
-    return path.open("rb")
+    if chunk_bytes is None or left < chunk_bytes:
+        digests.append(digest.hexdigest())
+    return num_bytes, digests

@@ -1,25 +1,23 @@
 """Reads the state of a training run between two steps as named tensors, and restores it.
 
 Names are those of the bare model: `encoder.layers.0.norm1.weight`, and
-`optimizer.exp_avg/encoder.layers.0.norm1.weight`. A snapshot contains each tensor unsharded,
-regardless of the strategy: a tensor that is sharded over ranks is gathered on rank 0, which writes
-and reads it. So a run can resume with another strategy, or another number of ranks.
+`optimizer.exp_avg/encoder.layers.0.norm1.weight`, regardless of the strategy. If every rank holds the whole
+state, rank 0 writes it. Otherwise each rank writes its shards with their places in the whole tensors. So a
+run can resume with another strategy, or another number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.snapshots.host_buffer import Specs, Stream, Tensors, specs_of
+from ddp_hpc.training.snapshots.host_buffer import Place, Specs, Stream, Tensors, specs_of
 from ddp_hpc.training.snapshots.object_states import (
     PREFIX,
     Stateful,
@@ -28,7 +26,15 @@ from ddp_hpc.training.snapshots.object_states import (
     object_tensors,
 )
 from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
-from ddp_hpc.training.snapshots.sharded_tensors import local_shard, shard_like, whole_tensor
+from ddp_hpc.training.snapshots.sharded_tensors import (
+    is_first_copy,
+    is_sharded,
+    local_shard,
+    place_of_shard,
+    whole_tensor,
+)
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot
+from ddp_hpc.training.snapshots.state_reader import Needed, NeededOf, StateReader
 
 _OPTIMIZER = "optimizer."
 _SCALER = "scaler."
@@ -50,10 +56,10 @@ class TrainingState:
     model_is_sharded: bool = False
     """Whether ranks hold different tensors, as in the stages of a pipeline."""
     optimizer_is_sharded: bool = False
-    """Whether ranks hold the optimizer state of different parameters."""
-    leads: bool = True
-    """Whether this rank sends its tensors to rank 0. If several ranks have the same tensors, only one of them
-    sends them."""
+    """Whether only one rank holds the optimizer state of a parameter, as with ZeRO."""
+    at: Mapping[str, int] | None = None
+    """This rank's index along each dimension of the device mesh in which ranks hold copies of tensors that
+    are not sharded; None if all sharded tensors are sharded over all ranks."""
     objects: Mapping[str, Stateful] = field(default_factory=dict)
     """More objects with a state, by name. Rank 0's state is saved. A name that starts with an underscore may
     be missing in a snapshot."""
@@ -63,29 +69,45 @@ class TrainingState:
         """The types of the optimizers, such as `Adam`."""
         return ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
 
-    def model_tensors(self) -> Stream:
-        """Returns the whole model on rank 0: the tensors themselves, not copies, if nothing is sharded.
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank writes its shards, because no rank holds the whole state."""
+        if self.model_is_sharded or self.optimizer_is_sharded:
+            return True
+        meshes = [value.device_mesh for value in self.model.values() if is_sharded(value)]  # type: ignore[attr-defined]
+        world_size = self.group.world.world_size
+        # Without `at`, it is unknown which ranks hold copies of a tensor on a part of the ranks.
+        return bool(meshes) and (self.at is not None or all(m.size() == world_size for m in meshes))
 
-        Collective, including the iteration: every rank must call this and iterate over all tensors.
+    def model_tensors(self) -> Stream:
+        """Returns the tensors of the model that this rank writes, not copies.
+
+        If the state is not sharded, these are whole tensors, and both this method and the iteration are
+        collective.
         """
-        return self._stream(
-            {name: value.detach() for name, value in self.model.items()}, self.model_is_sharded
-        )
+        return self._stream({name: value.detach() for name, value in self.model.items()}, self._is_first)
 
     def training_tensors(self) -> Stream:
-        """Returns the state of the optimizer and of all ranks' random number generators on rank 0.
-
-        Collective, like `model_tensors`.
+        """Returns the tensors of the optimizer, the objects and the random number generators that this rank
+        writes, like `model_tensors`. Collective: every rank must call this.
         """
-        own = optimizer_tensors(self.model, self.optimizers) | object_tensors(self.objects)
-        stream = self._stream(own, self.optimizer_is_sharded)
-        more = {} if self.scaler is None else _scaler_tensors(self.scaler)
-        device = self.group.device
-        if (states := self.group.gather_on_rank_0(generator_state(device).to(device))) is not None:
-            more[_GENERATORS] = states.cpu()
-        return replace(
-            stream, specs={**stream.specs, **specs_of(more)}, tensors=chain(stream.tensors, more.items())
-        )
+        of_optimizer = optimizer_tensors(self.model, self.optimizers)
+        more = object_tensors(self.objects)
+        if self.scaler is not None:
+            more |= _scaler_tensors(self.scaler)
+        world, device = self.group.world, self.group.device
+        own = generator_state(device)
+        if not self.is_sharded:
+            if (states := self.group.gather_on_rank_0(own.to(device))) is not None:
+                more[_GENERATORS] = states.cpu()
+            return self._stream({**of_optimizer, **more}, self._is_first)
+        first = self._stream(of_optimizer, lambda one: self.optimizer_is_sharded or self._is_first(one))
+        # Each rank has its own objects; those of rank 0 are saved.
+        second = self._stream(more, lambda one: self._is_first(one) if is_sharded(one) else world.rank == 0)
+        specs = {**first.specs, **second.specs, _GENERATORS: ((1, own.numel()), own.dtype)}
+        place = Place((world.world_size, own.numel()), (world.rank, 0))
+        tensors = chain(first.tensors, second.tensors, [(_GENERATORS, own[None])])
+        return Stream(specs, tensors, first.is_pinned, {**first.places, **second.places, _GENERATORS: place})
 
     def non_finite(self) -> tuple[str, int] | None:
         """Returns the first non-finite trained parameter and the rank that has it; None if all are finite.
@@ -113,9 +135,8 @@ class TrainingState:
         own = list(shards)[of_ranks[self.group.world.rank] - 1] if of_ranks[self.group.world.rank] else ""
         return self.group.comm.allgather(own)[rank], rank
 
-    def check(self, saved: Tensors, where: str) -> None:
-        """Raises DataError if the tensors do not match this model."""
-        theirs = specs_of(saved)
+    def check(self, theirs: Specs, where: str) -> None:
+        """Raises DataError if the tensors of a snapshot do not match this model."""
         if theirs == self.whole:
             return
         names = sorted({**self.whole, **theirs})
@@ -129,7 +150,7 @@ class TrainingState:
             "the model. Use the original options, or another --snapshot-dir"
         )
 
-    def check_objects(self, saved: Tensors, where: str) -> None:
+    def check_objects(self, saved: Iterable[str], where: str) -> None:
         """Raises DataError if the tensors are from a run with other objects."""
         theirs, ours = (
             ", ".join(sorted(name for name in names if not name.startswith("_"))) or "none"
@@ -141,87 +162,99 @@ class TrainingState:
                 "same objects as before, or another --snapshot-dir"
             )
 
-    def restore(self, saved_model: Tensors | None, saved_training: Tensors | None) -> bool:
-        """Restores the tensors that rank 0 has read, on every rank. Collective: every rank must call this.
+    def restore(self, snapshot: Snapshot | None) -> bool:
+        """Restores the state from a snapshot. Collective: every rank must call this.
 
-        The tensors are None on the other ranks. Returns False if the random number generators could not be
-        restored, because the number of ranks or the kind of device has changed.
+        A snapshot of whole tensors is None on all ranks except rank 0, which has read it. Returns False if
+        the random number generators could not be restored, because the number of ranks or the kind of device
+        has changed.
+
+        Raises:
+            DamagedSnapshotError: on all ranks, if the snapshot is damaged. The tensors of the model are then
+                undefined; the rest of the state has not changed.
         """
-        for name, tensor in self._broadcast(saved_model):
-            if name in self.model:
-                self.model[name].detach().copy_(shard_like(self.model[name], tensor))
+        model, training = (None, None) if snapshot is None else (snapshot.model, snapshot.training)
+        reader = StateReader(self.group)
+        likes = {name: value.detach() for name, value in self.model.items()}
+        saved = reader.tensors(
+            model,
+            lambda name: Needed(likes[name]) if name in likes else None,
+            differs_between_ranks=self.model_is_sharded,
+        )
+        for name, tensor in saved:
+            likes[name].copy_(tensor)
+        found = dict(
+            reader.tensors(
+                training,
+                self._needed_for_training(),
+                differs_between_ranks=self.model_is_sharded or self.optimizer_is_sharded,
+            )
+        )
+        generators = reader.generator_state(training, _GENERATORS)
+        reader.agree()
+        self._apply(found)
+        return generators is not None and self._set_generators(generators)
+
+    def _needed_for_training(self) -> NeededOf:
+        """Returns a function that says which tensors of the optimizer and the objects this rank needs."""
+        optimized = {
+            id(parameter)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        objects = object_tensors(self.objects)
+
+        def needed(name: str) -> Needed | None:
+            if name == _GENERATORS:
+                return None
+            if not name.startswith(_OPTIMIZER):
+                return Needed(objects.get(name))
+            parameter = self.model.get(name.partition("/")[2])
+            return (
+                Needed(parameter.detach()) if id(parameter) in optimized and parameter is not None else None
+            )
+
+        return needed
+
+    def _apply(self, training: Tensors) -> None:
+        """Restores the optimizers, the objects and the scaler."""
         states: dict[str, dict[str, Tensor]] = {}
         scaler: dict[str, Tensor] = {}
-        objects: dict[str, Tensor] = {}
-        exact = False
-        for name, tensor in self._broadcast(saved_training):
+        for name, tensor in training.items():
             if name.startswith(_OPTIMIZER):
                 key, _, parameter = name.removeprefix(_OPTIMIZER).partition("/")
                 if parameter in self.model:
-                    states.setdefault(parameter, {})[key] = shard_like(self.model[parameter], tensor)
-            elif name.startswith(PREFIX):
-                objects[name] = tensor
+                    states.setdefault(parameter, {})[key] = tensor
             elif name.startswith(_SCALER):
                 scaler[name.removeprefix(_SCALER)] = tensor
-            elif name == _GENERATORS:
-                exact = self._set_generators(tensor)
         for optimizer in self.optimizers:
             _load_optimizer(optimizer, self.model, states)
-        load_objects(self.objects, objects)
+        load_objects(
+            self.objects, {name: value for name, value in training.items() if name.startswith(PREFIX)}
+        )
         if self.scaler is not None and scaler:
             self.scaler.load_state_dict(
                 {**self.scaler.state_dict(), **{key: value.item() for key, value in scaler.items()}}
             )
-        return exact
 
-    def _stream(self, own: Tensors, is_distributed: bool) -> Stream:
+    def _is_first(self, tensor: Tensor) -> bool:
+        return is_first_copy(tensor, self.group.world.rank, self.at)
+
+    def _stream(self, own: Tensors, is_written: Callable[[Tensor], bool]) -> Stream:
+        """Returns the tensors that this rank writes: whole ones, or those shards for which `is_written`."""
         is_pinned = self.group.device.type == "cuda"
-        if not is_distributed:
+        if not self.is_sharded:
             return Stream(specs_of(own), ((name, whole_tensor(own[name])) for name in own), is_pinned)
-        entries = self.group.comm.allgather(_describe(own if self.leads else {}))
-        specs = {
-            name: (tuple(shape), getattr(torch, dtype))
-            for of_rank in entries
-            for name, dtype, shape in of_rank
-        }
-        return Stream(specs, self._gathered(own, entries), is_pinned)
+        written = {name: value for name, value in own.items() if is_written(value)}
+        shards = {name: local_shard(value) for name, value in written.items()}
+        shards = {name: shard for name, shard in shards.items() if shard.numel() or not own[name].numel()}
+        places = {name: place_of_shard(own[name]) for name in shards}
+        return Stream(specs_of(shards), shards.items(), is_pinned, places)
 
-    def _gathered(self, own: Tensors, entries: list[list[list[Any]]]) -> Iterator[tuple[str, Tensor]]:
-        """Yields the tensors of all ranks on rank 0, and nothing on the others. Collective."""
-        device, rank = self.group.device, self.group.world.rank
-        for name in own:
-            tensor = whole_tensor(own[name])
-            if rank == 0:
-                yield name, tensor
-            elif self.leads:
-                dist.send(tensor.to(device).contiguous(), dst=0)
-        if rank == 0:
-            for owner, of_rank in enumerate(entries):
-                for name, dtype, shape in of_rank if owner else []:
-                    tensor = _empty(dtype, shape, device)
-                    dist.recv(tensor, src=owner)
-                    yield name, tensor
-
-    def _broadcast(self, tensors: Tensors | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields rank 0's tensors on every rank, on its device; of the generators, the rank's own row.
-
-        Collective.
-        """
-        device, world_size = self.group.device, self.group.world.world_size
-        for name, dtype, shape in self.group.comm.bcast(_describe(tensors or {})):
-            if name == _GENERATORS:
-                if shape[0] == world_size:
-                    own = _empty(dtype, shape[1:], device)
-                    yield name, self.group.scatter(None if tensors is None else tensors[name], own)
-                continue
-            tensor = _empty(dtype, shape, device) if tensors is None else tensors[name].to(device)
-            if self.group.backend != "none":
-                dist.broadcast(tensor, src=0)
-            yield name, tensor
-
-    def _set_generators(self, own: Tensor) -> bool:
+    def _set_generators(self, state: Tensor) -> bool:
         try:
-            set_generator_state(own.cpu(), self.group.device)
+            set_generator_state(state.cpu(), self.group.device)
         except ValueError:
             return False
         return True
@@ -232,11 +265,12 @@ def plain_state(
     optimizer: torch.optim.Optimizer,
     group: Group,
     scaler: torch.amp.GradScaler | None = None,
+    at: Mapping[str, int] | None = None,
 ) -> TrainingState:
     """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors."""
     tensors = live_tensors(model)
     return TrainingState(
-        group=group, model=tensors, optimizers=(optimizer,), whole=specs_of(tensors), scaler=scaler
+        group=group, model=tensors, optimizers=(optimizer,), whole=specs_of(tensors), scaler=scaler, at=at
     )
 
 
@@ -281,15 +315,6 @@ def _scaler_tensors(scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
         f"{_SCALER}{key}": torch.tensor(value, dtype=torch.float64)
         for key, value in scaler.state_dict().items()
     }
-
-
-def _describe(tensors: Tensors) -> list[list[Any]]:
-    """Returns name, type and shape of each tensor as JSON values."""
-    return [[name, _dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
-
-
-def _empty(dtype: str, shape: list[int], device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,0 +1,155 @@
+"""Reads the tensors of a snapshot on all ranks: each rank its shards, or rank 0 for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.host_buffer import Tensors
+from ddp_hpc.training.snapshots.sharded_tensors import (
+    from_shard,
+    is_sharded,
+    local_shard,
+    place_of_shard,
+    shard_like,
+)
+from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError, StoredTensors
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What this rank needs of a tensor: the shard that `like` describes, or the whole tensor."""
+
+    like: Tensor | None = None
+
+
+NeededOf = Callable[[str], Needed | None]
+"""Returns what this rank needs of the tensor with this name; None if nothing."""
+
+
+class StateReader:
+    """Reads the tensors of one snapshot on all ranks.
+
+    A damaged part is replaced by zeros, so that no rank waits for another; `agree` then raises the error.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._problem = ""
+
+    def tensors(
+        self, saved: Tensors | None, needed: NeededOf, *, differs_between_ranks: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields the needed tensors on the device. Collective: every rank must iterate over all of them.
+
+        If `saved` is not sharded, it is None on all ranks except rank 0. `differs_between_ranks` means that
+        ranks need different tensors.
+        """
+        if not isinstance(saved, StoredTensors):
+            yield from self._from_rank_0(saved, needed)
+            return
+        for name, (shape, dtype) in saved.specs.items():
+            need = needed(name)
+            if need is None:
+                continue
+            like = need.like if need.like is not None and tuple(need.like.shape) == shape else None
+            if like is not None and is_sharded(like):
+                place, shard = place_of_shard(like), local_shard(like)
+                values = self._read(saved, name, place.offset, tuple(shard.shape), dtype)
+                yield name, from_shard(like, values.to(shard.device))
+            elif differs_between_ranks:
+                whole = self._read(saved, name, (0,) * len(shape), shape, dtype)
+                yield name, whole.to(self._group.device)
+            else:
+                yield name, self._broadcast(saved, name, shape, dtype)
+        saved.close()
+
+    def generator_state(self, saved: Tensors | None, name: str) -> Tensor | None:
+        """Returns this rank's row of a tensor with one row per rank; None if it is from other ranks.
+
+        Collective: every rank must call this.
+        """
+        rank, world_size = self._group.world.rank, self._group.world.world_size
+        if not isinstance(saved, StoredTensors):
+            own = {name: saved[name]} if saved and name in saved else None
+            found = [one for _, one in self._from_rank_0(own, _whole)]
+            return found[0][rank] if found and len(found[0]) == world_size else None
+        shape, dtype = saved.specs.get(name, ((0,), torch.uint8))
+        if len(shape) != 2:
+            return None
+        # Rows that no rank needs are read too, so that damage is found.
+        rows = [
+            self._read(saved, name, (row, 0), (1, shape[1]), dtype)
+            for row in range(rank, shape[0], world_size)
+        ]
+        saved.close()
+        return rows[0][0] if shape[0] == world_size else None
+
+    def agree(self) -> None:
+        """Raises an error on all ranks if any rank found damage. Collective: every rank must call this.
+
+        Raises:
+            DamagedSnapshotError: with the message of the first rank.
+        """
+        if problem := next(filter(None, self._group.comm.allgather(self._problem)), ""):
+            raise DamagedSnapshotError(problem)
+
+    def _from_rank_0(self, saved: Tensors | None, needed: NeededOf) -> Iterator[tuple[str, Tensor]]:
+        """Yields rank 0's tensors on every rank. Collective."""
+        device = self._group.device
+        for name, dtype, shape in self._group.comm.bcast(_describe(saved or {})):
+            tensor = _empty(dtype, shape, device) if saved is None else saved[name].to(device)
+            if self._group.backend != "none":
+                dist.broadcast(tensor, src=0)
+            if (need := needed(name)) is not None:
+                yield name, tensor if need.like is None else shard_like(need.like, tensor)
+
+    def _broadcast(
+        self, saved: StoredTensors, name: str, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """Returns a whole tensor, which only rank 0 reads. Collective."""
+        device = self._group.device
+        if self._group.world.rank == 0:
+            tensor = self._read(saved, name, (0,) * len(shape), shape, dtype).to(device)
+        else:
+            tensor = torch.empty(shape, dtype=dtype, device=device)
+        if self._group.backend != "none":
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def _read(
+        self,
+        saved: StoredTensors,
+        name: str,
+        offset: tuple[int, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        try:
+            return saved.read(name, offset, shape)
+        except DamagedSnapshotError as error:
+            self._problem = self._problem or str(error)
+            return torch.zeros(shape, dtype=dtype)
+
+
+def _whole(name: str) -> Needed:
+    del name
+    return Needed()
+
+
+def _describe(tensors: Tensors) -> list[list[Any]]:
+    """Returns name, type and shape of each tensor as JSON values."""
+    return [
+        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in tensors.items()
+    ]
+
+
+def _empty(dtype: str, shape: list[int], device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
