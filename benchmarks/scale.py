@@ -1,4 +1,4 @@
-"""Measures what the start of a job and a step cost rank 0 for up to 16,384 ranks.
+"""Measures what the start of a job and a step cost rank 0 for thousands of ranks.
 
 python benchmarks/scale.py [--ranks 64,1024,4096,16384] [--per-node 8] [--torch] [--json FILE]
 

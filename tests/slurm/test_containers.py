@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,9 +19,17 @@ pytestmark = pytest.mark.slurm
 
 TRAINS = PROJECT / "tests" / "mpi" / "trains.py"
 STAND_IN = PROJECT / "tests" / "fakes" / "containers" / "apptainer.py"
+
+
+def _lacks_charliecloud() -> bool:
+    if shutil.which("ch-run", path=SYSTEM_PATH) is None:
+        return True
+    return subprocess.run(["unshare", "--user", "--mount", "true"], capture_output=True).returncode != 0
+
+
 NEEDS_CHARLIECLOUD = pytest.mark.skipif(
-    shutil.which("ch-run", path=SYSTEM_PATH) is None,
-    reason="Charliecloud is missing: apt-get install charliecloud-runtime (Debian's package name)",
+    _lacks_charliecloud(),
+    reason="needs Charliecloud (apt-get install charliecloud-runtime) and user namespaces",
 )
 
 

@@ -78,14 +78,6 @@ class Group:
         dist.gather(values.contiguous(), None if found is None else list(found), dst=0)
         return found
 
-    def scatter(self, values: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
-        """Fills `own` with this rank's row of rank 0's values, which are None on the others. Collective."""
-        if self.backend == "none":
-            assert values is not None
-            return own.copy_(values[0])
-        dist.scatter(own, None if values is None else list(values.to(own.device)), src=0)
-        return own
-
     def agree(self, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
         agree(self.comm, self.world, problem, exit_code)
