@@ -125,7 +125,8 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
         match = _NEARLY.match(line)
-        # `##PBS` is the usual way to disable a directive, and `# sbatch -N 2 job.sh` shows how to submit it.
+        # Not misspelled: `##PBS`, the usual way to disable a directive, and comments about how to submit the
+        # script, such as `# sbatch -N 2 job.sh`.
         if not match or match[1] or match[3].upper() in (*_NOT_MISSPELLED, *loose) or _SUBMIT.match(line):
             continue
         word = match[3].rstrip(":")

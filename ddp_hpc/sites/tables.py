@@ -201,7 +201,7 @@ class Pbs:
 
     `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices} and {cpus} per node;
     {all_ranks}, {all_devices} and {all_cpus} of the whole job. The default is one chunk per node with cores,
-    ranks and GPUs. `options` are options that become directives unchanged. With `submit_from_nodes = false`,
+    ranks and GPUs. `options` become directives without changes. With `submit_from_nodes = false`,
     job scripts do not call qsub. `version` is the version of PBS, such as 2022.1.3.
     """
 
@@ -225,7 +225,7 @@ class Slurm:
 
     `queue_option` is the option of sbatch for --queue: partition, qos, or empty if the scheduler chooses.
     `gpu_option` is the option of sbatch for GPUs: gpus-per-node or gres (with `gpu_type` if the site requires
-    it), or empty if nodes are exclusive. `options` are options that become directives unchanged.
+    it), or empty if nodes are exclusive. `options` become directives without changes.
     `srun_options` are options of srun for starting ranks. `agent_options` are options of srun for starting
     one torchrun agent per node, with the placeholder {devices}. `forbidden` are options that the site
     rejects. `version` is the version of Slurm, such as 23.02 or 23.02.7; `ddp-hpc lint` uses it.
@@ -256,7 +256,7 @@ class Slurm:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Flux:
-    """Options of a Flux site. `options` are options that become directives unchanged."""
+    """Options of a Flux site. `options` become directives without changes."""
 
     options: tuple[str, ...] = ()
 
