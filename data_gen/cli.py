@@ -30,7 +30,7 @@ from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
     from data_gen.writer import GenerateResult, Progress
-    from ddp_hpc.discovery.comm import Comm
+    from ddp_hpc.discovery.rank_communication import Comm
 
 _DEFAULT = Recipe()
 _DIRECTORY = Path("data")

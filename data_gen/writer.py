@@ -19,7 +19,7 @@ from data_gen.formats import Contents, format_of, lay_out, seal
 from data_gen.partial import WRITER, end_by_signal, signals_held
 from data_gen.striping import stripe
 from data_gen.target import Target
-from ddp_hpc.discovery.comm import Comm, SingleComm
+from ddp_hpc.discovery.rank_communication import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
 from ddp_hpc.partial_files import move_into_place, partial_file, sync_to_disk

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddp_hpc.discovery import comm as comm_module
-from ddp_hpc.discovery.comm import MpiComm
+from ddp_hpc.discovery import rank_communication
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
     LAUNCHERS,
@@ -25,6 +24,7 @@ from ddp_hpc.discovery.launcher_environment import (
     present_launchers,
     read_launcher_values,
 )
+from ddp_hpc.discovery.rank_communication import MpiComm
 from ddp_hpc.errors import LaunchError, RequestError, nearest
 
 MpiLoader = Callable[[str, str], MpiComm | None]
@@ -68,7 +68,9 @@ def short_hostname() -> str:
     return socket.gethostname().partition(".")[0]
 
 
-def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_module.load_mpi) -> World:
+def discover(
+    environ: Environ, choice: str = "auto", load_mpi: MpiLoader = rank_communication.load_mpi
+) -> World:
     """Returns the world that this process belongs to.
 
     Collective if the launcher starts ranks with MPI: every rank must call this.
@@ -105,7 +107,7 @@ def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_
     _refuse_rank_beyond_size(launcher, reported)
     notes = _compare(launcher, reported, found[1:], environ, strict=choice == "auto")
     family = _mpi_family(launcher, environ) if choice == "auto" or _needs_mpi(reported) else ""
-    mpi = load_mpi(family, launcher.title) if family and comm_module.mpi4py_is_installed() else None
+    mpi = load_mpi(family, launcher.title) if family and rank_communication.mpi4py_is_installed() else None
     derived = launcher.derive(environ, reported) if launcher.derive else reported
     if mpi is not None:
         _refuse_singletons(launcher, derived, mpi)
@@ -225,7 +227,7 @@ def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
         without = f"; or do not use MPI: --discovery {launcher.name}" if sufficient else ""
         raise LaunchError(
             f"{launcher.title} started {ranks} ranks ({source}), but MPI reports 1: {ranks} singletons, each "
-            f"in its own world; {comm_module.wrong_library(launcher.title)}{without}"
+            f"in its own world; {rank_communication.wrong_library(launcher.title)}{without}"
         )
 
 
@@ -241,7 +243,7 @@ def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
             )
     # Stale variables often contain rank 0, so the actual rank 0 may not detect a mismatch. The ranks exchange
     # their problems, because otherwise rank 0 would continue alone.
-    if problem := mpi.combine(problem, comm_module.first_text):
+    if problem := mpi.combine(problem, rank_communication.first_text):
         error = LaunchError(problem)
         error.on_all_ranks = True
         raise error

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ddp_hpc import local_mpi
-from ddp_hpc.discovery.comm import mpi_library
+from ddp_hpc.discovery.rank_communication import mpi_library
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.extras import install_command
 

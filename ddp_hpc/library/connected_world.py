@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
-from ddp_hpc.discovery.comm import first_text
+from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.arguments import with_argument_names
@@ -114,7 +114,7 @@ class ConnectedWorld:
         Raises:
             RequestError: a tensor has no axis of samples, or its other axes differ between ranks.
         """
-        from ddp_hpc.library.metrics import gather_samples
+        from ddp_hpc.library.gather_samples import gather_samples
 
         return gather_samples(self.group, values, batch)
 

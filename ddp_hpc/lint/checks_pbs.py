@@ -255,7 +255,7 @@ def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
     if not script.is_supervised and not script.sets("TMPDIR") and (line := _python_line(subject)):
         yield Problem(
             line,
-            "PBS sets a long TMPDIR, so with a long job id the workers of a DataLoader fail with "
+            "PBS sets a long TMPDIR, so with a long job ID, the workers of a DataLoader can fail with "
             '"AF_UNIX path too long"',
             "add export TMPDIR=/tmp",
         )

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddp_hpc.discovery.comm import Comm, first_text
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
     fabric_interface,
@@ -21,6 +20,7 @@ from ddp_hpc.discovery.network_interfaces import (
     local_address_towards,
     outward_interfaces,
 )
+from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together

@@ -49,5 +49,6 @@ class StoreProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # The server may serve other ranks for a moment; subprocess reaps it when it starts the next process.
+        # The server may keep serving other ranks for a moment. If it has not ended yet, the subprocess module
+        # reaps it when this process starts another one.
         self._process.poll()

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import click
 
-from ddp_hpc.discovery.comm import Comm, finalize_mpi
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import fabric_interface, local_address_towards, outward_interfaces
+from ddp_hpc.discovery.rank_communication import Comm, finalize_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.errors import (

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.discovery.comm import Members
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, Environ
+from ddp_hpc.discovery.rank_communication import Members
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover
 from ddp_hpc.errors import LaunchError, RendezvousError, RequestError

@@ -58,7 +58,7 @@ def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[n
 
 
 def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
-    """Returns the index of the interval that directly encloses each one on the same thread, or -1."""
+    """Returns for each interval the index of the one that directly encloses it on the same thread, or -1."""
     found = np.full(len(starts), -1, np.intc)  # 32 bits to save memory for millions of events
     # Intervals without a duration take no time from the enclosing one.
     index = np.flatnonzero(durations > 0)

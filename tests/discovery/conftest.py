@@ -2,19 +2,21 @@
 
 import pytest
 
-from ddp_hpc.discovery import comm
+from ddp_hpc.discovery import rank_communication
 
 
 @pytest.fixture(autouse=True)
 def no_mpi_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm, "mpi_library", lambda: "MPICH 5.0.2 (/opt/mpich/lib/libmpi.so.12)")
+    monkeypatch.setattr(
+        rank_communication, "mpi_library", lambda: "MPICH 5.0.2 (/opt/mpich/lib/libmpi.so.12)"
+    )
 
 
 @pytest.fixture
 def without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm, "mpi4py_is_installed", lambda: False)
+    monkeypatch.setattr(rank_communication, "mpi4py_is_installed", lambda: False)
 
 
 @pytest.fixture
 def with_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm, "mpi4py_is_installed", lambda: True)
+    monkeypatch.setattr(rank_communication, "mpi4py_is_installed", lambda: True)

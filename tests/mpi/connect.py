@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from ddp_hpc.discovery.comm import abort_mpi
+from ddp_hpc.discovery.rank_communication import abort_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError

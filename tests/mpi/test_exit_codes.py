@@ -11,7 +11,7 @@ from tests.conftest import Launch
 
 PROGRAM = """
 import os, sys, time
-from ddp_hpc.discovery.comm import finalize_mpi, load_mpi
+from ddp_hpc.discovery.rank_communication import finalize_mpi, load_mpi
 comm = load_mpi("any", "mpiexec")
 delay_s, code = eval(sys.argv[1], {"rank": comm.rank})
 finalize_mpi(then_exits=True)

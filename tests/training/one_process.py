@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.data.step_shards import Position, rank_shares
-from ddp_hpc.discovery.comm import SingleComm
+from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy

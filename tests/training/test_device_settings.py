@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ddp_hpc.data.in_memory import samples_of_arrays
-from ddp_hpc.discovery.comm import SingleComm
+from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input.batch_loader import Loader

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.discovery.comm import SingleComm
+from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.health import heartbeat as heartbeat_module
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder, write_flight_record

@@ -10,7 +10,7 @@ from ddp_hpc import processes
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.tables import BAD_OPTION
+from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
     values=spellings("signal:s user:u name:n:jobname"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.queues import JobStatus, Queue
-from ddp_hpc.rehearse.slurm import controller, sbatch, tables
+from ddp_hpc.rehearse.slurm import controller, option_tables, sbatch
 from ddp_hpc.rehearse.slurm.stepd import log_path
 
 
@@ -38,7 +38,7 @@ def _requested_nodes(script: Script) -> int:
 
 
 def _walltime_s(script: Script) -> int:
-    return tables.walltime_s(script.value("--time") or "0")
+    return option_tables.walltime_s(script.value("--time") or "0")
 
 
 def _array_indices(script: Script) -> tuple[int, ...]:

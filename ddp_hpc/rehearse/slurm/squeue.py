@@ -11,7 +11,7 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.tables import BAD_OPTION
+from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
     values=spellings("jobs:j:job format:o user:u states:t"),

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.discovery.comm import Comm, first_text
+from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.listener import open_listener

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddp_hpc.discovery.comm import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.launcher_environment import present_launchers
 from ddp_hpc.discovery.once_per_node import print_once_per_node
+from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import (
     EXIT_DONE,

@@ -12,7 +12,7 @@ from ddp_hpc.data.check_finite import first_bad_sample
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
-from ddp_hpc.discovery.comm import first_text
+from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.errors import DataError, RequestError, stop_together
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.group import Group

@@ -51,7 +51,9 @@ class ParallelConfig:
         metavar="MIB",
         shown_default="25, and 1 for the first",
     )
-    static_graph: bool = option(False, "DDP: assume that every step uses the same parameters (static_graph).")
+    static_graph: bool = option(
+        False, "DDP: assume that every step uses the same set of parameters (static_graph)."
+    )
     find_unused_parameters: bool = option(
         False, "DDP: allow steps that do not use all parameters (find_unused_parameters)."
     )

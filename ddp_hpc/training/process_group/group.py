@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.discovery.comm import Comm, GroupComm, SingleComm
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
+from ddp_hpc.discovery.rank_communication import Comm, GroupComm, SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
 from ddp_hpc.rendezvous.connect_ranks import Endpoint

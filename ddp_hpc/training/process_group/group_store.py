@@ -19,7 +19,7 @@ import torch.distributed as dist
 # torch re-exports these without naming them in an __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ddp_hpc.discovery.comm import Comm
+from ddp_hpc.discovery.rank_communication import Comm
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError, StoreTimeoutError

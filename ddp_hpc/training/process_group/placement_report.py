@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ddp_hpc.discovery.comm import mpi_library
 from ddp_hpc.discovery.cpu_affinity import own_cores
 from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
+from ddp_hpc.discovery.rank_communication import mpi_library
 from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together

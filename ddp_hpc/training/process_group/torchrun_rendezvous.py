@@ -1,7 +1,7 @@
 """A rendezvous backend for torchrun's agents that uses an authenticated store instead of torch's TCPStore.
 
-torch's c10d rendezvous keeps its state as a pickle in a store without authentication: any user of the
-network could write one, which each agent then unpickles as its own user (verified with torch 2.13).
+torch's c10d rendezvous keeps its state as a pickle in an unauthenticated store: anyone on the network could
+write a pickle, and every agent would then unpickle it with its own privileges (verified with torch 2.13).
 This backend runs the same code with a store that requires the job's key.
 """
 

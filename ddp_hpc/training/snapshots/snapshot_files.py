@@ -215,7 +215,7 @@ def read_named(path: Path) -> Snapshot:
         found = find_snapshots(path)
         if not found:
             raise DataError(
-                f"no snapshots in {path}; give a directory that contains snapshots, such as step_00000120"
+                f"no snapshots in {path}; give a snapshot, such as step_00000120, or a directory of snapshots"
             )
         path = found[0]
     with naming_the_previous(path):
