@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launches import (
+    ONE_PROCESS,
     Start,
     expanded_in_shell,
     reaches_other_nodes,
@@ -24,13 +25,6 @@ _HOSTNAME = re.compile(
 )
 _OF_SEVERAL_NODES = re.compile(
     r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
-)
-# Words which suggest that a single process uses several GPUs or starts further processes itself.
-_ONE_PROCESS = re.compile(
-    r"vllm|device[-_]map|tensor[-_]parallel|DataParallel|data_parallel|jax|tensorflow|keras|tf_cnn|mirrored|ray\b|llama"
-    r"|ollama|sglang|spawn|--num[-_]?gpus?|--n[-_]?gpus?|--gpus?\b|--devices?\b|--ngpu|n_gpu|gpu_ids|multigpu|multi_gpu"
-    r"|CUDA_VISIBLE_DEVICES|trainer\.|lightning|multiprocessing|--world[-_]size|nproc|mp\.|hydra|deepspeed|tune|sweep|agent",
-    re.IGNORECASE,
 )
 
 
@@ -183,7 +177,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     ]
     given = [(start.command.line, start.given("--master-port") or "") for start in _torchruns(subject)]
     found += [(line, port) for line, port in given if whole_number(port)]
-    if subject.script.value("--exclusive") is not None:
+    if _has_whole_nodes(subject):
         return  # no other job runs on the nodes
     for line, value in found:
         yield Problem(
@@ -191,6 +185,18 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
             "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
         )
+
+
+def _has_whole_nodes(subject: Subject) -> bool:
+    """Return whether no other job shares the nodes, because the job requests them, or all of their GPUs."""
+    script, gpus = subject.script, subject.gpus_per_node or 0
+    places = [value for _, name, value in script.resources() if name == "place"]
+    if script.value("--exclusive") is not None or any("excl" in place for place in places):
+        return True
+    if subject.site and subject.site.node.devices:
+        return gpus >= subject.site.node.devices
+    # Without a profile: most nodes have four or eight GPUs, and jobs with several nodes use all of them.
+    return gpus >= 8 or (gpus >= 4 and (subject.num_nodes or 1) > 1)
 
 
 @check("RANK009", "error", "MASTER_ADDR is a loopback address")
@@ -303,7 +309,7 @@ def _one_process(subject: Subject) -> Iterator[Problem]:
         return
     for start in starts(subject):
         is_python = start.command.name == "srun" and start.program == "python" and not start.is_torchrun
-        if not is_python or start.launcher_hides_options or _ONE_PROCESS.search(start.command.text):
+        if not is_python or start.launcher_hides_options or ONE_PROCESS.search(start.command.text):
             continue
         if _is_single_task(start):
             yield Problem(

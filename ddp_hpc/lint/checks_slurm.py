@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.launches import reaches_other_nodes, starts, trains_with_torch
+from ddp_hpc.lint.launches import ONE_PROCESS, reaches_other_nodes, starts, trains_with_torch
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
@@ -148,9 +148,12 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
         return  # RANK013 reports jobs with several nodes
     # On one node, a single process can use the CPUs of all tasks.
     uses_ranks = (subject.gpus_per_node or 0) > 1 or trains_with_torch(subject)
-    if subject.num_nodes == 1 and not uses_ranks:
+    has_one_node = subject.num_nodes == 1 or subject.script.value("--ntasks") is None
+    if has_one_node and not uses_ranks:
         return
     for start in starts(subject):
+        if has_one_node and ONE_PROCESS.search(start.command.text):
+            return
         is_program = any(word.endswith(".py") for word in start.words[1:10])
         if start.program == "python" and is_program and not start.is_torchrun:
             yield Problem(

@@ -29,6 +29,13 @@ _SPREADS = re.compile(
     r"xargs|launcher|paramrun|submitit|flux|ray|dask|horovodrun|spark-submit|nextflow|snakemake|julia|jupyter)\b|"
     r"[Cc]luster\w*\.sh|-hostfile|SLURM_(?:JOB_)?NODELIST|PBS_NODEFILE|\bmpi\b"
 )
+# Words which suggest that a single process uses several GPUs or starts further processes itself.
+ONE_PROCESS = re.compile(
+    r"vllm|device[-_]map|tensor[-_]parallel|DataParallel|data_parallel|jax|tensorflow|keras|tf_cnn|mirrored|ray\b|llama"
+    r"|ollama|sglang|spawn|--num[-_]?gpus?|--n[-_]?gpus?|--gpus?\b|--devices?\b|--ngpu|n_gpu|gpu_ids|multigpu|multi_gpu"
+    r"|CUDA_VISIBLE_DEVICES|trainer\.|lightning|multiprocessing|--world[-_]size|nproc|mp\.|hydra|deepspeed|tune|sweep|agent",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

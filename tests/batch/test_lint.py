@@ -71,7 +71,7 @@ BAD = [
     ("RANK006", 4, SLURM + "trap stop SIGUSR1\nsrun python train.py | tee log\n"),
     ("RANK007", 3, SLURM + "trap stop SIGCONT\n"),
     ("RANK008", 3, SLURM + "MASTER_PORT=29500\n"),
-    ("RANK008", 6, TWO_NODES + "srun torchrun --nnodes=2 --master_port 29500 train.py\n"),
+    ("RANK008", 3, SLURM + "torchrun --nproc-per-node=2 --master_port 29500 train.py\n"),
     ("RANK009", 6, TWO_NODES + "export MASTER_ADDR=127.0.0.1\n"),
     ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
     ("PBS005", 4, PBS + "#PBS -l select=2\n#PBS -l ngpus=4\n"),
