@@ -20,12 +20,14 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import DataError, ReportedElsewhereError, RequestError
+from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input import prepare_data as prepare
 from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
-from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
+from tests.discovery.simulated_mpi import on_all_ranks
+from tests.stores import store_in_thread
 
 from .forked import Forks
 
@@ -47,24 +49,26 @@ here = threading.local()
 def prepared(config: TrainConfig, num_nodes: int = 1, ranks_per_node: int = 2) -> tuple[list[Any], str]:
     """The samples or error of each rank, and the output."""
     said = io.StringIO()
-    comms: list[Any] = mpi_world(num_nodes * ranks_per_node, ranks_per_node)
+    size = num_nodes * ranks_per_node
 
     def of_rank(rank: int) -> Samples:
         here.node, local_rank = divmod(rank, ranks_per_node)
         world = World(
             rank=rank,
-            world_size=len(comms),
+            world_size=size,
             local_rank=local_rank,
             local_size=ranks_per_node,
             hostname=f"node{here.node}",
             launcher="hydra",
         )
+        comm = StoreComm(served.client(), rank, size, 20.0)
         group = Group(
-            world=world, comm=comms[rank], device=torch.device("cpu"), backend="none", threads=1, placement=""
+            world=world, comm=comm, device=torch.device("cpu"), backend="none", threads=1, placement=""
         )
         return open_data(config, group, Progress(rank == 0, said))
 
-    return on_all_ranks(of_rank, len(comms)), said.getvalue()
+    with store_in_thread() as served:
+        return on_all_ranks(of_rank, size), said.getvalue()
 
 
 @pytest.fixture
