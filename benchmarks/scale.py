@@ -33,6 +33,7 @@ from typing import Any
 
 from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.world import World
+from ddp_hpc.partial_files import process_stat
 from ddp_hpc.rendezvous import connect_ranks, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
 from ddp_hpc.rendezvous.store_client import StoreClient
@@ -229,7 +230,7 @@ def simulate_ranks(part: int, num_ranks: int, per_node: int, port: int, key: byt
 
 
 def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    fields = process_stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -330,7 +331,7 @@ def measure_exchange(num_ranks: int) -> dict[str, float]:
     from ddp_hpc.training.step import Pending
 
     class Clock:
-        def read(self) -> list[tuple[float, float]]:
+        def read(self, num_kept: int) -> list[tuple[float, float]]:  # noqa: ARG002 - as StepClock
             return [(0.0, 0.1)] * NUM_STEPS
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
@@ -346,11 +347,13 @@ def measure_exchange(num_ranks: int) -> dict[str, float]:
     times = []
     for _ in range(5):
         pending = Pending(
+            0,
             [torch.ones(())] * NUM_STEPS,
             [{"step": 1, "epoch": 0, "samples": 32, "lr": 0.1}] * NUM_STEPS,
         )
         start_s = time.process_time()
-        pending.exchange(group, Clock(), lambda step_s: RankReport(0.0, 0.0, step_s, step_s))  # type: ignore[arg-type]
+        pending.send(group, Clock(), lambda step_s: RankReport(0.0, 0.0, step_s, step_s), whole=True)  # type: ignore[arg-type]
+        pending.receive()
         times.append(time.process_time() - start_s)
     return {
         "exchange_s": min(times),
