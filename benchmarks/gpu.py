@@ -376,18 +376,24 @@ class Goal:
 
 
 _FLOAT32 = ("ours", "ours, fused", "ours, CUDA graph")
+
+
+def _best_float32(found: Any, ratio: str) -> float:
+    return min(found[name][ratio] for name in _FLOAT32 if name in found)
+
+
 GOALS = [
     Goal(
         "step in float32 / step of the lesson",
         "step",
-        lambda found: min(found[name]["vs_lesson"] for name in _FLOAT32 if name in found),
+        lambda found: _best_float32(found, "vs_lesson"),
         0.9,
     ),
     Goal("tuned step / step of the lesson", "step", lambda found: found["ours, tuned"]["vs_lesson"], 0.2),
     Goal(
         "step in float32 / its floor",
         "step",
-        lambda found: min(found[name]["vs_floor"] for name in _FLOAT32 if name in found),
+        lambda found: _best_float32(found, "vs_floor"),
         1.5,
     ),
     Goal("tuned step / its floor", "step", lambda found: found["ours, tuned"]["vs_floor"], 1.5),

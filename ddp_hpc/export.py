@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -64,9 +65,8 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     except OSError as error:
         raise DdpHpcError(f"{output} cannot be written; choose another file") from error
     specs = specs_of_saved(read.model)
-    click.echo(
-        f"wrote {output}: {len(specs)} tensors, {_num_values(specs):,} values from {read.path}", err=True
-    )
+    num_values = sum(prod(shape) for shape, _ in specs.values())
+    click.echo(f"wrote {output}: {len(specs)} tensors, {num_values:,} values from {read.path}", err=True)
 
 
 def _check(output: Path, force: bool) -> None:
@@ -102,6 +102,7 @@ def _write_safetensors(model: Mapping[str, Tensor], path: Path) -> None:
 
 def _write_directory(model: Mapping[str, Tensor], path: Path) -> None:
     """Writes the layout of Hugging Face's `save_pretrained`, without the files that describe the model."""
+    from ddp_hpc.training.snapshots.host_buffer import num_bytes_of
     from ddp_hpc.training.snapshots.snapshot_files import specs_of_saved
 
     groups = list(_groups(specs_of_saved(model)))
@@ -113,7 +114,7 @@ def _write_directory(model: Mapping[str, Tensor], path: Path) -> None:
         for name, specs in zip(names, groups, strict=True):
             _write_file(model, specs, path / name)
         index = {
-            "metadata": {"total_size": sum(map(_num_bytes, groups))},
+            "metadata": {"total_size": sum(map(num_bytes_of, groups))},
             "weight_map": {key: name for name, specs in zip(names, groups, strict=True) for key in specs},
         }
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -122,10 +123,12 @@ def _write_directory(model: Mapping[str, Tensor], path: Path) -> None:
 
 def _groups(specs: Specs) -> Iterator[Specs]:
     """Divides the tensors into groups, each of which has at most `_FILE_BYTES` or a single tensor."""
+    from ddp_hpc.training.snapshots.host_buffer import num_bytes_of
+
     group: dict[str, Any] = {}
     total = 0
     for name, spec in specs.items():
-        num_bytes = _num_bytes({name: spec})
+        num_bytes = num_bytes_of({name: spec})
         if group and total + num_bytes > _FILE_BYTES:
             yield group
             group, total = {}, 0
@@ -148,16 +151,6 @@ def _write_file(model: Mapping[str, Tensor], specs: Specs, path: Path) -> None:
             file.write(model[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _num_values(specs: Specs) -> int:
-    import torch
-
-    return sum(torch.Size(shape).numel() for shape, _ in specs.values())
-
-
-def _num_bytes(specs: Specs) -> int:
-    return sum(_num_values({name: spec}) * spec[1].itemsize for name, spec in specs.items())
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

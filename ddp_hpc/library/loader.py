@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
@@ -36,6 +35,7 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import mismatch_between_ranks
+from ddp_hpc.training.telemetry.annotations import annotated
 
 if TYPE_CHECKING:
     from ddp_hpc.library.connected_world import ConnectedWorld
@@ -99,7 +99,7 @@ class WorldLoader:
                 for at, (share,) in self._steps():
                     after = at.after(share, self.num_samples)
                     world.at(after.step, "data")
-                    with record_function("data"):
+                    with annotated("data"):
                         data = next(batches)
                     world.at(after.step, "script")
                     self.position = after

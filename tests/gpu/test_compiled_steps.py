@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 
-from tests.training.runs import SMALL, losses, succeeded, train
+from tests.training.runs import SMALL, succeeded, train, trained_losses
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -21,9 +21,7 @@ ACROSS_KERNELS = 2e-3
 
 
 def _losses(tmp_path, *options):
-    name = f"{len(list(tmp_path.glob('*.jsonl')))}.jsonl"
-    succeeded(train(*RUN, *options, "--metrics", name, cwd=tmp_path, timeout_s=300.0))
-    return losses(tmp_path / name)
+    return trained_losses(*RUN, *options, cwd=tmp_path, timeout_s=300.0)
 
 
 @pytest.mark.parametrize("group", ["", "--single-rank-group", "--single-rank-group --static-graph"])

@@ -17,7 +17,7 @@ from ddp_hpc.training.optimization.step_graph import use_one_stream
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec
 from tests.training.one_process import Steps
-from tests.training.runs import SMALL, losses, start, succeeded, train
+from tests.training.runs import SMALL, start, succeeded, train, trained_losses
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -32,9 +32,7 @@ OTHER_KERNELS = 2e-3
 
 
 def _losses(tmp_path, *options):
-    name = f"{len(list(tmp_path.glob('*.jsonl')))}.jsonl"
-    succeeded(train(*RUN, *options, "--metrics", name, cwd=tmp_path, timeout_s=300.0))
-    return losses(tmp_path / name)
+    return trained_losses(*RUN, *options, cwd=tmp_path, timeout_s=300.0)
 
 
 @pytest.mark.parametrize("group", ["", "--single-rank-group", "--single-rank-group --static-graph"])

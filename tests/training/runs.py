@@ -78,6 +78,13 @@ def losses(metrics: Path) -> list[float]:
     return [record["loss"] for record in records(metrics)]
 
 
+def trained_losses(*options: str, cwd: Path, timeout_s: float = 120.0) -> list[float]:
+    """The losses of a run of one process with these options. Each run in `cwd` has its own metrics file."""
+    name = f"{len(list(cwd.glob('*.jsonl')))}.jsonl"
+    succeeded(train(*options, "--metrics", name, cwd=cwd, timeout_s=timeout_s))
+    return losses(cwd / name)
+
+
 def records(metrics: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file."""
     return [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -14,7 +14,6 @@ import torch
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.optimization import step_graph
 from ddp_hpc.training.optimization.step_graph import StepGraph
-from ddp_hpc.training.parallel import make_strategy
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec
 
@@ -34,7 +33,6 @@ def captures(monkeypatch):
         )
 
     monkeypatch.setattr(StepGraph, "_capture", capture)
-    monkeypatch.setattr(make_strategy, "check_device", lambda *_: None)
     return made
 
 

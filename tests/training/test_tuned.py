@@ -95,3 +95,4 @@ def test_a_graph_that_is_not_possible_is_refused_in_one_line(options, text, tmp_
     assert done.returncode == 2
     [line] = error_lines(done)
     assert text in line
+    assert not (tmp_path / "data").exists()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +29,7 @@ from ddp_hpc.training.health.rank_report import RankReport, RankReports
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.host_buffer import num_bytes_of
 from ddp_hpc.training.snapshots.joint_save import JointSave
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
@@ -211,7 +211,7 @@ class RunLifecycle:
         self._prepare_saves(state)
         if self._stop_requests is not None:
             # Adam stores two more values per parameter.
-            num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
+            num_bytes = 3 * num_bytes_of(state.whole)
             num_bytes //= self._group.world.world_size if state.is_sharded else 1
             self._stop_requests.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
         self._start_step = position.step

@@ -7,7 +7,6 @@ from torch import nn
 
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.precision import Precision
-from ddp_hpc.training.optimization.step_graph import check_device
 from ddp_hpc.training.parallel.base import Single, Strategy
 from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh, find_mesh
@@ -26,7 +25,6 @@ def make_strategy(
     Raises:
         RequestError: the strategy does not support this model, device or number of ranks.
     """
-    check_device(optimization, group)
     mesh = find_mesh(config, group)
     precision = Precision(optimization.amp, group.device)
     if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp"):

@@ -12,6 +12,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -138,6 +139,11 @@ class FileBuffer:
             at = stop
 
 
+def num_bytes_of(specs: Specs) -> int:
+    """Returns the number of bytes of the values of tensors with these shapes and types."""
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
+
+
 def file_layout(specs: Specs, metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int], int]:
     """Returns the first bytes of a safetensors file, the position of each tensor, and the size of the file.
 
@@ -154,7 +160,7 @@ def file_layout(specs: Specs, metadata: Mapping[str, str] | None = None) -> tupl
         shape, dtype = specs[name]
         if dtype not in DTYPES:
             raise TypeError(f"{name} has the type {dtype}, which safetensors does not support")
-        end = offset + torch.Size(shape).numel() * dtype.itemsize
+        end = offset + prod(shape) * dtype.itemsize
         header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()

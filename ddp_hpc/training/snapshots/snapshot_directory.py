@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.profiler import record_function
-
 from ddp_hpc.errors import DataError, RendezvousError
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Stream
@@ -46,6 +44,7 @@ from ddp_hpc.training.snapshots.snapshot_index import (
     shard_file,
 )
 from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
+from ddp_hpc.training.telemetry.annotations import annotated
 from ddp_hpc.units import format_bytes
 
 # Errors that a parallel file system returns while one of its servers restarts. A full disk is not temporary.
@@ -110,7 +109,7 @@ class SnapshotWriter:
 
         With `joint`, this is collective: every rank must call it.
         """
-        with record_function("snapshot"):
+        with annotated("snapshot"):
             self.wait(tick)
             rank = self.joint.rank if self.joint is not None else 0
             files = (MODEL, TRAINING) if self.joint is None else (shard_file(s, rank) for s in SECTIONS)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.host_buffer import Tensors
 from ddp_hpc.training.snapshots.sharded_tensors import (
@@ -97,7 +98,7 @@ class StateReader:
         Raises:
             DamagedSnapshotError: with the message of the first rank.
         """
-        if problem := next(filter(None, self._group.comm.allgather(self._problem)), ""):
+        if problem := self._group.comm.combine(self._problem, first_text):
             raise DamagedSnapshotError(problem)
 
     def _from_rank_0(self, saved: Tensors | None, needed: NeededOf) -> Iterator[tuple[str, Tensor]]:

@@ -133,7 +133,7 @@ class TrainingState:
         if rank is None:
             return None
         own = list(shards)[of_ranks[self.group.world.rank] - 1] if of_ranks[self.group.world.rank] else ""
-        return self.group.comm.allgather(own)[rank], rank
+        return self.group.comm.combine(own, lambda names: names[rank]), rank
 
     def check(self, theirs: Specs, where: str) -> None:
         """Raises DataError if the tensors of a snapshot do not match this model."""
