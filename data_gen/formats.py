@@ -56,7 +56,7 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the values in bytes."""
+        """The size of the values in bytes."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -72,7 +72,7 @@ class Contents:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all values in bytes."""
+        """The total size of all values in bytes."""
         return sum(array.num_bytes for array in self.arrays)
 
 

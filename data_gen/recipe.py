@@ -126,12 +126,12 @@ class Recipe:
 
     @property
     def bytes_per_sample(self) -> int:
-        """Size in bytes of one sample of src and tgt together."""
+        """The size in bytes of one sample of src and tgt together."""
         return (prod(self.src_shape) + prod(self.tgt_shape)) * DTYPE_BYTES[self.dtype]
 
     @property
     def num_bytes(self) -> int:
-        """Size of the two arrays in bytes, without the few kilobytes of metadata."""
+        """The size of the two arrays in bytes, without the few kilobytes of metadata."""
         return self.num_samples * self.bytes_per_sample
 
 

@@ -164,7 +164,7 @@ def _check_name(option: str, name: str, known: Iterable[str]) -> None:
 
 
 def layer_activation_bytes(training: Training) -> int:
-    """Return the bytes that one layer keeps from its forward pass for its backward pass.
+    """Returns the bytes that one layer keeps from its forward pass for its backward pass.
 
     These are tensors of seq x batch x hidden elements: the inputs and outputs of two norms, the query, key
     and value, and the output of the attention; and the hidden layer of the MLP before and after GELU. With
@@ -188,7 +188,7 @@ def layer_activation_bytes(training: Training) -> int:
 
 
 def activation_bytes(training: Training) -> int:
-    """Return the bytes of the activations kept for the backward pass.
+    """Returns the bytes of the activations kept for the backward pass.
 
     These are the activations of all layers or, with checkpointing, the inputs of all layers and the
     activations of one layer.
@@ -201,13 +201,13 @@ def activation_bytes(training: Training) -> int:
 
 
 def logits_bytes(training: Training) -> int:
-    """Return the bytes of the logits, their log-softmax, and the gradients of both."""
+    """Returns the bytes of the logits, their log-softmax, and the gradients of both."""
     tokens = training.seq * training.batch
     return tokens * (training.vocab or 0) * (training.precision.compute + 3 * training.precision.loss)
 
 
 def backward_bytes(training: Training) -> int:
-    """Return the bytes that the backward pass of one layer adds to the kept activations.
+    """Returns the bytes that the backward pass of one layer adds to the kept activations.
 
     These are the gradients of the residual stream and of the hidden layer of the MLP. Measured peaks show
     that they exist at the same time.
@@ -218,7 +218,7 @@ def backward_bytes(training: Training) -> int:
 
 
 def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
-    """Return the memory of one of `ranks` ranks.
+    """Returns the memory of one of `ranks` ranks.
 
     The sum is an upper bound: in the backward pass, gradients are allocated while activations are freed, but
     both are counted in full.
@@ -257,7 +257,7 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
 
 
 def _gathered_bytes(training: Training) -> int:
-    """Return the bytes of unsharded parameters in FSDP, with one FSDP unit per layer.
+    """Returns the bytes of unsharded parameters in FSDP, with one FSDP unit per layer.
 
     These are the parameters of two layers (one in use, one being prefetched), their gradients in the dtype of
     the reduction, and the embedding, which stays unsharded between the forward and the backward pass.
@@ -270,7 +270,7 @@ def _gathered_bytes(training: Training) -> int:
 
 
 def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> bool:
-    """Return whether each rank fits in the memory of its GPU, and the ranks of a node in its host memory."""
+    """Returns whether each rank fits in the memory of its GPU, and the ranks of a node in its host memory."""
     need = footprint(training, strategy, ranks)
     on_node = need.host_bytes * min(ranks, machine.gpus_per_node)
     room = machine.host_memory_bytes
@@ -278,7 +278,7 @@ def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> boo
 
 
 def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
-    """Return the smallest number of GPUs on which the training fits; None if it does not fit on 2**20."""
+    """Returns the smallest number of GPUs on which the training fits; None if it does not fit on 2**20."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
     found = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
     return candidates[found] if found < len(candidates) else None

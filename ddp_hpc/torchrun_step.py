@@ -53,7 +53,7 @@ class _Rendezvous:
 
 
 def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
-    """Return what to run for the arguments and the environment of `torchrun_script.sh`.
+    """Returns what to run for the arguments and the environment of `torchrun_script.sh`.
 
     Raises:
         RequestError: torchrun cannot run the program, or a variable has an invalid value.
@@ -90,7 +90,7 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
 
 
 def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executable) -> int:
-    """Run torchrun's agent of this node, and return its exit code."""
+    """Runs torchrun's agent of this node, and returns its exit code."""
     rendezvous = _agree(step, python)
     if rendezvous is None:
         return EXIT_FAILED  # torchrun_endpoint has reported the reason
@@ -126,7 +126,7 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
 
 
 def _agree(step: Step, python: str) -> _Rendezvous | None:
-    """Agree with the other nodes on the rendezvous; None if that failed.
+    """Agrees with the other nodes on the rendezvous; None if that failed.
 
     torchrun_endpoint prints one line and runs until its parent, this process, has ended: it serves or
     reserves the port, and then removes the key file. It must not be killed: under Hydra, a process that ends
@@ -171,7 +171,7 @@ def _agent_command(step: Step, rendezvous: _Rendezvous, environ: Mapping[str, st
 
 
 def _program(arguments: list[str]) -> list[str]:
-    """Return the module or file for torchrun, which starts Python itself, with its arguments.
+    """Returns the module or file for torchrun, which starts Python itself, with its arguments.
 
     Arguments that do not name a program are options of ddp_hpc.train.
     """
@@ -217,7 +217,7 @@ def _ranks_per_node(environ: Mapping[str, str]) -> str:
 
 
 def _is_surplus(environ: Mapping[str, str]) -> bool:
-    """Return whether this task has nothing to do, since another task of this node starts all ranks.
+    """Returns whether this task has nothing to do, since another task of this node starts all ranks.
 
     Raises:
         RequestError: an MPI launcher started several tasks on this node. A surplus task of an MPI job cannot
@@ -243,7 +243,7 @@ def _is_surplus(environ: Mapping[str, str]) -> bool:
 
 
 def main() -> None:
-    """Run the step of this node; see the module's docstring."""
+    """Runs the step of this node; see the module's docstring."""
     try:
         if _is_surplus(os.environ):
             return

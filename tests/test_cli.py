@@ -19,7 +19,7 @@ from tests.batch.conftest import ROOT, clean_environ, run_cli
 
 
 def error_of(*args: str, cwd: Path | None = None, **environ: str) -> str:
-    """Return the error line of an invalid request; check that stdout is empty and the exit code is 2."""
+    """Returns the error line of an invalid request; checks that stdout is empty and the exit code is 2."""
     done = run_cli(*args, cwd=cwd, **environ)
     assert done.returncode == 2, done.stderr
     assert done.stdout == b""

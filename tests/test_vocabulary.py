@@ -93,7 +93,7 @@ class Text:
 
 
 def findings(texts: Iterator[Text]) -> list[str]:
-    """Return one line per expression: place, expression, replacement, and the text around it.
+    """Returns one line per expression: place, expression, replacement, and the text around it.
 
     Code in backticks is not checked.
     """
@@ -112,7 +112,7 @@ def is_old_message(finding: str) -> bool:
 
 
 def pages(name: str, text: str) -> Iterator[Text]:
-    """Yield the paragraphs of a page in Markdown, without links and code blocks that name a language."""
+    """Yields the paragraphs of a page in Markdown, without links and code blocks that name a language."""
     prose = re.sub(r"^( *)```[a-z]+.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
     prose = re.sub(r"\]\([^)\s]*\)|<[^<>\n]*>", "…", prose)
     for paragraph in re.split(r"\n\s*\n|\n(?=\||- )", prose):
@@ -120,14 +120,14 @@ def pages(name: str, text: str) -> Iterator[Text]:
 
 
 def templates(name: str, text: str) -> Iterator[Text]:
-    """Yield the lines of a template, with consecutive comments as one text, without expressions of Jinja."""
+    """Yields the lines of a template, with consecutive comments as one text, without expressions of Jinja."""
     plain = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "…", text, flags=re.DOTALL)
     for block in re.sub(r"\n[ \t]*#+ ?", " ", plain).splitlines():
         yield Text(name, block)
 
 
 def help_texts(name: str, command: click.Command) -> Iterator[Text]:
-    """Yield the help texts of a command, its options and its subcommands."""
+    """Yields the help texts of a command, its options and its subcommands."""
     for text in (command.help, command.epilog, command.short_help):
         yield Text(f"{name} --help", text or "")
     for parameter in command.params:
@@ -141,7 +141,7 @@ def help_texts(name: str, command: click.Command) -> Iterator[Text]:
 
 
 def docstrings_and_messages(name: str, source: str) -> tuple[list[Text], list[Text]]:
-    """Return the docstrings and comments of a module, and its other strings that contain several words."""
+    """Returns the docstrings and comments of a module, and its other strings that contain several words."""
     documentation, messages = [], []
     tree = ast.parse(source)
     parts: set[ast.AST] = set()  # of docstrings and f-strings
@@ -169,7 +169,7 @@ def docstrings_and_messages(name: str, source: str) -> tuple[list[Text], list[Te
 
 
 def comments(name: str, source: str) -> Iterator[Text]:
-    """Yield the comments of a module, with those on consecutive lines as one text."""
+    """Yields the comments of a module, with those on consecutive lines as one text."""
     block, last = Text(f"{name}:0", ""), 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:

@@ -58,7 +58,7 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
 
 
 def _record_and_cancel(job: JobState, run_dir: str) -> str:
-    """Cancel a job and record that in its run directory; return an error message, empty on success.
+    """Cancels a job and records that in its run directory; returns an error message, empty on success.
 
     Without this record, the job script would submit a successor, because it receives the same signal at the
     end of the walltime.
@@ -77,7 +77,7 @@ def _record_and_cancel(job: JobState, run_dir: str) -> str:
 
 
 def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
-    """Print which job continues the run.
+    """Prints which job continues the run.
 
     This job is not cancelled, as it could belong to another run that used the same directory.
     """
@@ -95,7 +95,7 @@ def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
 
 
 def _cancel(job: JobState) -> str:
-    """Cancel a job and print its id; return an error message, empty if the job has ended in the meantime."""
+    """Cancels a job and prints its ID; returns an error message, empty if the job has meanwhile ended."""
     from ddp_hpc.schedulers.client import read_job
     from ddp_hpc.schedulers.registry import SCHEDULERS
 

@@ -9,7 +9,7 @@ import click
 
 
 def entry(name: str, help_text: str) -> click.Command:
-    """Return a command that passes all its arguments to `main` of the module `ddp_hpc.NAME`."""
+    """Returns a command that passes all its arguments to `main` of the module `ddp_hpc.NAME`."""
 
     @click.command(
         name, help=help_text, add_help_option=False, context_settings={"ignore_unknown_options": True}

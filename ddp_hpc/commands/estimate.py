@@ -25,7 +25,7 @@ _DTYPES = {4: "float32", 2: "bfloat16"}
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's signature
-    """Parse a whole number of at least 1, also written as 7e9 or 7B."""
+    """Parses a whole number of at least 1, also written as 7e9 or 7B."""
     if value is None:
         return None
     number = _number(value)
@@ -38,7 +38,7 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 
 
 def _gib(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's signature
-    """Convert a number of GiB to bytes."""
+    """Converts a number of GiB to bytes."""
     if value is None:
         return None
     number = _number(value)
@@ -51,7 +51,7 @@ def _gib(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
 
 
 def _number(text: str) -> Fraction | None:
-    """Return the exact number, or None if the text is not a number."""
+    """Returns the exact number, or None if the text is not a number."""
     match = _NUMBER.fullmatch(text.strip())
     return Fraction(match[1]) * 10 ** _POWERS[match[2].lower()] if match else None
 
@@ -228,7 +228,7 @@ def command(
 
 
 def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) -> tuple[int, int]:
-    """Return the number of GPUs per node and the bytes of memory per GPU; 0 if it is unknown."""
+    """Returns the number of GPUs per node and the bytes of memory per GPU; 0 if it is unknown."""
     from ddp_hpc.sites.site import load_site
 
     site = load_site(profile)
@@ -247,7 +247,7 @@ def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) ->
 def _row(
     training: Training, strategy: str, ranks: int | None, gpus_per_node: int, machine: Machine | None
 ) -> dict[str, Any]:
-    """Return the bytes per rank of one strategy and, if the machine is known, whether it fits.
+    """Returns the bytes per rank of one strategy and, if the machine is known, whether it fits.
 
     The smallest number of nodes is unknown if `gpus_per_node` is 0.
     """
@@ -269,7 +269,7 @@ def _row(
 
 
 def _table(training: Training, rows: list[dict[str, Any]]) -> str:
-    """Return a table with one column per strategy. Rows that are 0 for all strategies are left out."""
+    """Returns a table with one column per strategy. Rows that are 0 for all strategies are left out."""
     from ddp_hpc.text_table import Column, table
     from ddp_hpc.units import format_bytes
 

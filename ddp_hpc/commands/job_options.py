@@ -22,7 +22,7 @@ TAKES_A_COMMAND = {"allow_interspersed_args": False}
 
 
 def _click_option(name: str) -> Callable[[F], F]:
-    """Return the click option for a field of `JobOptions`."""
+    """Returns the click option for a field of `JobOptions`."""
     declared = JobOptions.__dataclass_fields__[name].metadata
     kind = _KINDS[name]
     default = job_default(name)
@@ -50,7 +50,7 @@ _OPTIONS |= {name: _click_option(name) for name in _KINDS if name not in ("profi
 
 
 def job_options(function: F) -> F:
-    """Add the options of `ddp-hpc render` to a command; `request_of` turns their values into a job."""
+    """Adds the options of `ddp-hpc render` to a command; `request_of` turns their values into a job."""
     return job_options_without()(function)
 
 
@@ -67,12 +67,12 @@ def job_options_without(*names: str) -> Callable[[F], F]:
 
 
 def given_options(options: dict[str, Any]) -> list[str]:
-    """Return the options that the user has given, spelled as on the command line."""
+    """Returns the options that the user has given, spelled as on the command line."""
     return [f"--{name.removesuffix('_file').replace('_', '-')}" for name, value in options.items() if value]
 
 
 def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
-    """Return the job and the site that result from the options, the job file and the machine.
+    """Returns the job and the site that result from the options, the job file and the machine.
 
     Prints to stderr which profile was chosen and why.
 
@@ -102,7 +102,7 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
 
 
 def _check_bash(option: str, lines: tuple[str, ...]) -> None:
-    """Check the syntax of bash lines now, because an error would otherwise appear only in the job."""
+    """Checks the syntax of bash lines now, because an error would otherwise appear only in the job."""
     if not lines:
         return
     from ddp_hpc.lint.bash_syntax import bash_complaint
@@ -113,7 +113,7 @@ def _check_bash(option: str, lines: tuple[str, ...]) -> None:
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """Split `--env NAME=VALUE` into name and value.
+    """Splits `--env NAME=VALUE` into name and value.
 
     Raises:
         RequestError: the text does not contain `=`.

@@ -22,7 +22,7 @@ class ScriptOrRequest(click.Command):
     """A command with an optional SCRIPT. The arguments after `--` are the command of the job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before `--`, and store the arguments after it in the context."""
+        """Parses the arguments before `--`, and stores the arguments after it in the context."""
         cut = args.index("--") if "--" in args else len(args)
         ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
         return super().parse_args(ctx, args[:cut])
@@ -145,7 +145,7 @@ def _lint_options(request: dict[str, Any], *, test: bool) -> list[tuple[str, Lin
 
 
 def read_script(path: Path) -> str:
-    """Return the text of a job script, with bytes that are not UTF-8 as surrogates.
+    """Returns the text of a job script, with bytes that are not UTF-8 as surrogates.
 
     Raises:
         RequestError: the path is not a regular file.
@@ -161,7 +161,7 @@ def read_script(path: Path) -> str:
 
 
 def site_of(text: str, profile: str | None) -> Site | None:
-    """Return the site of --profile, of the script, or of this machine; None if its scheduler is another one.
+    """Returns the site of --profile, of the script, or of this machine; None if its scheduler is another one.
 
     The scripts of `ddp-hpc render` name their profile.
     """

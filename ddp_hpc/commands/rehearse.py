@@ -156,7 +156,7 @@ def _say(line: str) -> None:
 
 
 def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
-    """Return the differences between the rehearsal and the real machine, one per line.
+    """Returns the differences between the rehearsal and the real machine, one per line.
 
     `has_names` means that names on the fast network resolve to this machine.
     """

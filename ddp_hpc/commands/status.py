@@ -62,7 +62,7 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """Return `value` with non-finite numbers replaced by None, as JSON has no NaN."""
+    """Returns `value` with non-finite numbers replaced by None, as JSON has no NaN."""
     if isinstance(value, dict):
         return {key: _plain_numbers(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -85,7 +85,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
 
 
 def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None) -> None:
-    """Print the ID of each job as soon as it is submitted."""
+    """Prints the ID of each job as soon as it is submitted."""
     from ddp_hpc.schedulers.run_command import held_interrupt
 
     queued: list[str] = []
@@ -115,7 +115,7 @@ def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None
 
 
 def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[LintFinding]]:
-    """Return the job to submit, and the findings of lint."""
+    """Returns the job to submit, and the findings of lint."""
     from ddp_hpc.jobs import submit as submission
     from ddp_hpc.lint import run_checks as lint
     from ddp_hpc.render.advice import advice
@@ -161,7 +161,7 @@ def _warn(text: str) -> None:
 
 
 def _overrides(request: dict[str, Any]) -> Overrides:
-    """Remove the options that override directives from the request, and return them."""
+    """Removes the options that override directives from the request, and returns them."""
     from ddp_hpc.schedulers.base import Overrides
     from ddp_hpc.units import parse_walltime_s
 
@@ -174,7 +174,7 @@ def _overrides(request: dict[str, Any]) -> Overrides:
 
 
 def check_findings(found: list[LintFinding], *, force: bool) -> None:
-    """Print the findings of lint on stderr, before the script is submitted.
+    """Prints the findings of lint on stderr, before the script is submitted.
 
     Raises:
         RequestError: a finding is an error, and `force` is not set.

@@ -58,7 +58,7 @@ class ArrayPlace:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the values in bytes."""
+        """The size of the values in bytes."""
         return self.info.num_samples * self.info.sample_bytes
 
 

@@ -43,12 +43,12 @@ class ArrayInfo:
 
     @property
     def sample_bytes(self) -> int:
-        """Size of one sample in bytes."""
+        """The size of one sample in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
-        """Name of the dtype in torch."""
+        """The name of the dtype in torch."""
         return BFLOAT16 if self.bfloat16 else self.dtype.name
 
 
@@ -96,7 +96,7 @@ class Samples:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples, which is the same for src and tgt."""
+        """The number of samples, which is the same for src and tgt."""
         return self.src.num_samples
 
     def read(
@@ -130,7 +130,7 @@ class Samples:
 
     @property
     def sample_bytes(self) -> int:
-        """Size in bytes of one sample of src and tgt together."""
+        """The size in bytes of one sample of src and tgt together."""
         return self.src.sample_bytes + self.tgt.sample_bytes
 
     def buffers(self, num: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -24,7 +24,7 @@ _CORES_PER_RANK, _LEAST_RANKS = 8, 2
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
-    """Return the allocation that this shell belongs to, or `THIS_MACHINE`.
+    """Returns the allocation that this shell belongs to, or `THIS_MACHINE`.
 
     Raises:
         RequestError: this process is one of several ranks, or the scheduler's variables cannot be read.
@@ -46,7 +46,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
 
 
 def gpus_here(environ: Mapping[str, str]) -> int:
-    """Return the number of visible GPUs from CUDA_VISIBLE_DEVICES or nvidia-smi, without importing torch."""
+    """Returns the number of visible GPUs from CUDA_VISIBLE_DEVICES or nvidia-smi, without importing torch."""
     if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         devices = visible.split(",") if visible else []
         # CUDA ignores the devices after a -1.
@@ -65,10 +65,10 @@ def gpus_here(environ: Mapping[str, str]) -> int:
 
 
 def cpus_here() -> int:
-    """Return the number of CPUs that this process may use."""
+    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def ranks_for(cores: int) -> int:
-    """Return the number of ranks for a node without GPUs: one per 8 cores, but at least 2 if possible."""
+    """Returns the number of ranks for a node without GPUs: one per 8 cores, but at least 2 if possible."""
     return max(min(cores, _LEAST_RANKS), cores // _CORES_PER_RANK)

@@ -17,7 +17,7 @@ from ddp_hpc.sites.site import Site
 def fit(
     job: Job, site: Site, allocation: Allocation, num_ranks: int | None, environ: Mapping[str, str]
 ) -> tuple[Job, Layout, int]:
-    """Return the job with its number of nodes set, the layout of each node, and the total number of ranks.
+    """Returns the job with its number of nodes set, the layout of each node, and the total number of ranks.
 
     Without `num_ranks`, each node gets one rank per GPU; without GPUs, the number of tasks that the job
     requested; and otherwise one rank per 8 cores.
@@ -71,6 +71,6 @@ def _devices(site: Site, allocation: Allocation, environ: Mapping[str, str]) -> 
 
 
 def _cpus(site: Site, allocation: Allocation) -> int:
-    """Return the CPUs of a node, counting hardware threads if the site has them."""
+    """Returns the CPUs of a node, counting hardware threads if the site has them."""
     known = site.node.threads or site.node.cores
     return min(allocation.cpus_per_node or known or cpus_here(), known or 1 << 20)

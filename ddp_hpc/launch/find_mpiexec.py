@@ -14,7 +14,7 @@ _ASK_LIMIT_S = 30.0
 
 
 def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the path of an mpiexec, and its version text.
+    """Returns the path of an mpiexec, and its version text.
 
     The first choice is the mpiexec that DDP_HPC_MPIEXEC names, then one that belongs to the machine, then the
     one in the active Python environment. Ranks that are started by an environment's mpiexec (of the mpich
@@ -56,7 +56,7 @@ def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
-    """Return the output of `mpiexec --version`; empty if it fails or the program is PBS's own mpiexec."""
+    """Returns the output of `mpiexec --version`; empty if it fails or the program is PBS's own mpiexec."""
     code, output = ask_version(mpiexec, _ASK_LIMIT_S, environ)
     return "" if code or is_pbs_mpiexec(output) else output or "no output"
 
@@ -64,7 +64,7 @@ def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
 def per_node_words(
     version: str, ranks: int | str, exported: Sequence[str], *, may_oversubscribe: bool
 ) -> list[str]:
-    """Return the options for `ranks` ranks per node that an mpiexec of this version understands.
+    """Returns the options for `ranks` ranks per node that an mpiexec of this version understands.
 
     `exported` are the variables that Open MPI must export to other nodes.
     """

@@ -55,19 +55,19 @@ class Launch:
     why: str
 
     def line(self) -> str:
-        """Return the command as one line of bash: `env A=B mpiexec ...`."""
+        """Returns the command as one line of bash: `env A=B mpiexec ...`."""
         changes = [word for name in self.unset for word in ("-u", name)]
         changes += [f"{name}={value}" for name, value in self.exports.items()]
         return sh_join(["env", *changes, *self.argv])
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` with the changes applied."""
+        """Returns `environ` with the changes applied."""
         kept = {name: value for name, value in environ.items() if name not in self.unset}
         return {**kept, **self.exports}
 
 
 def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, str]) -> Launch:
-    """Return the command that starts `job.command` here as `num_ranks` ranks, or as many as fit if None.
+    """Returns the command that starts `job.command` here as `num_ranks` ranks, or as many as fit if None.
 
     Only ranks_per_node, launcher, mpi, env, fallback and command of `job` are used. Runs `mpiexec --version`,
     nvidia-smi and bash, and on a machine without a scheduler possibly a trial with two ranks.
@@ -116,7 +116,7 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
 
 
 def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str]) -> tuple[Site, str]:
-    """Return the site and the reason for it. The allocation of this shell overrides a detected profile."""
+    """Returns the site and the reason for it. The allocation of this shell overrides a detected profile."""
     name, why = choose_profile(profile, "", environ)
     site = load_site(name)
     scheduler = scheduler_of_site(site)
@@ -148,7 +148,7 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
 
 
 def _exports_of(job: Job, site: Site, layout: Layout) -> list[Export]:
-    """Return the exports of the script in its order; the user's variables come last and take precedence."""
+    """Returns the exports of the script in its order; the user's variables come last and take precedence."""
     check_launch(job, site, layout)
     exports = [
         *all_exports(job, site, layout, scheduler_of_site(site)),
@@ -159,7 +159,7 @@ def _exports_of(job: Job, site: Site, layout: Layout) -> list[Export]:
 
 
 def _of_this_launch(site: Site, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the supervisor would set in a job and that are not in `environ`."""
+    """Returns the variables that the supervisor would set in a job and that are not in `environ`."""
     scheduler = scheduler_of_site(site)
     variables = {"DDP_HPC_LAUNCH": launch_id()}
     if scheduler.has_queue:
@@ -175,7 +175,7 @@ def _read_by_bash(
     unset: Sequence[str],
     environ: Mapping[str, str],
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the exported variables and the words after evaluation by bash, as in the script."""
+    """Returns the exported variables and the words after evaluation by bash, as in the script."""
     names = list(dict.fromkeys(export.name for export in exports))
     lines = [
         *(f"unset {name}" for name in unset),
@@ -204,7 +204,7 @@ def _read_by_bash(
 
 
 def _check_program(job: Job, site: Site, layout: Layout, path: str) -> None:
-    """Check that the program exists before ranks are started, unless it runs in a container."""
+    """Checks that the program exists before ranks are started, unless it runs in a container."""
     program = job.command[0]
     is_file = os.path.isfile(program)  # noqa: PTH113 - a word, which need not be a path
     if site.launch.wrap or shutil.which(program, path=path) or (is_file and layout.launcher == "torchrun"):

@@ -15,7 +15,7 @@ MAX_DEPTH = 100
 
 
 def too_deep_at(text: str) -> int | None:
-    """Return the index of the first parenthesis that is nested deeper than MAX_DEPTH; None if there is none.
+    """Returns the index of the first parenthesis that is nested deeper than MAX_DEPTH; None if there is none.
 
     Quotes and comments are not recognized. The `)` of a `case` branch has no opening parenthesis and is
     ignored.
@@ -29,7 +29,7 @@ def too_deep_at(text: str) -> int | None:
 
 
 def bash_complaint(text: str) -> tuple[int, str] | None:
-    """Return the line number and the message of the first error that `bash -n` reports.
+    """Returns the line number and the message of the first error that `bash -n` reports.
 
     Returns None if bash reports no error or takes longer than _LIMIT_S. bash is not run, and None is
     returned, if bash is not installed, if the text contains a NUL character, or if parentheses are nested

@@ -84,7 +84,7 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 
 
 def _only_placeholders_before(script: Script, line: int) -> bool:
-    """Return whether all commands before a line are placeholders, which can be replaced with directives."""
+    """Returns whether all commands before a line are placeholders, which can be replaced with directives."""
     before = [command for command in script.commands if command.line < line]
     return bool(before) and all(_WHOLE_PLACEHOLDER.fullmatch(command.text.strip()) for command in before)
 
@@ -117,7 +117,7 @@ def _may_be_disabled(match: re.Match[str], near: str) -> bool:
 
 
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
-    """Yield the line, the match and the correct prefix of each comment that begins like a directive."""
+    """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
     known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
     loose = [one.prefix[1:] for one in SCHEDULERS.values() if one.reads_loose_directives]
@@ -178,7 +178,7 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
 
 
 def _last_line_of_translation(lines: Sequence[str]) -> int:
-    """Return the last line in which sbatch looks for directives of other schedulers."""
+    """Returns the last line in which sbatch looks for directives of other schedulers."""
     commands = 0
     for number, line in enumerate(lines, start=1):
         commands += not line.startswith("#")
@@ -239,7 +239,7 @@ def _has_variable(value: str) -> bool:
 
 
 def _is_name(subject: Subject, d: Directive) -> bool:
-    """Return whether any value is accepted, because it is only a job name, a mail address or a file name."""
+    """Returns whether any value is accepted, because it is only a job name, a mail address or a file name."""
     if d.flag in subject.scheduler.log_flags:
         # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
         return subject.scheduler.expands_log_variables or not _has_variable(d.value.rpartition("/")[0])

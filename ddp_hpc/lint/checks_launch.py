@@ -29,7 +29,7 @@ _OF_SEVERAL_NODES = re.compile(
 
 
 def _torchruns(subject: Subject) -> list[Start]:
-    """Return each command that starts torchrun."""
+    """Returns each command that starts torchrun."""
     return [start for start in starts(subject) if start.is_torchrun]
 
 
@@ -188,7 +188,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
 
 
 def _has_whole_nodes(subject: Subject) -> bool:
-    """Return whether no other job shares the nodes, because the job requests them, or all of their GPUs."""
+    """Returns whether no other job shares the nodes, because the job requests them, or all of their GPUs."""
     script, gpus = subject.script, subject.gpus_per_node or 0
     places = [value for _, name, value in script.resources() if name == "place"]
     if script.value("--exclusive") is not None or any("excl" in place for place in places):
@@ -350,5 +350,5 @@ def _is_single_task(start: Start) -> bool:
 
 
 def _starts_many(subject: Subject) -> bool:
-    """Return whether several processes share the GPUs: in the background or in a loop."""
+    """Returns whether several processes share the GPUs: in the background or in a loop."""
     return any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands)

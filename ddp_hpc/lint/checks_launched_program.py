@@ -43,7 +43,7 @@ def _without_variables(subject: Subject) -> Iterator[Problem]:
 
 
 def _needs_variables(start: Start) -> str:
-    """Return the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
+    """Returns the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
     name = next((word for word in start.words[1:10] if word.endswith(".py")), "")
     directory = start.subject.directory
     if not name or directory is None or "$" in name:

@@ -58,7 +58,7 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_for_openpbs(subject: Subject) -> bool:
-    """Return whether the script is for OpenPBS or PBS Professional, as Torque and NQSV have no `select`."""
+    """Returns whether the script is for OpenPBS or PBS Professional, as Torque and NQSV have no `select`."""
     if subject.site is not None and subject.site.scheduler == "pbs":
         return True
     return any(name == "select" for _, name, _ in subject.script.resources())
@@ -69,7 +69,7 @@ def _is_for_nqsv(subject: Subject) -> bool:
 
 
 def _of_another_pbs(subject: Subject) -> list[tuple[int, str, str]]:
-    """Return the line and the text of each option of Torque or NQSV, with the name of that scheduler."""
+    """Returns the line and the text of each option of Torque or NQSV, with the name of that scheduler."""
     if _is_for_openpbs(subject):
         return []
     script = subject.script
@@ -277,7 +277,7 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
 
 
 def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
-    """Return the number of the first line that starts Python, directly or with a launcher.
+    """Returns the number of the first line that starts Python, directly or with a launcher.
 
     With `relative`, lines that name the program by an absolute path are ignored.
     """

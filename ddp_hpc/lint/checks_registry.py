@@ -78,11 +78,11 @@ class Subject:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of requested nodes; None if the directives do not set it or give a range."""
+        """The number of requested nodes; None if the directives do not set it or give a range."""
         return self.asked_nodes or self.scheduler.num_nodes(self.script)
 
     def value_of(self, word: str) -> str:
-        """Return the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
+        """Returns the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
         match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
         if not match:
             return word
@@ -97,17 +97,17 @@ class Subject:
 
     @cached_property
     def ranks_per_node(self) -> int | None:
-        """Number of ranks per node: tasks per node on Slurm, mpiprocs of the chunk on PBS."""
+        """The number of ranks per node: tasks per node on Slurm, mpiprocs of the chunk on PBS."""
         return self.scheduler.ranks_per_node(self.script)
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        """Number of GPUs per node; None if the directives do not set it."""
+        """The number of GPUs per node; None if the directives do not set it."""
         return self.scheduler.gpus_per_node(self.script)
 
     @cached_property
     def walltime(self) -> tuple[int, str] | None:
-        """Line number and text of the requested walltime; None if the script requests none."""
+        """The line number and text of the requested walltime; None if the script requests none."""
         return self.scheduler.walltime(self.script)
 
     @cached_property
@@ -117,7 +117,7 @@ class Subject:
 
     @cached_property
     def queue(self) -> tuple[int, str] | None:
-        """Line number and name of the queue, partition or QOS, depending on the site; None if not given."""
+        """The line number and name of the queue, partition or QOS, depending on the site, or None."""
         return self.scheduler.queue(self.script, self.site)
 
     @property
@@ -126,13 +126,13 @@ class Subject:
         return self.scheduler.qos(self.script, self.site)
 
     def line_of(self, *flags: str) -> int:
-        """Return the line of the last directive with one of these flags or `-l` resources; 1 by default."""
+        """Returns the line of the last directive with one of these flags or `-l` resources; 1 by default."""
         lines = [d.line for d in self.script.read() if d.flag in flags]
         lines += [d.line for d, name, _ in self.script.resources() if name in flags]
         return max(lines, default=1)
 
     def in_foreground(self) -> Iterator[Command]:
-        """Yield the launcher commands that run in the foreground of the script."""
+        """Yields the launcher commands that run in the foreground of the script."""
         commands = self.script.commands
         # For each command, the operator after the last command of its pipeline, computed from the end.
         ends = [command.ends for command in commands]
@@ -172,7 +172,7 @@ class Check:
         return bool(version) and is_between(version, self.since, self.until)
 
     def findings(self, subject: Subject) -> Iterator[LintFinding]:
-        """Yield the findings of this check."""
+        """Yields the findings of this check."""
         if self._applies(subject):
             for seen in self.run(subject):
                 yield LintFinding(
@@ -186,7 +186,7 @@ CHECKS: dict[str, Check] = {}
 def check(
     id_: str, severity: Severity, title: str, *, since: str = "", until: str = ""
 ) -> Callable[[Run], Run]:
-    """Return a decorator that registers a function as a check.
+    """Returns a decorator that registers a function as a check.
 
     If the id begins with the name of a scheduler, such as `PBS001`, the check applies only to its scripts.
     """
@@ -211,7 +211,7 @@ def check(
 
 
 def register_checks(checks: Iterable[ScriptCheck]) -> None:
-    """Register the checks that a scheduler defines for its own scripts."""
+    """Registers the checks that a scheduler defines for its own scripts."""
     for one in checks:
 
         def run(subject: Subject, one: ScriptCheck = one) -> Iterator[ScriptProblem]:
@@ -221,7 +221,7 @@ def register_checks(checks: Iterable[ScriptCheck]) -> None:
 
 
 def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> dict[str, str]:
-    """Map each distinct word to the most similar known word, or to an empty string.
+    """Maps each distinct word to the most similar known word, or to an empty string.
 
     Words after the first _MAX_UNKNOWN are left out.
     """
@@ -232,7 +232,7 @@ def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> 
 
 
 def is_one_edit(word: str, other: str) -> bool:
-    """Return whether one letter was left out, added, replaced, or exchanged with the next one."""
+    """Returns whether one letter was left out, added, replaced, or exchanged with the next one."""
     if abs(len(word) - len(other)) > 1 or word == other:
         return False
     first = next(
@@ -248,10 +248,10 @@ def is_one_edit(word: str, other: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """Return text from a script quoted and shortened for a one-line message."""
+    """Returns text from a script quoted and shortened for a one-line message."""
     return ascii(cut(text, 80))
 
 
 def plain(text: str) -> str:
-    """Return text from a script shortened for a one-line message, like `shown` but without quotes."""
+    """Returns text from a script shortened for a one-line message, like `shown` but without quotes."""
     return shown(text)[1:-1]

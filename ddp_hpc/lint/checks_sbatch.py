@@ -38,14 +38,14 @@ _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--node
 
 
 def _options(subject: Subject) -> Iterator[Directive]:
-    """Yield the options that sbatch reads, without those that contain a placeholder of a template."""
+    """Yields the options that sbatch reads, without those that contain a placeholder of a template."""
     for d in subject.script.read_all():
         if d.line not in subject.placeholder_lines:
             yield d
 
 
 def _unknown(subject: Subject) -> list[tuple[Directive, str]]:
-    """Return the unknown options of the script, each with the most similar option or an empty string."""
+    """Returns the unknown options of the script, each with the most similar option or an empty string."""
     found = [d for d in _options(subject) if d.fault == "unknown"]
     long = {d.flag: d.flag[2:82].replace("_", "-") for d in found if d.flag.startswith("--")}
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)

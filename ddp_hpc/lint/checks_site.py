@@ -29,7 +29,7 @@ def _same_scheduler(subject: Subject) -> Site | None:
 
 
 def _own_script(subject: Subject) -> Script | None:
-    """Return the script that `ddp-hpc render` writes for the site, as a reference for comparisons."""
+    """Returns the script that `ddp-hpc render` writes for the site, as a reference for comparisons."""
     site = _same_scheduler(subject)
     if site is None:
         return None
@@ -105,7 +105,7 @@ def _asks_for_gpus(script: Script) -> str:
 
 
 def _entries(subject: Subject) -> tuple[Queue, ...]:
-    """Return the entries of the profile for the job's queue, or for jobs that name no queue."""
+    """Returns the entries of the profile for the job's queue, or for jobs that name no queue."""
     site = _same_scheduler(subject)
     if site is None:
         return ()
@@ -113,14 +113,14 @@ def _entries(subject: Subject) -> tuple[Queue, ...]:
 
 
 def _limited_by(subject: Subject) -> str:
-    """Return what has the limits of `_entries`: the queue, or the site if the job names no queue."""
+    """Returns what has the limits of `_entries`: the queue, or the site if the job names no queue."""
     if subject.queue:
         return f"queue {plain(subject.queue[1])}"
     return subject.site.title if subject.site else ""
 
 
 def _nodes(subject: Subject) -> int | None:
-    """Return the number of nodes; None if the directives of the site or queue do not contain this number."""
+    """Returns the number of nodes; None if the directives of the site or queue do not contain this number."""
     if subject.site and subject.scheduler.requests_by_resources and not subject.asked_nodes:
         units = [subject.site.pbs.resources, *(entry.resources for entry in _entries(subject))]
         if any(texts and not any("{nodes}" in text for text in texts) for texts in units):

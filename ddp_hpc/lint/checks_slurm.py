@@ -51,7 +51,7 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
 
 
 def _one_device_by_design(subject: Subject) -> bool:
-    """Return whether the profile states that each rank sees a single device at this site."""
+    """Returns whether the profile states that each rank sees a single device at this site."""
     return subject.site is not None and subject.site.launch.one_device_a_rank
 
 
@@ -61,7 +61,7 @@ def _many_tasks(subject: Subject) -> bool:
 
 
 def _shares_nodes(subject: Subject) -> bool:
-    """Return whether several tasks run on the same node."""
+    """Returns whether several tasks run on the same node."""
     if subject.ranks_per_node is not None:
         return subject.ranks_per_node > 1
     tasks, nodes = whole_number(subject.script.value("--ntasks")), subject.num_nodes

@@ -88,7 +88,7 @@ class Start:
         return False
 
     def given(self, name: str) -> str | None:
-        """Return the value of an option of torchrun, spelled with - or _; None if it is not given."""
+        """Returns the value of an option of torchrun, spelled with - or _; None if it is not given."""
         words = self._options
         for index, word in enumerate(words):
             flag, equals, value = word.replace("_", "-").partition("=")
@@ -100,7 +100,7 @@ class Start:
         return None
 
     def has(self, flag: str) -> bool:
-        """Return whether torchrun is given this flag, which has no value."""
+        """Returns whether torchrun is given this flag, which has no value."""
         return flag in self._options
 
     @cached_property
@@ -110,19 +110,19 @@ class Start:
 
     @property
     def num_nodes(self) -> int | None:
-        """Number of nodes on which the launcher starts the program."""
+        """The number of nodes on which the launcher starts the program."""
         if not self.is_launched or self.command.name != "srun":
             return self.subject.num_nodes
         return step_nodes(self.subject, self.command)
 
     @property
     def ranks_per_node(self) -> int | None:
-        """Number of processes per node that the launcher starts; None if it is unknown."""
+        """The number of processes per node that the launcher starts; None if it is unknown."""
         return ranks_per_node(self.subject, self.command) if self.is_launched else 1
 
     @property
     def num_ranks(self) -> int | None:
-        """Number of processes that the launcher starts; None if it is unknown."""
+        """The number of processes that the launcher starts; None if it is unknown."""
         if not self.is_launched:
             return 1
         given = self.command.option("-n", "--ntasks", "-np", "--np")
@@ -133,7 +133,7 @@ class Start:
 
 
 def hides_launcher_options(command: Command) -> bool:
-    """Return whether a launcher's options may be in a variable, and so are unknown."""
+    """Returns whether a launcher's options may be in a variable, and so are unknown."""
     takes_value = False
     for word in command.own_words:
         if _HIDDEN.match(word) and not takes_value:
@@ -143,7 +143,7 @@ def hides_launcher_options(command: Command) -> bool:
 
 
 def step_nodes(subject: Subject, command: Command) -> int | None:
-    """Return the number of nodes of a job step."""
+    """Returns the number of nodes of a job step."""
     given = command.option("-N", "--nodes")
     if given is not None:
         return whole_number(subject.value_of(given))
@@ -156,7 +156,7 @@ def step_nodes(subject: Subject, command: Command) -> int | None:
 
 
 def ranks_per_node(subject: Subject, command: Command) -> int | None:
-    """Return the number of ranks per node, from the launcher's options or else from the directives."""
+    """Returns the number of ranks per node, from the launcher's options or else from the directives."""
     if hides_launcher_options(command):
         return None
     own = command.option("--ntasks-per-node", "--tasks-per-node", "--ppn", "-ppn", "--npernode", "-npernode")
@@ -174,14 +174,14 @@ def ranks_per_node(subject: Subject, command: Command) -> int | None:
 
 
 def starts(subject: Subject) -> Iterator[Start]:
-    """Yield the commands of the script with the programs that they start."""
+    """Yields the commands of the script with the programs that they start."""
     for command in subject.script.commands:
         if words := command.launched or command.argv:
             yield Start(subject=subject, command=command, words=words)
 
 
 def trains_with_torch(subject: Subject) -> bool:
-    """Return whether the script starts distributed training with PyTorch, as far as its commands show it."""
+    """Returns whether the script starts distributed training with PyTorch, as far as its commands show it."""
     commands = subject.script.commands
     if any(_TORCH.search(command.text) for command in commands):
         return True
@@ -191,7 +191,7 @@ def trains_with_torch(subject: Subject) -> bool:
 
 
 def reaches_other_nodes(subject: Subject) -> bool:
-    """Return whether any command of the script may start processes on other nodes."""
+    """Returns whether any command of the script may start processes on other nodes."""
     return any(_SPREADS.search(command.text) for command in subject.script.commands) or any(
         _SPREADS.search(value) for _, _, value in subject.script.assignments
     )
@@ -201,7 +201,7 @@ _PIECE = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|(?:(?<=\s)|^)#[^\n]*|[^'\
 
 
 def expanded_in_shell(text: str) -> str:
-    """Return the parts of a command in which the shell of the script expands variables."""
+    """Returns the parts of a command in which the shell of the script expands variables."""
     kept = []
     for match in _PIECE.finditer(text):
         piece = match[0]
@@ -213,7 +213,7 @@ def expanded_in_shell(text: str) -> str:
 
 
 def single_quoted(text: str) -> str:
-    """Return the parts of a command in which the shell of the script does not expand variables."""
+    """Returns the parts of a command in which the shell of the script does not expand variables."""
     kept = []
     for match in _PIECE.finditer(text):
         piece = match[0]

@@ -15,7 +15,7 @@ _KNOWN_PARTS = 3
 
 
 def missing_directory(path: str, start: Path | None) -> str:
-    """Return the directory of a log file if it does not exist; empty if it exists or cannot be known.
+    """Returns the directory of a log file if it does not exist; empty if it exists or cannot be known.
 
     A relative path begins at `start`, which is None if it is unknown.
     """
@@ -37,7 +37,7 @@ def missing_directory(path: str, start: Path | None) -> str:
 
 
 def created_directories(commands: Iterable[Command]) -> dict[str, int]:
-    """Map each directory that a mkdir of the script creates to the number of its line."""
+    """Maps each directory that a mkdir of the script creates to the number of its line."""
     found: dict[str, int] = {}
     for command in commands:
         if command.name == "mkdir":
@@ -48,6 +48,6 @@ def created_directories(commands: Iterable[Command]) -> dict[str, int]:
 
 
 def directory_of(path: str) -> str:
-    """Return the directory of a log file; empty for a path without a directory."""
+    """Returns the directory of a log file; empty for a path without a directory."""
     directory = str(Path(path) if path.endswith("/") else Path(path).parent) if path else "."
     return "" if directory in (".", "/") or len(path) > _MAX_CHARS else directory

@@ -134,7 +134,7 @@ class Command:
         return self.argv[1 : len(self.argv) - len(self.launched)]
 
     def option(self, *names: str) -> str | None:
-        """Return the value of the first of these launcher options that is given, or None."""
+        """Returns the value of the first of these launcher options that is given, or None."""
         words = self.own_words
         for index, word in enumerate(words):
             for name in names:
@@ -167,7 +167,7 @@ class Script:
     quoted: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     def is_quoted(self, line: int) -> bool:
-        """Return whether the line belongs to a here-document or to a quote that began on an earlier line."""
+        """Returns whether the line belongs to a here-document or to a quote that began on an earlier line."""
         index = bisect(self.quoted, (line, sys.maxsize)) - 1
         return index >= 0 and line <= self.quoted[index][1]
 
@@ -176,27 +176,27 @@ class Script:
         return tuple(d for d in self.directives if d.scheduler == self.scheduler and not d.late)
 
     def read(self) -> tuple[Directive, ...]:
-        """Return the directives that the scheduler reads: its own, before the first command.
+        """Returns the directives that the scheduler reads: its own, before the first command.
 
         Of a heterogeneous job, these are the directives of the first component.
         """
         return tuple(one for one in self._read if not one.component)
 
     def read_all(self) -> tuple[Directive, ...]:
-        """Return the directives that the scheduler reads, of all components of a heterogeneous job."""
+        """Returns the directives that the scheduler reads, of all components of a heterogeneous job."""
         return self._read
 
     def last_assigned(self, name: str) -> str | None:
-        """Return the value of the last assignment of a variable; None if the script does not assign it."""
+        """Returns the value of the last assignment of a variable; None if the script does not assign it."""
         return next((value for _, other, value in reversed(self.assignments) if other == name), None)
 
     def value(self, *flags: str) -> str | None:
-        """Return the value of the last directive with one of these flags."""
+        """Returns the value of the last directive with one of these flags."""
         found = [d.value for d in self.read() if d.flag in flags]
         return found[-1] if found else None
 
     def resources(self) -> Iterator[tuple[Directive, str, str]]:
-        """Yield each resource of PBS's `-l` as directive, name and value."""
+        """Yields each resource of PBS's `-l` as directive, name and value."""
         for directive in self.read():
             if directive.flag == "-l":
                 for part in directive.value.split(","):
@@ -228,16 +228,16 @@ class Script:
         return any(_SUPERVISOR in command.words[:8] for command in self.commands)
 
     def sets(self, name: str) -> bool:
-        """Return whether the script's body assigns a value to this variable."""
+        """Returns whether the script's body assigns a value to this variable."""
         return any(found == name for _, found, _ in self.assignments)
 
     def launches(self) -> list[Command]:
-        """Return the commands that start ranks with a launcher."""
+        """Returns the commands that start ranks with a launcher."""
         return [command for command in self.commands if command.name in LAUNCH_COMMANDS]
 
 
 def read_script(path: Path, name: str) -> str:
-    """Return the text of a script, with bytes that are not UTF-8 as surrogates; errors refer to it as `name`.
+    """Returns the text of a script, with bytes that are not UTF-8 as surrogates; errors call it `name`.
 
     Raises:
         RequestError: the path is not a regular file.
@@ -253,7 +253,7 @@ def read_script(path: Path, name: str) -> str:
 
 @lru_cache(maxsize=2)  # lint and submit read several facts of one script
 def parse_script(text: str) -> Script:
-    """Parse a script without running it. Any text can be parsed: no text raises an error."""
+    """Parses a script without running it. Any text can be parsed: no text raises an error."""
     text = text[:MAX_CHARS]
     # Cut at a line end, since a directive cut in the middle would mean something else.
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
@@ -314,7 +314,7 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
 
 
 def _commands(text: str, quoted: list[tuple[int, int]]) -> Iterator[Command]:
-    """Yield the simple commands in order, and some of those inside `$( )`.
+    """Yields the simple commands in order, and some of those inside `$( )`.
 
     The first and last lines of here-documents and of quotes that span lines are appended to `quoted`.
     """
@@ -378,7 +378,7 @@ def _bare(piece: str) -> str:
 
 
 def _end_of_document(text: str, position: int, opening: str) -> int:
-    """Return the end of the here-document whose body starts at `position`."""
+    """Returns the end of the here-document whose body starts at `position`."""
     word = opening.lstrip("<-").strip().strip("'\"\\")
     while (found := text.find(word, position) if word else -1) >= 0:
         begin = found

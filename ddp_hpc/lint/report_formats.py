@@ -16,19 +16,19 @@ _PAGES = "docs/reference/lint"
 
 
 def as_text(found: Sequence[Located]) -> str:
-    """Return the findings as text, with one line per finding."""
+    """Returns the findings as text, with one line per finding."""
     return "".join(
         f"{path}:{one.line}: {one.severity} {one.check}: {one.what}; {one.remedy}\n" for path, one in found
     )
 
 
 def as_json(found: Sequence[Located]) -> str:
-    """Return the findings as a JSON list."""
+    """Returns the findings as a JSON list."""
     return json.dumps([{"path": path, **asdict(one)} for path, one in found], indent=2) + "\n"
 
 
 def as_github(found: Sequence[Located]) -> str:
-    """Return the findings as workflow commands; GitHub Actions shows them in the diff of a pull request."""
+    """Returns the findings as workflow commands; GitHub Actions shows them in the diff of a pull request."""
     commands = {"error": "error", "warning": "warning", "note": "notice"}
     return "".join(
         f"::{commands[one.severity]} file={_property(path)},line={one.line},title={one.check}::"
@@ -46,7 +46,7 @@ def _property(text: str) -> str:
 
 
 def as_sarif(found: Sequence[Located]) -> str:
-    """Return the findings as a log for code scanning (OASIS SARIF 2.1.0)."""
+    """Returns the findings as a log for code scanning (OASIS SARIF 2.1.0)."""
     ids = sorted({one.check for _, one in found})
     rules = [
         {

@@ -65,7 +65,7 @@ def lint_script(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
-    """Return the findings for a script, ordered by line. The script is not run.
+    """Returns the findings for a script, ordered by line. The script is not run.
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
@@ -86,14 +86,14 @@ def lint_script(
 
 
 def has_directives(text: str) -> bool:
-    """Return whether a script has directives of a known scheduler; otherwise, only commands are checked."""
+    """Returns whether a script has directives of a known scheduler; otherwise, only commands are checked."""
     return bool(parse_script(text).scheduler)
 
 
 def lint_request(
     job: Job, site: Site, *, select: Sequence[str] = (), ignore: Sequence[str] = ()
 ) -> list[LintFinding]:
-    """Return the findings for the script that is rendered for the job; lines refer to that script.
+    """Returns the findings for the script that is rendered for the job; lines refer to that script.
 
     Raises:
         RequestError: the job cannot be rendered for the site.
@@ -109,7 +109,7 @@ def _refused(_subject: Subject) -> Iterator[Problem]:
 
 
 def ask_sbatch(path: Path) -> list[LintFinding]:
-    """Return the errors that `sbatch --test-only` reports. Nothing is queued.
+    """Returns the errors that `sbatch --test-only` reports. Nothing is queued.
 
     The list is empty if sbatch is not on the PATH.
     """

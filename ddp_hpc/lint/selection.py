@@ -13,7 +13,7 @@ _MAX_CHARS = 4000
 
 
 def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Check]:
-    """Return the checks that are selected and not ignored; without `select`, all checks are selected.
+    """Returns the checks that are selected and not ignored; without `select`, all checks are selected.
 
     `select` and `ignore` contain ids of checks, or beginnings of ids. If both match, the longer one wins:
     `--select SLURM --ignore SLURM014` leaves out one check, and `--ignore SLURM --select SLURM002` runs one.
@@ -37,12 +37,12 @@ def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> lis
 
 
 def split_codes(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids in values such as `SLURM,RANK008`, in capital letters."""
+    """Returns the ids in values such as `SLURM,RANK008`, in capital letters."""
     return tuple(code.strip().upper() for value in values for code in value.split(",") if code.strip())
 
 
 def without_ignored(found: Iterable[LintFinding], lines: Sequence[str]) -> Iterator[LintFinding]:
-    """Yield the findings that no comment of the script silences.
+    """Yields the findings that no comment of the script silences.
 
     `# ddp-hpc: ignore[ID, ID]` after a command applies to this line; on a line of its own, it applies to the
     next line that is not such a comment. `# ddp-hpc: ignore-file[ID]` applies to the whole script.

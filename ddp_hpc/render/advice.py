@@ -13,7 +13,7 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 
 
 def advice(job: Job, site: Site) -> list[str]:
-    """Return one line for each property of the job that the scheduler may reject."""
+    """Returns one line for each property of the job that the scheduler may reject."""
     layout = lay_out(job, site)
     lines = _queue_advice(job, layout, site)
     if site.account.required and not job.account:
@@ -67,7 +67,7 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
 
 
 def devices_of(job: Job, layout: Layout, site: Site, queue: Queue) -> int:
-    """Return the number of devices of the whole job.
+    """Returns the number of devices of the whole job.
 
     The job uses all devices of its nodes, or one device per rank if the site's resources do not request
     devices.
@@ -80,7 +80,7 @@ def devices_of(job: Job, layout: Layout, site: Site, queue: Queue) -> int:
 
 
 def takes(queue: Queue, num_nodes: int, devices: int, walltime_s: int) -> bool:
-    """Return whether the job is within the limits of the queue entry."""
+    """Returns whether the job is within the limits of the queue entry."""
     if not queue.takes_nodes(num_nodes):
         return False
     if queue.max_devices and devices > queue.max_devices:

@@ -34,7 +34,7 @@ AGEING = (
 
 
 def faults_of(path: Path) -> list[str]:
-    """Return one line for each error in the profile at `path`; empty if the profile is correct.
+    """Returns one line for each error in the profile at `path`; empty if the profile is correct.
 
     If a file does not match the schema, only the first error is returned.
     """

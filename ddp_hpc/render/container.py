@@ -12,7 +12,7 @@ from ddp_hpc.sites.site import Site, without_variables
 
 
 def site_for_container(job: Job, site: Site) -> Site:
-    """Return `site` with the software and the variables of jobs with this container, or without one.
+    """Returns `site` with the software and the variables of jobs with this container, or without one.
 
     Raises:
         RequestError: the profile does not define how to start containers.
@@ -31,7 +31,7 @@ def site_for_container(job: Job, site: Site) -> Site:
 
 
 def container_words(job: Job, site: Site, launcher: Sequence[Word]) -> tuple[list[Word], list[Word]]:
-    """Return the options of the launcher, and the command between the launcher and the program.
+    """Returns the options of the launcher, and the command between the launcher and the program.
 
     One of the two starts the container.
 
@@ -53,7 +53,7 @@ def container_words(job: Job, site: Site, launcher: Sequence[Word]) -> tuple[lis
 
 
 def container_notes(job: Job, program: Sequence[Word]) -> list[str]:
-    """Return a comment if `program` contains parts of ddp-hpc that run inside of the container."""
+    """Returns a comment if `program` contains parts of ddp-hpc that run inside of the container."""
     if job.container and any(word.startswith("ddp_hpc.") for word in program):
         return ["ddp-hpc must be installed in the container, too."]
     return []

@@ -27,7 +27,7 @@ class Export:
 
 
 def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Export]:
-    """Return the variables of every rank, in the order in which the script exports them."""
+    """Returns the variables of every rank, in the order in which the script exports them."""
     found = _explained(site, site.env.always)
     threads = layout.threads_per_rank
     # If the number of cores is unknown, use one thread per rank under a scheduler, since PBS would otherwise
@@ -89,18 +89,18 @@ def _read_by_ddp_hpc(site: Site) -> list[Export]:
 
 
 def local_directory(site: Site) -> Word:
-    """Return the profile's node-local directory as a word for bash."""
+    """Returns the profile's node-local directory as a word for bash."""
     variable, rest = site.node.local_folder_parts
     return Raw(f'"${{{variable}:-{DEFAULT_LOCAL_FOLDER}}}{rest}"') if variable else rest
 
 
 def single_node_exports(site: Site) -> list[Export]:
-    """Return the additional variables of jobs on one node."""
+    """Returns the additional variables of jobs on one node."""
     return _explained(site, site.env.single_node)
 
 
 def multi_node_exports(site: Site) -> list[Export]:
-    """Return the additional variables of jobs on several nodes."""
+    """Returns the additional variables of jobs on several nodes."""
     prepended = {
         name: Raw(f'{sh(":".join(folders))}"${{{name}:+:${name}}}"')
         for name, folders in site.env.multi_node_prepend.items()

@@ -39,7 +39,7 @@ LauncherWords = Callable[[Job, Site, Layout], Words]
 
 
 def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list[Word]]:
-    """Return the words of the launcher and the words of the command that it starts.
+    """Returns the words of the launcher and the words of the command that it starts.
 
     Raises:
         RequestError: the launcher cannot start the command, or the profile has an unknown mpiexec dialect.
@@ -69,7 +69,7 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
 
 
 def _exec(job: Job, layout: Layout, options_of_container: Words) -> Words:
-    """Return the command that sets the variables of torchrun; it runs outside of a container if possible."""
+    """Returns the command that sets the variables of torchrun; it runs outside of a container if possible."""
     if not uses_exec(job, layout):
         return []
     is_inside = options_of_container and not job.standalone
@@ -77,7 +77,7 @@ def _exec(job: Job, layout: Layout, options_of_container: Words) -> Words:
 
 
 def uses_exec(job: Job, layout: Layout) -> bool:
-    """Return whether the command is a Python program that does not detect its rank itself."""
+    """Returns whether the command is a Python program that does not detect its rank itself."""
     if job.env_style == "none" or layout.launcher == "torchrun":
         return False
     program, *rest = job.command
@@ -87,7 +87,7 @@ def uses_exec(job: Job, layout: Layout) -> bool:
 
 
 def _module(arguments: Iterable[str]) -> str:
-    """Return the module that Python runs with -m, or an empty string."""
+    """Returns the module that Python runs with -m, or an empty string."""
     words = iter(arguments)
     for word in words:
         if word == "-m":
@@ -100,7 +100,7 @@ def _module(arguments: Iterable[str]) -> str:
 
 
 def dialect_of(site: Site) -> str:
-    """Return the kind of the site's mpiexec: pals, hydra, openmpi, or auto if the running job must detect it.
+    """Returns the kind of the site's mpiexec: pals, hydra, openmpi, or auto if the job must detect it.
 
     Raises:
         RequestError: the profile has another value.
@@ -163,7 +163,7 @@ def _flux(_job: Job, _site: Site, layout: Layout) -> Words:
 
 
 def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
-    """Return the command that starts one torchrun agent per node."""
+    """Returns the command that starts one torchrun agent per node."""
     if site.launch.default == "ibrun":
         return ["ibrun", "-np", NUM_NODES]
     agent_launcher = SCHEDULERS[site.scheduler].agent_launcher
@@ -183,7 +183,7 @@ def _mpiexec_agent(_job: Job, site: Site, _layout: Layout) -> Words:
 
 
 def _check_python(command: tuple[str, ...]) -> None:
-    """Check that torchrun can start the command, which must be a Python module or file."""
+    """Checks that torchrun can start the command, which must be a Python module or file."""
     program = command[0]
     if PurePosixPath(program).name.startswith("python"):
         rest = [word for word in command[1:] if word != "-u"]

@@ -41,7 +41,7 @@ from ddp_hpc.version import __version__
 
 
 def render(job: Job, site: Site) -> str:
-    """Return the job script for a job at a site, exactly as it is submitted.
+    """Returns the job script for a job at a site, exactly as it is submitted.
 
     Raises:
         RequestError: the site, its scheduler or the launcher does not support the request.
@@ -94,13 +94,13 @@ def render(job: Job, site: Site) -> str:
 
 
 def render_step() -> str:
-    """Return torchrun_script.sh, which `srun --nodes=2 torchrun_script.sh` runs once per node."""
+    """Returns torchrun_script.sh, which `srun --nodes=2 torchrun_script.sh` runs once per node."""
     written = sh_join(["ddp-hpc", "render", "--step"])
     return render_shipped("torchrun_step.sh.j2", {"version": __version__, "written_with": written})
 
 
 def written_with(job: Job, site: Site) -> list[Word]:
-    """Return the command line that renders this script, with the options that differ from the defaults."""
+    """Returns the command line that renders this script, with the options that differ from the defaults."""
     words = _render_command(job, site)
     if job.command != DEFAULT_COMMAND:
         words += ["--", *job.command]
@@ -108,7 +108,7 @@ def written_with(job: Job, site: Site) -> list[Word]:
 
 
 def write_script(text: str, path: Path) -> None:
-    """Write `text` to an executable file atomically.
+    """Writes `text` to an executable file atomically.
 
     Raises:
         RequestError: the directory does not exist, or `path` is not a regular file.
@@ -132,7 +132,7 @@ def write_script(text: str, path: Path) -> None:
 
 
 def script_bytes(text: str) -> bytes:
-    """Encode a script as UTF-8; other bytes from the command line are kept unchanged."""
+    """Encodes a script as UTF-8; other bytes from the command line are kept unchanged."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -141,7 +141,7 @@ def _render_command(job: Job, site: Site) -> list[Word]:
 
 
 def _own_program(job: Job, site: Site) -> str:
-    """Return the command that renders this job with another program; empty if the job has a command."""
+    """Returns the command that renders this job with another program; empty if the job has a command."""
     if job.command != DEFAULT_COMMAND:
         return ""
     return sh_join([*_render_command(job, site), "--", "python", "PROGRAM.py"])

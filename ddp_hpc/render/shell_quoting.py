@@ -18,7 +18,7 @@ Word = str | Raw
 
 
 def sh(word: Word | int) -> str:
-    """Quote a word or a number for bash, without line breaks. Return a `Raw` unchanged.
+    """Quotes a word or a number for bash, without line breaks. Returns a `Raw` unchanged.
 
     Control characters are written as `$'...'`, since a line break would end a comment that contains the
     word, and qsub rejects scripts with carriage returns.
@@ -40,5 +40,5 @@ def sh(word: Word | int) -> str:
 
 
 def sh_join(words: Iterable[Word]) -> str:
-    """Return the words as one bash command line."""
+    """Returns the words as one bash command line."""
     return " ".join(sh(word) for word in words)

@@ -29,7 +29,7 @@ _RANKS = {
 
 
 def first_node(site: Site, layout: Layout, scheduler: Scheduler) -> str:
-    """Return the bash expression for the first node of the job.
+    """Returns the bash expression for the first node of the job.
 
     Raises:
         RequestError: the scheduler or the launcher is not supported.
@@ -49,7 +49,7 @@ def first_node(site: Site, layout: Layout, scheduler: Scheduler) -> str:
 
 
 def standalone_exports(site: Site, layout: Layout, scheduler: Scheduler) -> list[Export]:
-    """Return the variables that all ranks share."""
+    """Returns the variables that all ranks share."""
     suffix = site.fabric.suffix
     # PBS_NODEFILE can already contain the suffix.
     address = Raw(f'"${{first_node%%.*}}"{sh(suffix)}' if suffix else '"$first_node"')
@@ -65,7 +65,7 @@ def standalone_exports(site: Site, layout: Layout, scheduler: Scheduler) -> list
 
 
 def standalone_program(layout: Layout, program: list[Word]) -> list[Word]:
-    """Return the words of the command that the launcher starts."""
+    """Returns the words of the command that the launcher starts."""
     if layout.launcher == "torchrun":
         index = program.index(STEP_SCRIPT)
         rest = program[index + 1 :]

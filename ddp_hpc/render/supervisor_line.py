@@ -13,7 +13,7 @@ from ddp_hpc.units import format_walltime
 
 
 def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Word]:
-    """Return the options of `python -m ddp_hpc.job` that differ from its defaults."""
+    """Returns the options of `python -m ddp_hpc.job` that differ from its defaults."""
     words: list[Word] = ["--scheduler", scheduler.name, "--script", Raw('"$0"')]
     if layout.walltime_s is not None:
         words += ["--walltime", format_walltime(layout.walltime_s)]
@@ -39,7 +39,7 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
 
 
 def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> list[str]:
-    """Return the comments about what `python -m ddp_hpc.job` does in this script."""
+    """Returns the comments about what `python -m ddp_hpc.job` does in this script."""
     if not scheduler.can_requeue:
         comments = ["If the run is not complete at the end, ddp_hpc.job prints how to resume it."]
     elif not site.pbs.submit_from_nodes:
@@ -65,7 +65,7 @@ def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> lis
 
 
 def submit_line(job: Job, site: Site, scheduler: Scheduler) -> str:
-    """Return the command line with which a script resubmits itself."""
+    """Returns the command line with which a script resubmits itself."""
     if job.account and scheduler.is_account_on_command_line:
         return scheduler.submit_line(f"{site.account.option} {job.account}")
     return scheduler.submit_line()

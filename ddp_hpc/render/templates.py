@@ -46,12 +46,12 @@ _CHILD = "import sys; sys.path[:0] = sys.argv[1:]; from ddp_hpc.render.templates
 
 
 def render_shipped(name: str, names: Mapping[str, object]) -> str:
-    """Render the shipped template `name` with the variables `names`."""
+    """Renders the shipped template `name` with the variables `names`."""
     return _shipped().get_template(name).render(names)
 
 
 def find_template(given: str) -> Path:
-    """Return the file for `--template`: a path, or a name in `~/.config/ddp-hpc/templates`.
+    """Returns the file for `--template`: a path, or a name in `~/.config/ddp-hpc/templates`.
 
     Raises:
         RequestError: there is no such file.
@@ -68,7 +68,7 @@ def find_template(given: str) -> Path:
 
 
 def render_own(path: Path, names: Mapping[str, object]) -> str:
-    """Render the user's template at `path` with the variables `names`, in a child process.
+    """Renders the user's template at `path` with the variables `names`, in a child process.
 
     Raises:
         RequestError: the template is invalid, accesses something forbidden, exceeds `MAX_CPU_S` or
@@ -103,7 +103,7 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
 
 
 def child(max_cpu_s: int = MAX_CPU_S) -> None:
-    """Render in the child process: read path and variables from stdin, write to stdout, exit with 0 or 2."""
+    """Renders a template in the child process: from stdin to stdout. Exits with 0 or 2."""
     for limit, most in (
         (resource.RLIMIT_CPU, max_cpu_s),
         (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
@@ -121,8 +121,8 @@ def child(max_cpu_s: int = MAX_CPU_S) -> None:
 
 
 def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
-    """Return the script and exit code 0. For an error, return a message that begins with the line number, and
-    exit code 2.
+    """Returns the script and exit code 0. For an error, returns a message that begins with the line number,
+    and exit code 2.
     """
     try:
         text = _environment(FunctionLoader(_Sources(path))).get_template(_OWN).render(names)
@@ -169,7 +169,7 @@ class _Sources:
 
 
 def _line(error: Exception, path: Path) -> str:
-    """Return `:LINE` for an error in the user's file, or an empty string if the line is unknown."""
+    """Returns `:LINE` for an error in the user's file, or an empty string if the line is unknown."""
     line = getattr(error, "lineno", None) if getattr(error, "filename", None) == str(path) else None
     frames = traceback.extract_tb(error.__traceback__)
     line = line or next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)

@@ -133,7 +133,7 @@ class Job:
 
 
 def parse_signal(text: str) -> tuple[str, int]:
-    """Return the name and the seconds of `NAME@SECONDS`, such as TERM@60.
+    """Returns the name and the seconds of `NAME@SECONDS`, such as TERM@60.
 
     Raises:
         RequestError: the text has another format.
@@ -206,7 +206,7 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 def _option(text: str, metavar: str = "", default: str = "") -> Any:
-    """Declare an option that is None if not given; help texts show `default`, which is defined elsewhere."""
+    """Declares an option that is None if not given; help texts show `default`, which is defined elsewhere."""
     return field(default=None, metadata={"help": text, "metavar": metavar, "default": default})
 
 
@@ -323,7 +323,7 @@ _CONVERTED = {"nodes": "num_nodes", "walltime": "walltime_s"}
 
 
 def job_default(option: str) -> str:
-    """Return the default of an option of `JobOptions` for its help text; empty if there is none."""
+    """Returns the default of an option of `JobOptions` for its help text; empty if there is none."""
     declared = JobOptions.__dataclass_fields__[option]
     known = Job.__dataclass_fields__.get(_CONVERTED.get(option, option))
     value = known.default if known is not None and known.default is not MISSING else None
@@ -331,7 +331,7 @@ def job_default(option: str) -> str:
 
 
 def given_arguments(job: Job) -> list[str]:
-    """Return the options of `ddp-hpc render` for `job`, without defaults and without the command."""
+    """Returns the options of `ddp-hpc render` for `job`, without defaults and without the command."""
     arguments: list[str] = []
     for name in JobOptions.__dataclass_fields__:
         if name in ("profile", "command"):
@@ -351,7 +351,7 @@ def given_arguments(job: Job) -> list[str]:
 
 
 def read_job_file(path: Path) -> JobOptions:
-    """Read the job file at `path`.
+    """Reads the job file at `path`.
 
     Raises:
         RequestError: the file is unreadable, not TOML, or has an unknown key or a value of the wrong type.
@@ -360,7 +360,7 @@ def read_job_file(path: Path) -> JobOptions:
 
 
 def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
-    """Return the job request from the options and the job file; options take precedence.
+    """Returns the job request from the options and the job file; options take precedence.
 
     Environment variables are merged by name. The setup lines of the options follow those of the file.
 
@@ -380,5 +380,5 @@ def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
 
 
 def with_account(job: Job, account: str) -> Job:
-    """Return `job` with the account, unless it already has one."""
+    """Returns `job` with the account, unless it already has one."""
     return job if job.account or not account else replace(job, account=account)

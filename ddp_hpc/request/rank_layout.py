@@ -28,7 +28,7 @@ class Layout:
 
 
 def lay_out(job: Job, site: Site) -> Layout:
-    """Return the layout of the job's ranks on a node of the site.
+    """Returns the layout of the job's ranks on a node of the site.
 
     Raises:
         RequestError: there are more ranks than devices or cores, the devices cannot be divided evenly among
@@ -87,7 +87,7 @@ def _devices(job: Job, site: Site) -> int:
 
 
 def _cpus(job: Job, site: Site) -> tuple[int, int]:
-    """Return the number of CPUs of a node, as the scheduler counts them, and the number of its cores."""
+    """Returns the number of CPUs of a node, as the scheduler counts them, and the number of its cores."""
     cores, threads = site.node.cores, site.node.threads or site.node.cores
     if not job.cpus_per_node:
         return threads, cores

@@ -19,7 +19,7 @@ _NOT_HERE = re.compile(
 
 
 def read_job(job_id: str) -> JobState | None:
-    """Return the state of the job from this machine's scheduler; None if there is no such job.
+    """Returns the state of the job from this machine's scheduler; None if there is no such job.
 
     If commands of several schedulers are installed, such as Slurm's commands on a PBS machine, all of these
     schedulers are queried.
@@ -52,7 +52,7 @@ def read_job(job_id: str) -> JobState | None:
 
 
 def _schedulers(job_id: str) -> list[Scheduler]:
-    """Return the schedulers of this machine to which the job can belong, in the order of the PATH."""
+    """Returns the schedulers of this machine to which the job can belong, in the order of the PATH."""
     directories = os.environ.get("PATH", os.defpath).split(os.pathsep)
     known = MONITORED.values()
     # If one directory has the commands of both, Slurm comes first: Slurm's wrappers for Torque include qstat,
@@ -69,7 +69,7 @@ def _schedulers(job_id: str) -> list[Scheduler]:
 
 
 def send(scheduler: Scheduler, words: list[str]) -> str:
-    """Run this submit command, such as sbatch or qsub, and return the id of the queued job.
+    """Runs this submit command, such as sbatch or qsub, and returns the id of the queued job.
 
     Raises:
         RequestError: the scheduler rejected the job; nothing was queued.

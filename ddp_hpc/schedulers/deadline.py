@@ -26,7 +26,7 @@ class Deadline:
 
 
 def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadline | None:
-    """Return the end of this job's allocation, or None if it is unknown.
+    """Returns the end of this job's allocation, or None if it is unknown.
 
     The sources are `DDP_HPC_DEADLINE`, then the scheduler's own variable, such as `SLURM_JOB_END_TIME`
     (Slurm 23 and later), then, with `may_ask`, one query to the scheduler, which only one rank should send.
@@ -51,7 +51,7 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
 
 
 def kill_delay_s(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds from SIGTERM to SIGKILL at the end of the job; None without a scheduler.
+    """Returns the seconds from SIGTERM to SIGKILL at the end of the job; None without a scheduler.
 
     Raises:
         RequestError: `DDP_HPC_KILL_DELAY_S` is not a number of seconds.
@@ -66,7 +66,7 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
 
 
 def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
-    """Return DDP_HPC_KILL_DELAY_S with the scheduler's configured or usual delay; empty if it is unknown."""
+    """Returns DDP_HPC_KILL_DELAY_S with the scheduler's configured or usual delay; empty if it is unknown."""
     delay_s = scheduler.read_kill_delay_s(ask_once)
     if delay_s is None:
         delay_s = scheduler.kill_delay_s or None
@@ -74,7 +74,7 @@ def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
 
 
 def ask_once(*argv: str) -> str:
-    """Run a query once, without retries, and return its output; empty if the query failed."""
+    """Runs a query once, without retries, and returns its output; empty if the query failed."""
     try:
         answer = run(argv, _ASK_LIMIT_S)
     except NoAnswerError:

@@ -58,12 +58,12 @@ class JobState:
 
 
 def is_job_id(text: str) -> bool:
-    """Return whether the text is the id of one job. Other text must not be passed to scheduler commands."""
+    """Returns whether the text is the id of one job. Other text must not be passed to scheduler commands."""
     return _JOB_ID.fullmatch(text) is not None
 
 
 def check_job_id(text: str) -> str:
-    """Return `text` if it is the id of one job.
+    """Returns `text` if it is the id of one job.
 
     Raises:
         RequestError: the text is not the id of one job.
@@ -84,7 +84,7 @@ def check_job_id(text: str) -> str:
 
 
 def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool:
-    """Return whether PBS has removed the job because the job on which it depends does not exist."""
+    """Returns whether PBS has removed the job because the job on which it depends does not exist."""
     # If qstat fails, the job counts as queued, because qsub has returned its ID.
     with suppress(DdpHpcError):
         job = read_job(job_id)
@@ -93,12 +93,12 @@ def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool
 
 
 def same_job(one: str, other: str) -> bool:
-    """Return whether two ids refer to the same job. The server name in an id of PBS may be omitted."""
+    """Returns whether two ids refer to the same job. The server name in an id of PBS may be omitted."""
     return one.partition(".")[0] == other.partition(".")[0]
 
 
 def duration_s(text: str) -> int | None:
-    """Return the seconds of `[D-]HH:MM:SS` or `MM:SS`; None for anything else, such as UNLIMITED."""
+    """Returns the seconds of `[D-]HH:MM:SS` or `MM:SS`; None for anything else, such as UNLIMITED."""
     if _SHORT_DURATION.fullmatch(text):
         text = f"0:{text}"
     match = _DURATION.fullmatch(text)
@@ -109,7 +109,7 @@ def duration_s(text: str) -> int | None:
 
 
 def clock_s(text: str, form: str) -> float | None:
-    """Return a local time in seconds since the Unix epoch; None if the text does not have this format."""
+    """Returns a local time in seconds since the Unix epoch; None if the text does not have this format."""
     try:
         return time.mktime(time.strptime(text, form))
     except (ValueError, OverflowError):

@@ -68,12 +68,12 @@ class NoAnswerError(DdpHpcError):
 
 
 def plain(text: str) -> str:
-    """Replace control characters and invalid bytes, so that the text cannot control the terminal."""
+    """Replaces control characters and invalid bytes, so that the text cannot control the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def need(program: str, why: str) -> None:
-    """Check that the program is on the PATH, and raise RequestError otherwise."""
+    """Checks that the program is on the PATH, and raises RequestError otherwise."""
     if shutil.which(program) is None:
         raise RequestError(
             f"{program} was not found on the PATH; {why}. Run this on a login node of the cluster, or "
@@ -82,7 +82,7 @@ def need(program: str, why: str) -> None:
 
 
 def ask(*argv: str) -> Answer:
-    """Run a query, with up to three attempts if the scheduler does not answer.
+    """Runs a query, with up to three attempts if the scheduler does not answer.
 
     Raises:
         NoAnswerError: no attempt was answered, or the output exceeds MAX_BYTES.
@@ -91,12 +91,12 @@ def ask(*argv: str) -> Answer:
 
 
 def is_unreachable(answer: Answer) -> bool:
-    """Return whether the command failed because it could not connect to the scheduler."""
+    """Returns whether the command failed because it could not connect to the scheduler."""
     return answer.code != 0 and bool(_UNREACHED.search(answer.err))
 
 
 def submit(*argv: str, environ: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Answer:
-    """Run a command that queues or cancels a job. It is retried only if it cannot have reached the scheduler.
+    """Runs a command that queues or cancels a job. It is retried only if it did not reach the scheduler.
 
     Raises:
         NoAnswerError: it is unknown whether the scheduler got the request, or it cannot be reached.
@@ -112,7 +112,7 @@ def submit(*argv: str, environ: Mapping[str, str] = os.environ, cwd: Path | None
 
 @contextmanager
 def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C, because a job may be queued; yield a function that returns whether Ctrl-C was
+    """Defers the first Ctrl-C, because a job may be queued; yields a function that returns whether Ctrl-C was
     pressed.
 
     Raises:
@@ -164,7 +164,7 @@ def _patiently(
 def run(
     argv: Sequence[str], limit_s: float, environ: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Answer:
-    """Run a command once.
+    """Runs a command once.
 
     Raises:
         NoAnswerError: it cannot be started, does not end within `limit_s`, or prints more than MAX_BYTES.
@@ -195,7 +195,7 @@ def run(
 
 
 def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[str, str]:
-    """Return stdout and stderr up to their ends, or up to DRAIN_S after the program has ended.
+    """Returns stdout and stderr up to their ends, or up to DRAIN_S after the program has ended.
 
     communicate() is not used, since a program that never stops writing would fill the memory.
     """

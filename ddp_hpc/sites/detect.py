@@ -13,7 +13,7 @@ from ddp_hpc.toml_config import read_toml
 
 
 def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name of the profile and the reason for it.
+    """Returns the name of the profile and the reason for it.
 
     The name of the profile comes from the first of these sources that provides one: `--profile`, the job
     file, DDP_HPC_PROFILE, the [detect] tables of all profiles, and the commands on the PATH. The default is
@@ -35,7 +35,7 @@ def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tu
 
 
 def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
-    """Return the reason why a [detect] table matches this machine; empty if it does not match."""
+    """Returns the reason why a [detect] table matches this machine; empty if it does not match."""
     for pattern in facts.host_patterns:
         if fnmatchcase(host, pattern):
             return f"this host is {host}"

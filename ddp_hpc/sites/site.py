@@ -121,7 +121,7 @@ class Site:
 
 
 def profile_files() -> dict[str, Path]:
-    """Return the files of all profiles by name, sorted. User profiles override shipped ones."""
+    """Returns the files of all profiles by name, sorted. User profiles override shipped ones."""
     found: dict[str, Path] = {}
     for directory in (asset_directory("profiles"), user_directory("profiles")):
         if directory.is_dir():
@@ -130,7 +130,7 @@ def profile_files() -> dict[str, Path]:
 
 
 def profile_file(name: str) -> Path:
-    """Return the file of a profile.
+    """Returns the file of a profile.
 
     Raises:
         RequestError: there is no such profile; the message suggests a similar name.
@@ -144,7 +144,7 @@ def profile_file(name: str) -> Path:
 
 
 def load_site(name: str) -> Site:
-    """Load the profile `name`: the name of a profile, or a path that ends in `.toml`.
+    """Loads the profile `name`: the name of a profile, or a path that ends in `.toml`.
 
     Raises:
         RequestError: the name is unknown, or the file does not match `Site`.
@@ -155,7 +155,7 @@ def load_site(name: str) -> Site:
 
 
 def read_site(path: Path) -> Site:
-    """Read a profile from a file, including the profile that it `extends`.
+    """Reads a profile from a file, including the profile that it `extends`.
 
     Tables are merged key by key, lists are replaced.
 
@@ -183,7 +183,7 @@ def _template_file(name: str, profile: Path) -> Path:
 
 
 def queue_entries(site: Site, queue: str, qos: str = "") -> tuple[Queue, ...]:
-    """Return the entries of the profile for this queue and QOS; empty if it has none.
+    """Returns the entries of the profile for this queue and QOS; empty if it has none.
 
     If `qos` is empty and the queue has no entry without a QOS, all entries of the queue are returned.
     """
@@ -193,7 +193,7 @@ def queue_entries(site: Site, queue: str, qos: str = "") -> tuple[Queue, ...]:
 
 
 def with_fallback(site: Site, name: str) -> Site:
-    """Return `site` with the environment variables of a fallback; for an empty name, `site` itself.
+    """Returns `site` with the environment variables of a fallback; for an empty name, `site` itself.
 
     Raises:
         RequestError: the profile has no such fallback.
@@ -213,7 +213,7 @@ def with_fallback(site: Site, name: str) -> Site:
 
 
 def without_variables(env: Env, names: Collection[str]) -> Env:
-    """Return `env` without the variables `names`."""
+    """Returns `env` without the variables `names`."""
 
     def left(table: dict[str, T]) -> dict[str, T]:
         return {key: value for key, value in table.items() if key not in names}

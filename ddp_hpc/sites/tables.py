@@ -191,7 +191,7 @@ class Queue:
         _check_words(name=self.name, qos=self.qos)
 
     def takes_nodes(self, num_nodes: int) -> bool:
-        """Return whether the number of nodes is within the limits of the queue."""
+        """Returns whether the number of nodes is within the limits of the queue."""
         return self.min_nodes <= num_nodes and (not self.max_nodes or num_nodes <= self.max_nodes)
 
 

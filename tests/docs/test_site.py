@@ -17,7 +17,7 @@ KINDS = ("Tutorials", "How-to guides", "Reference", "Explanation")
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Run Sphinx like `make docs`: broken links and anchors are errors."""
+    """Runs Sphinx like `make docs`: broken links and anchors are errors."""
     words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html"]
     return subprocess.run([*words, str(source), str(site)], capture_output=True, text=True, timeout=200)
 

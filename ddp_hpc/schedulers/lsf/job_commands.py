@@ -46,7 +46,7 @@ _SIGNALLED = 128
 
 
 def read_job(job_id: str) -> JobState | None:
-    """Return the state of the job from LSF; None if there is no such job.
+    """Returns the state of the job from LSF; None if there is no such job.
 
     Raises:
         RequestError: the job is an array.
@@ -61,7 +61,7 @@ def read_job(job_id: str) -> JobState | None:
 
 
 def parse_json(text: str, job_id: str) -> JobState:
-    """Return the job in the output of `bjobs -json -o`.
+    """Returns the job in the output of `bjobs -json -o`.
 
     Raises:
         RequestError: the job is an array.
@@ -86,13 +86,13 @@ def parse_json(text: str, job_id: str) -> JobState:
 
 
 def job_id_of(answer: str) -> str | None:
-    """Return the job id in the last line of the output of bsub; None if it has none."""
+    """Returns the job id in the last line of the output of bsub; None if it has none."""
     match = _SUBMITTED.fullmatch(answer)
     return match[1] if match else None
 
 
 def cancel(job_id: str) -> str:
-    """Cancel the job; return the error message of LSF, empty on success."""
+    """Cancels the job; returns the error message of LSF, empty on success."""
     answer = commands.submit("bkill", job_id)
     return answer.said if answer.code else ""
 
@@ -134,7 +134,7 @@ def _state(job_id: str, job: Mapping[str, str]) -> JobState:
 
 
 def _term(why: str) -> str:
-    """Return the keyword in a termination reason, such as TERM_OWNER; empty if there is none."""
+    """Returns the keyword in a termination reason, such as TERM_OWNER; empty if there is none."""
     match = re.search(r"\bTERM_[A-Z_]+", why)
     return match[0] if match else ""
 
@@ -156,7 +156,7 @@ def _reason(job_id: str, word: str, known: Mapping[str, str], why: str) -> str:
 
 
 def _log(path: str, job_id: str, work_dir: str) -> str:
-    """Return the path of a log, with %J and %I replaced; JOBID.out if `path` is a directory (bsub -o)."""
+    """Returns the path of a log, with %J and %I replaced; JOBID.out if `path` is a directory (bsub -o)."""
     number, _, index = job_id.rstrip("]").partition("[")
     expanded = _home(path.replace("%J", number).replace("%I", index or "0"))
     if path.endswith("/"):
@@ -165,12 +165,12 @@ def _log(path: str, job_id: str, work_dir: str) -> str:
 
 
 def _home(path: str) -> str:
-    """Return a path with the home directory instead of `$HOME`, which bjobs prints."""
+    """Returns a path with the home directory instead of `$HOME`, which bjobs prints."""
     return str(Path.home() / path[6:]) if path.startswith("$HOME/") else path
 
 
 def _from_bhist(job_id: str) -> JobState | None:
-    """Return a finished job from the event log of LSF; None if bhist does not know the job."""
+    """Returns a finished job from the event log of LSF; None if bhist does not know the job."""
     if shutil.which("bhist") is None:
         return None
     answer = commands.ask("bhist", "-l", job_id)
@@ -180,7 +180,7 @@ def _from_bhist(job_id: str) -> JobState | None:
 
 
 def parse_bhist(text: str, job_id: str) -> JobState | None:
-    """Return the finished job in the output of `bhist -l`; None if it has not ended.
+    """Returns the finished job in the output of `bhist -l`; None if it has not ended.
 
     Raises:
         DdpHpcError: the output is for another job.

@@ -42,7 +42,7 @@ _SIGNALLED = 256  # PBS adds this to the number of the signal that ended the job
 
 
 def read_job(job_id: str) -> JobState | None:
-    """Return the state of the job from PBS; None if there is no such job.
+    """Returns the state of the job from PBS; None if there is no such job.
 
     Raises:
         DdpHpcError: PBS does not answer, or its answer is invalid.
@@ -66,7 +66,7 @@ def read_job(job_id: str) -> JobState | None:
 
 
 def _refuse_array(job_id: str) -> None:
-    """Raise RequestError if the job id is the number of a job array; the message names one job of it."""
+    """Raises RequestError if the job id is the number of a job array; the message names one job of it."""
     number, dot, server = job_id.partition(".")
     if number.isdecimal():
         array = f"{number}[]{dot}{server}"
@@ -78,7 +78,7 @@ def _refuse_array(job_id: str) -> None:
 
 
 def parse_json(text: str, job_id: str) -> JobState:
-    """Return the job in the output of `qstat -f -F json`.
+    """Returns the job in the output of `qstat -f -F json`.
 
     Raises:
         ValueError: the text is not JSON, or is not the output of qstat.
@@ -101,7 +101,7 @@ def parse_json(text: str, job_id: str) -> JobState:
 
 
 def parse_text(text: str, job_id: str) -> JobState:
-    """Return the job in the output of `qstat -f`, with or without -w.
+    """Returns the job in the output of `qstat -f`, with or without -w.
 
     Raises:
         DdpHpcError: the output is invalid, or is for another job.
@@ -115,19 +115,19 @@ def parse_text(text: str, job_id: str) -> JobState:
 
 
 def attributes_in(text: str) -> dict[str, str]:
-    """Return the attributes of the job in the output of `qstat -f`, which wraps long lines."""
+    """Returns the attributes of the job in the output of `qstat -f`, which wraps long lines."""
     parts = (line.strip().partition(" = ") for line in text.replace("\n\t", "").splitlines())
     return {key: value for key, equals, value in parts if equals}
 
 
 def job_id_of(answer: str) -> str | None:
-    """Return the job id in the last line of the output of qsub; None if it is not a job id."""
+    """Returns the job id in the last line of the output of qsub; None if it is not a job id."""
     match = re.fullmatch(r"([0-9]+(?:\[\])?(?:\.[A-Za-z0-9.-]+)?)", answer)
     return match[1] if match else None
 
 
 def cancel(job_id: str) -> str:
-    """Cancel the job; return the error message of PBS, empty on success."""
+    """Cancels the job; returns the error message of PBS, empty on success."""
     answer = commands.submit("qdel", job_id)
     return answer.said if answer.code else ""
 
@@ -214,7 +214,7 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
 
 
 def _hold(job: Mapping[str, str]) -> str:
-    """Return why a job is in state H: a dependency, or a hold by its user, an operator or the system."""
+    """Returns why a job is in state H: a dependency, or a hold by its user, an operator or the system."""
     types = job.get("Hold_Types", "")
     waits = [one for one in job.get("depend", "").split(",") if one and not one.startswith("before")]
     who = {"u": "it is held by its user", "o": "it is held by an operator", "s": "it is held by the system"}
@@ -226,7 +226,7 @@ def _hold(job: Mapping[str, str]) -> str:
 
 
 def _wanted(job: Mapping[str, str]) -> str:
-    """Return the dependency of the job, from its attributes or from its qsub command line."""
+    """Returns the dependency of the job, from its attributes or from its qsub command line."""
     if after := job.get("depend", ""):
         return after
     found = re.search(r"depend=(\S+)", job.get("Submit_arguments", ""))
@@ -246,7 +246,7 @@ def _whole(text: str) -> int | None:
 
 
 def _log(text: str, name: str, ending: str) -> str:
-    """Return the path of the log from `host:path`. A path that ends in a slash is a directory."""
+    """Returns the path of the log from `host:path`. A path that ends in a slash is a directory."""
     path = text.partition(":")[2] or text
     if index := re.search(r"\[([0-9]+)\]", name):
         path = path.replace("^array_index^", index[1])
@@ -254,7 +254,7 @@ def _log(text: str, name: str, ending: str) -> str:
 
 
 def _script(arguments: str, work_dir: str) -> str:
-    """Return the path of the script, the last argument of qsub; empty if qsub read it from a pipe."""
+    """Returns the path of the script, the last argument of qsub; empty if qsub read it from a pipe."""
     try:
         words = shlex.split(arguments)
     except ValueError:

@@ -53,7 +53,7 @@ _SACCT = "State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,Wo
 
 
 def read_job(job_id: str) -> JobState | None:
-    """Return the state of the job from Slurm; None if there is no such job.
+    """Returns the state of the job from Slurm; None if there is no such job.
 
     Raises:
         RequestError: the job is an array.
@@ -74,7 +74,7 @@ def read_job(job_id: str) -> JobState | None:
 
 
 def parse_scontrol(text: str, job_id: str) -> JobState:
-    """Return the job in the output of `scontrol --oneliner show job`.
+    """Returns the job in the output of `scontrol --oneliner show job`.
 
     Raises:
         RequestError: the job is an array.
@@ -99,7 +99,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
 
 
 def job_id_of(answer: str) -> str | None:
-    """Return the job id in the last line of sbatch: `12`, or `12@cm4` if `12;cm4` names another cluster."""
+    """Returns the job id in the last line of sbatch: `12`, or `12@cm4` if `12;cm4` names another cluster."""
     match = _SUBMITTED.fullmatch(answer)
     if match is None:
         return None
@@ -107,7 +107,7 @@ def job_id_of(answer: str) -> str | None:
 
 
 def cancel(job_id: str) -> str:
-    """Cancel the job; return the error message of Slurm, empty on success."""
+    """Cancels the job; returns the error message of Slurm, empty on success."""
     number, clusters = _number_and_clusters(job_id)
     answer = commands.submit("scancel", *clusters, number)
     # scancel may have printed a warning although it succeeded.
@@ -115,7 +115,7 @@ def cancel(job_id: str) -> str:
 
 
 def _number_and_clusters(job_id: str) -> tuple[str, list[str]]:
-    """Return the number of a job, and the option of Slurm's commands for the cluster after `@`."""
+    """Returns the number of a job, and the option of Slurm's commands for the cluster after `@`."""
     number, _, cluster = job_id.partition("@")
     return number, [f"--clusters={cluster}"] if cluster else []
 
@@ -151,7 +151,7 @@ def _state(job_id: str, known: dict[str, str]) -> JobState:
 
 
 def _code_and_signal(text: str) -> tuple[int | None, int | None]:
-    """Return the exit code and the signal in `CODE:SIGNAL`; None if it is not a number, or for signal 0."""
+    """Returns the exit code and the signal in `CODE:SIGNAL`; None if it is not a number, or for signal 0."""
     code, _, signal = text.partition(":")
     return int(code) if code.isdecimal() else None, int(signal) or None if signal.isdecimal() else None
 
@@ -165,7 +165,7 @@ def _phase_of(word: str) -> tuple[Phase, End]:
 
 
 def _from_sacct(job_id: str) -> JobState | None:
-    """Return the job from sacct; None if it has no such job or accounting is disabled.
+    """Returns the job from sacct; None if it has no such job or accounting is disabled.
 
     Raises:
         DdpHpcError: the accounting data cannot be read.
@@ -213,7 +213,7 @@ def _from_sacct(job_id: str) -> JobState | None:
 
 
 def _who(by: str) -> str:
-    """Return `cancelled by NAME` for the text `by UID` after a job state; empty without a user id."""
+    """Returns `cancelled by NAME` for the text `by UID` after a job state; empty without a user id."""
     uid = by.removeprefix("by ")
     if not uid.isdecimal():
         return ""

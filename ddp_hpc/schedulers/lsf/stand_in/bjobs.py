@@ -24,7 +24,7 @@ _DEFAULT = "jobid user stat queue exec_host job_name"
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
-    """Print the fields of the job.
+    """Prints the fields of the job.
 
     Raises:
         RefusedError: the job is unknown, or the stand-in does not support an option.
@@ -57,7 +57,7 @@ def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
 
 
 def fields(number: int, job: jobs.Attributes) -> dict[str, str]:
-    """Return the fields of `bjobs -o` by name, as text."""
+    """Returns the fields of `bjobs -o` by name, as text."""
     is_over, start, limit_s = job["stat"] in cluster.OVER, job["start"], job["walltime_s"]
     used_s = int((job["end"] if is_over else time.time()) - start) if start else 0
     left_m = max(0, limit_s - used_s) // 60

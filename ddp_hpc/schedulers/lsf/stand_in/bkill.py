@@ -14,7 +14,7 @@ from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
-    """End the jobs, or send them a signal.
+    """Ends the jobs, or sends them a signal.
 
     Raises:
         RefusedError: a job or signal is unknown, or a job has ended.

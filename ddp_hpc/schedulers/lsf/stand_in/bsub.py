@@ -19,7 +19,7 @@ _NOT_DONE = ("-I", "-Ip", "-Is", "-K", "-b", "-Q", "-H", "-i", "-is", "-E", "-Ep
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
-    """Queue the script that stdin contains.
+    """Queues the script that stdin contains.
 
     Raises:
         RefusedError: the request is invalid, and nothing was queued.
@@ -76,7 +76,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
 
 
 def _dependency(text: str, root: Path) -> tuple[str, int]:
-    """Return the condition of `-w`, such as ended, and the number of the job; 0 without a dependency."""
+    """Returns the condition of `-w`, such as ended, and the number of the job; 0 without a dependency."""
     if not text:
         return "", 0
     match = re.fullmatch(r"[\"']?(ended|done|exit)\((\d{1,9})\)[\"']?", text)

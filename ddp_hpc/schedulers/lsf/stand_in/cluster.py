@@ -28,7 +28,7 @@ class Settings(common.Settings):
 
 
 def schedule(root: Path) -> None:
-    """Start the jobs whose dependencies are satisfied; jobs beyond `max_jobs` stay pending."""
+    """Starts the jobs whose dependencies are satisfied; jobs beyond `max_jobs` stay pending."""
     max_jobs = Settings.read(root).max_jobs
     for number in jobs.numbers(root):
         job = jobs.load(root, number)
@@ -46,7 +46,7 @@ def schedule(root: Path) -> None:
 
 
 def output_path(number: int, job: jobs.Attributes) -> Path:
-    """Return the file of -o. %J is the ID of the job, and %I its index in the array, or 0 (bsub -o)."""
+    """Returns the file of -o. %J is the ID of the job, and %I its index in the array, or 0 (bsub -o)."""
     name = job["output"].replace("%J", str(number)).replace("%I", str(job.get("array_index", 0)))
     return Path(job["cwd"], name)
 

@@ -23,7 +23,7 @@ _TABLE = Table(
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
-    """Run the ranks; return the largest exit code.
+    """Runs the ranks; returns the largest exit code.
 
     Raises:
         RefusedError: nothing was started.

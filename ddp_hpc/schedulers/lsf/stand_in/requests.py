@@ -19,7 +19,7 @@ _PTILE = re.compile(r"span\[ *(?:ptile *= *(\d{1,6})|hosts *= *1)")
 
 
 def directives(script: str) -> dict[str, str]:
-    """Return the options of the script's #BSUB lines: the last value of each option, and all values of -R.
+    """Returns the options of the script's #BSUB lines: the last value of each option, and all values of -R.
 
     Unlike sbatch, bsub also reads directives that follow the first command (bsub, job_script).
     """
@@ -32,7 +32,7 @@ def directives(script: str) -> dict[str, str]:
 
 
 def options(words: Sequence[str]) -> dict[str, str]:
-    """Return the options and their values by flag.
+    """Returns the options and their values by flag.
 
     Raises:
         RefusedError: bsub does not have an option, or a word does not belong to an option.
@@ -51,7 +51,7 @@ def options(words: Sequence[str]) -> dict[str, str]:
 
 
 def merged(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Return the merged options; `other` has precedence, but resource requirements are joined (bsub -R)."""
+    """Returns the merged options; `other` has precedence, but resource requirements are joined (bsub -R)."""
     both = {**one, **other}
     if "-R" in one and "-R" in other:
         both["-R"] = f"{one['-R']} && {other['-R']}"
@@ -59,7 +59,7 @@ def merged(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
 
 
 def walltime_s(text: str) -> int:
-    """Return the run limit in seconds; 0 for an empty text.
+    """Returns the run limit in seconds; 0 for an empty text.
 
     Raises:
         RefusedError: the text does not have the format [hour:]minute[/host].
@@ -70,7 +70,7 @@ def walltime_s(text: str) -> int:
 
 
 def name_and_indices(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the name of the job, and the indices if it is an array, as in `name[1-4]%2`.
+    """Returns the name of the job, and the indices if it is an array, as in `name[1-4]%2`.
 
     Raises:
         RefusedError: an array has invalid indices, or the index 0.
@@ -88,7 +88,7 @@ def name_and_indices(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def slots_per_node(given: Mapping[str, str]) -> list[int]:
-    """Return the number of slots on each requested node; with -nnodes, one slot per node.
+    """Returns the number of slots on each requested node; with -nnodes, one slot per node.
 
     Without span, the stand-in places all slots on one node; this is an assumption, as LSF can use any hosts.
 

@@ -28,7 +28,7 @@ class Sbatchd(Daemon):
         super().__init__(root, number, self.settings)
 
     def run(self) -> None:
-        """Run the job until it has ended."""
+        """Runs the job until it has ended."""
         spool = Path(f"{self.job['file']}.out")
         self.update(stat="RUN", start=time.time())
         with spool.open("wb", buffering=0) as out:
@@ -45,7 +45,7 @@ class Sbatchd(Daemon):
         self.finish(spool, code if code >= 0 else 128 - code, reason, left_over)
 
     def environment(self) -> dict[str, str]:
-        """Return the job's initial environment: the submitter's variables and those that LSF sets."""
+        """Returns the job's initial environment: the submitter's variables and those that LSF sets."""
         job, settings = self.job, self.settings
         pairs = list(zip(job["nodes"], job["slots"], strict=True))
         if job["whole_nodes"]:
@@ -76,7 +76,7 @@ class Sbatchd(Daemon):
         return {**job["environment"], **found}
 
     def watch(self, shell: subprocess.Popen[bytes]) -> str:
-        """Wait until the job has ended. Return why LSF ended it; empty if its script ended by itself."""
+        """Waits until the job has ended. Returns why LSF ended it; empty if its script ended by itself."""
         limit_s = self.job["walltime_s"]
         end_s = self.job["start"] + limit_s if limit_s else float("inf")
         while shell.poll() is None:
@@ -98,16 +98,16 @@ class Sbatchd(Daemon):
         return ""
 
     def first_signals(self) -> tuple[signal.Signals, ...]:
-        """Return the signals that the job receives before SIGKILL."""
+        """Returns the signals that the job receives before SIGKILL."""
         is_sequential = self.settings.is_sequential or self.job["num_slots"] == 1
         return (signal.SIGINT, signal.SIGTERM) if is_sequential else ()
 
     def send(self, number: int) -> None:
-        """Send a signal to all processes of the job."""
+        """Sends a signal to all processes of the job."""
         processes.send(number, processes.descendants(os.getpid()))
 
     def end(self, shell: subprocess.Popen[bytes], before: tuple[signal.Signals, ...]) -> None:
-        """Send these signals with pauses between them, then send SIGKILL to all remaining processes."""
+        """Sends these signals with pauses between them, then sends SIGKILL to all remaining processes."""
         for number in before:
             if shell.poll() is None:
                 self.send(number)
@@ -118,7 +118,7 @@ class Sbatchd(Daemon):
         shell.wait()
 
     def finish(self, spool: Path, code: int, reason: str, left_over: list[str]) -> None:
-        """Write a report and the output of the job to the file of -o, and record the end of the job."""
+        """Writes a report and the output of the job to the file of -o, and records the end of the job."""
         how = "Successfully completed." if code == 0 else f"Exited with exit code {code}."
         reason = reason if code else ""
         why = f"{reason}.\n" if reason else ""
