@@ -33,7 +33,7 @@ from typing import Any
 
 from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.world import World
-from ddp_hpc.partial_files import process_stat
+from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous import connect_ranks, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
 from ddp_hpc.rendezvous.store_client import StoreClient

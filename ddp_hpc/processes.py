@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.process_status import process_stat
+
 # The parent directory of the package, for Python processes that start without site-packages.
 PACKAGES = Path(__file__).resolve().parents[1]
 
@@ -30,11 +32,10 @@ class Process:
 def processes() -> list[Process]:
     """Returns all processes of the machine."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent, _, session, *_ = path.read_text().rpartition(")")[2].split()
-            if state not in "ZX":
-                found.append(Process(int(path.parent.name), int(parent), int(session)))
+    for path in Path("/proc").glob("[0-9]*"):
+        state, parent, _, session = (process_stat(int(path.name)) or ["X", "", "", ""])[:4]
+        if state not in "ZX":
+            found.append(Process(int(path.name), int(parent), int(session)))
     return found
 
 

@@ -12,14 +12,13 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.partial_files import (
-    is_gone,
     move_into_place,
     partial_file,
     process_home,
-    process_started,
     remove_leftovers,
     write_atomically,
 )
+from ddp_hpc.process_status import is_gone, process_started
 from ddp_hpc.run_state import RunState, read_state, write_state
 from tests.conftest import clean_environ
 
@@ -205,7 +204,7 @@ def test_a_process_whose_first_thread_has_exited_counts_as_ended() -> None:
 
 def test_a_process_that_proc_hides_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """proc(5), hidepid=2: common on login nodes."""
-    monkeypatch.setattr("ddp_hpc.partial_files.process_stat", lambda *_: [])
+    monkeypatch.setattr("ddp_hpc.process_status.process_stat", lambda *_: [])
     child = os.fork()
     if child == 0:
         if os.getuid() == 0:

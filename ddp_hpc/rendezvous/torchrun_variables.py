@@ -10,13 +10,13 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, Environ
 from ddp_hpc.discovery.rank_communication import Members
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover
 from ddp_hpc.errors import LaunchError, RendezvousError, RequestError
+from ddp_hpc.process_status import process_started
 from ddp_hpc.rendezvous.address import LAUNCH_ID, LOOPBACK, read_port
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
 from ddp_hpc.rendezvous.store_comm import StoreComm
@@ -136,7 +136,4 @@ def _reserved_port() -> int:
 def _parent_id() -> str:
     """Returns an id of the parent process that is unique even if its process id is reused."""
     pid = os.getppid()
-    with suppress(OSError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return f"parent-{socket.gethostname()}-{pid}-{fields[19]}"
-    return f"parent-{socket.gethostname()}-{pid}"
+    return f"parent-{socket.gethostname()}-{pid}-{process_started(pid)}"

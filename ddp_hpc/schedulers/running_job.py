@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import process_stat
+from ddp_hpc.process_status import process_stat
 
 Say = Callable[[str], None]
 """Prints a line to the job's log."""

@@ -22,7 +22,8 @@ from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
 from data_gen.partial import WRITER
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import partial_file, process_started
+from ddp_hpc.partial_files import partial_file
+from ddp_hpc.process_status import process_started
 from tests.conftest import PROJECT
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))

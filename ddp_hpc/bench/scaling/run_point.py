@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import process_stat
+from ddp_hpc.process_status import process_stat
 
 # Time for a launcher and its ranks to end after Ctrl-C.
 _END_S = 10.0

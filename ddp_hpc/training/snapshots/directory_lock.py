@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.partial_files import is_gone, partial_file, process_home, process_started, remove_leftovers
+from ddp_hpc.partial_files import partial_file, process_home, remove_leftovers
+from ddp_hpc.process_status import is_gone, process_started
 
 TOUCH_S = 5.0
 # A file system may show changes to other nodes with a delay.
