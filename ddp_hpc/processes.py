@@ -53,9 +53,9 @@ def descendants(*ancestors: int) -> list[Process]:
 
 
 def send(number: int, targets: Iterable[Process]) -> None:
-    """Sends a signal to each process that still exists."""
+    """Sends a signal to each process that still exists and that this user may signal."""
     for process in targets:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
 
 
@@ -65,7 +65,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Makes this process receive a signal when its parent ends; used as `preexec_fn`."""
+    """Makes this process receive a signal when its parent ends. Requires Linux: prctl(2)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.rendezvous.process_guard import keep_exit_code
 
 _TRAINER = ["-m", "ddp_hpc.train"]
 _PYTHON = re.compile(r"python([0-9].*)?")
@@ -122,6 +123,7 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
     if is_stopped:
         agent.terminate()
     code = agent.wait()
+    keep_exit_code()
     return code if code >= 0 else 128 - code
 
 

@@ -107,3 +107,19 @@ def test_the_children_of_a_successful_agent_keep_running(launch: Launch) -> None
     ended = launch([sys.executable, "-c", program(body)])
     assert ended.exit_code == 0
     assert is_alive(int(ended.stdout))
+
+
+def test_sigterm_while_an_agent_exits_does_not_change_its_exit_code(launch: Launch) -> None:
+    """Python's finalization resets signal handlers before it deletes the last objects, such as this one."""
+    body = """
+    class Late:
+        def __init__(self):
+            self.kill, self.pid, self.signal = os.kill, os.getpid(), signal.SIGTERM
+        def __del__(self):
+            self.kill(self.pid, self.signal)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.late = Late()
+    sys.exit(2)
+"""
+    done = launch([sys.executable, "-c", program(body)])
+    assert (done.exit_code, done.stderr) == (2, "")
