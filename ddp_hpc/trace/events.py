@@ -89,10 +89,13 @@ class _Reader(Generic[_Event]):
         self._event = msgspec.json.Decoder(kind)
 
     def read(self, path: Path) -> Iterator[list[_Event]]:
-        text = b""
-        begun = False
+        text, begun, least_bytes = b"", False, 0
         for block in unpacked(path, _BLOCK_BYTES, self._reading.cut_off):
             text += block
+            if len(text) < least_bytes:
+                continue
+            # An event that is larger than a block would otherwise be parsed again with each block.
+            least_bytes = min(2 * len(text), _LONGEST_EVENT_BYTES)
             if not begun:
                 start = _begin(text, self._reading)
                 if start is None:
@@ -103,6 +106,7 @@ class _Reader(Generic[_Event]):
                 begun = True
             events, text = self._take(text)
             if events:
+                least_bytes = 0
                 yield events
             if len(text) > _LONGEST_EVENT_BYTES:
                 self._reading.cut_off("an event exceeds 256 MiB; the rest was not read")
@@ -110,6 +114,9 @@ class _Reader(Generic[_Event]):
         if not begun:
             self._reading.notes.append("no traceEvents found" if text else "the file is empty")
             return
+        if len(text) > _BLOCK_BYTES:
+            events, text = self._take(text)
+            yield events
         if events := self._take_last(text):
             yield events
         if self._reading.num_unreadable:

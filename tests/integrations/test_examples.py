@@ -10,6 +10,8 @@ import pytest
 from .conftest import NEEDS, NUM_STEPS, RunExample, state, steps, weights
 
 LAUNCHERS = ["mpiexec", "openmpi", "torchrun"]
+# The others use the same functions of ddp-hpc in another loop; `make soak` runs all with all launchers.
+USUALLY = ("deadline_loop.py", "lightning_trainer.py", "hf_trainer.py")
 _WEIGHTS: dict[str, str] = {}
 
 
@@ -31,13 +33,12 @@ def uninterrupted(run_example: RunExample, tmp_path: Path) -> Callable[[str], st
 @pytest.mark.parametrize(
     ("name", "launcher"),
     [
-        *((name, "mpiexec") for name in NEEDS),
-        *(("deadline_loop.py", launcher) for launcher in LAUNCHERS[1:]),
+        *((name, "mpiexec") for name in USUALLY),
         *(
             pytest.param(name, launcher, marks=pytest.mark.soak)
             for name in NEEDS
-            for launcher in LAUNCHERS[1:]
-            if name != "deadline_loop.py"
+            for launcher in LAUNCHERS
+            if name not in USUALLY or launcher != "mpiexec"
         ),
     ],
 )

@@ -12,7 +12,9 @@ from tests.batch.conftest import clean_environ
 OLD = Path(__file__).parents[1] / "old_scripts"
 
 
-@pytest.mark.parametrize("name", ["generic_slurm.sbatch", "generic_pbs_torchrun.pbs"])
+@pytest.mark.parametrize(
+    "name", ["generic_slurm.sbatch", pytest.param("generic_pbs_torchrun.pbs", marks=pytest.mark.soak)]
+)
 def test_a_job_script_of_version_0_1_still_trains(rehearse, name: str) -> None:
     done = rehearse(str(OLD / name))
     assert done.exit_code == 0, done.stderr

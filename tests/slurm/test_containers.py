@@ -90,7 +90,9 @@ def test_a_missing_image_fails_the_job_with_the_message_of_the_runtime(
 
 
 @NEEDS_CHARLIECLOUD
-@pytest.mark.parametrize("options", [(), ("--launcher", "torchrun")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--launcher", "torchrun"), marks=pytest.mark.soak)], ids=" ".join
+)
 def test_the_ranks_in_containers_of_charliecloud_are_one_world(
     cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

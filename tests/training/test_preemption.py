@@ -55,7 +55,9 @@ def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path,
     assert state_of(home) == RunState("done", STEPS, "training complete")
 
 
-@pytest.mark.parametrize("every", ["1", "3", "1000000"])
+@pytest.mark.parametrize(
+    "every", ["3", pytest.param("1", marks=pytest.mark.soak), pytest.param("1000000", marks=pytest.mark.soak)]
+)
 def test_with_losses_read_a_step_later_each_step_before_a_stop_is_written_once(
     home: Path, forks: Forks, every: str
 ) -> None:

@@ -50,7 +50,14 @@ CHAINS = [
 ]
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=["ranks", "strategies", "meshes"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(CHAINS[0], id="ranks"),
+        pytest.param(CHAINS[1], id="strategies"),
+        pytest.param(CHAINS[2], id="meshes", marks=pytest.mark.soak),
+    ],
+)
 def test_each_attempt_on_other_ranks_and_with_another_strategy_equals_one_process(
     chain: list[tuple[str, int, int]], one_process: list[float], home: Path, forks: Forks
 ) -> None:
@@ -74,7 +81,7 @@ def test_a_sharded_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     options = [*FSDP, "--epochs", str(EPOCHS)]
     other = make_home(home / "other", tiny_data)
     forks.run(*options, cwd=other, ranks=2)
-    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(2), 3, 0.3)
+    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(2), 2, 0.3)
     forks.run(*options, cwd=home, ranks=2)
     assert_equal(home, other, STEPS)
     assert not list((home / "run").glob(".step_*")), "the partial files of killed ranks are removed"
@@ -113,7 +120,12 @@ def sharded(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, forks: Fo
     ("name", "damage", "words"),
     [
         ("model-00001.safetensors", _flip_a_bit, "a SHA-256 checksum does not match"),
-        ("training-00000.safetensors", _flip_a_bit, "a SHA-256 checksum does not match"),
+        pytest.param(
+            "training-00000.safetensors",
+            _flip_a_bit,
+            "a SHA-256 checksum does not match",
+            marks=pytest.mark.soak,
+        ),
         ("training-00001.safetensors", Path.unlink, "cannot be read"),
     ],
 )
@@ -190,7 +202,7 @@ def test_a_rank_that_dies_while_others_save_ends_the_job_with_one_error(home: Pa
     assert read_snapshot(max((home / "run").glob("step_*"))).about["format"] == 2
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "tp"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("tp", marks=pytest.mark.soak)])
 def test_a_snapshot_has_the_same_tensors_as_a_checkpoint_of_torch(
     home: Path, forks: Forks, strategy: str
 ) -> None:

@@ -40,7 +40,7 @@ def wait_until_gone(pids: list[int], limit_s: float) -> None:
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
-        ([*TORCHRUN, "-m", "ddp_hpc.train", *FOREVER], "epoch 1/"),
+        pytest.param([*TORCHRUN, "-m", "ddp_hpc.train", *FOREVER], "epoch 1/", marks=pytest.mark.soak),
         ([*SCRIPT, *FOREVER], "epoch 1/"),
         ([*SCRIPT, "program.py"], "started"),
     ],

@@ -129,7 +129,7 @@ def test_an_item_that_is_not_a_pair_is_reported(mine, forks):
     assert "traceback" not in line
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_without_a_run_directory_the_traceback_is_in_a_new_directory(launcher, mine):
     words = [*MODEL, "--model-option", "bad='forward'"]
     done = train(*words, cwd=mine, ranks=2, launcher=launcher, env={"TMPDIR": str(mine)})
