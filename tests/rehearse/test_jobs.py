@@ -28,8 +28,8 @@ def test_every_shipped_job_is_tested() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
-# They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site, and tests/slurm runs a job
-# like generic_slurm_torchrun.
+# They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site, and tests/slurm runs a
+# job like generic_slurm_torchrun.
 ALIKE = {"generic_pbs_ddp.pbs", "generic_slurm_torchrun.sbatch", "perlmutter_ddp.sbatch"}
 
 
