@@ -26,7 +26,8 @@ _HOSTNAME = re.compile(
     r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
 )
 _OF_SEVERAL_NODES = re.compile(
-    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
+    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
+    r".*(?:slurm\w*|\bdeepy)\.py$"
 )
 
 
@@ -186,8 +187,9 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     found += [(line, port) for line, port in given if whole_number(port)]
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
-    # A single node with four GPUs may be a whole one, or a half one.
-    may_be_whole = not subject.site and (subject.gpus_per_node or 0) >= 4
+    # One node with four GPUs or 64 cores may be a whole node, or a part of one.
+    cpus = (subject.scheduler.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
+    may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
     for value, line in {value: line for line, value in reversed(found)}.items():
         yield Problem(
             line,

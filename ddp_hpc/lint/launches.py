@@ -185,6 +185,8 @@ def has_whole_nodes(subject: Subject) -> bool:
     script = subject.script
     if script.value("--exclusive") is not None or script.value("-x") is not None:
         return True  # -x is exclusive use under LSF
+    if script.value("--mem") == "0":
+        return True  # all memory of the node
     if any("excl" in value for _, name, value in script.resources() if name == "place"):
         return True
     gpus = subject.gpus_per_node or _gpus_of_tasks(subject)

@@ -378,6 +378,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK013", False, FOUR + "deepspeed --hostfile=hosts train.py\n"),
     ("RANK013", False, FOUR + "mpirun -np 16 python train.py\n"),
     ("RANK013", False, ONE + "python train.py\n"),
+    ("RANK013", False, FOUR + "python ./deepy.py train.py -d configs model.yml\n"),
+    ("RANK013", False, FOUR + "python sweep_on_slurm.py sweep.yaml\n"),
     ("RANK014", True, ONE + "srun python train.py\n"),
     ("RANK015", True, ONE + "torchrun train.py\n"),
     ("RANK014", False, ONE + "srun --ntasks=4 python train.py\n"),
@@ -423,6 +425,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK008", True, S + "#SBATCH --nodes=2 --gres=gpu:1\nexport MASTER_PORT=29500\n"),
     ("RANK008", False, P + "#PBS -l select=2:system=polaris\nexport MASTER_PORT=29500\n"),
     ("RANK008", True, P + "#PBS -l select=1:ncpus=8:ngpus=1\nexport MASTER_PORT=29500\n"),
+    ("RANK008", False, S + "#SBATCH --mem=0 --gres=gpu:2\nexport MASTER_PORT=29500\n"),
     ("RANK008", False, S + "MASTER_PORT=29500\npython train.py\n"),
     ("RANK008", True, S + "MASTER_PORT=29500\npython train.py --port=$MASTER_PORT\n"),
     ("RANK008", True, S + "MASTER_PORT=29500 python train.py\n"),
@@ -518,6 +521,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # A node with four GPUs may be requested as a whole.
     ("RANK008", "note", S + "#SBATCH --nodes=1 --gpus-per-node=4\nexport MASTER_PORT=29500\n"),
     ("RANK008", "warning", S + "#SBATCH --nodes=1 --gpus-per-node=2\nexport MASTER_PORT=29500\n"),
+    ("RANK008", "note", S + "#SBATCH --ntasks-per-node=3 -c 40\nexport MASTER_PORT=29500\n"),
     ("SLURM006", "note", RANKS + "srun --gpu-bind=closest python train.py\n"),
     ("SLURM006", "warning", RANKS + "srun --gpu-bind=single:1 python train.py\n"),
 ]
