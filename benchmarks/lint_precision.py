@@ -69,7 +69,7 @@ ACCEPTED = "Unable to contact slurm controller"
 # rejects them here, because the plugins are not installed.
 PLUGIN = re.compile(
     r"unrecognized option '--(?:image|module|volume|container-\w+|uenv[\w-]*|view|ear[\w-]*|fpgalink|repo|"
-    r"perf|gpu-accounting|nv-meta|ccm)\b"
+    r"perf|gpu-accounting|nv-meta|ccm|quotatype|gpu_cmode|gpu-mps|no-step-tmpdir)\b"
 )
 # Answers that depend on this machine, not on the script.
 UNDECIDED = re.compile(

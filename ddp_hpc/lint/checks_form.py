@@ -24,6 +24,11 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
 _COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
+# First fields that are probably hours. Most of the 220 walltimes with two fields in 33,000 public scripts are
+# 5, 10, 15, 20, 30 or 60 minutes.
+_USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
+# Without these options, Slurm starts one task on one node.
+_COUNTS = ("--nodes", "--ntasks", "--ntasks-per-node")
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
@@ -76,11 +81,24 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
     if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
         more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
+        is_same = all(_changes_nothing(script, d.flag, d.value) for d in own if d.line in lines)
+        is_last = all(command.line < lines[0] for command in script.commands)
+        is_repeated = all(script.value(d.flag) is not None for d in own if d.line in lines)
         yield Problem(
             lines[0],
             f"this directive comes after the first command{more}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
+            "note" if is_last and is_repeated else "warning" if is_same else None,
         )
+
+
+def _changes_nothing(script: Script, flag: str, value: str) -> bool:
+    """Returns whether the job is the same with and without this option."""
+    if flag in _COUNTS and value == "1":
+        return all(script.value(other) in (None, "1") for other in _COUNTS)
+    is_default = (flag, value) == ("--cpus-per-task", "1") and script.value(flag) is None
+    is_same_log = flag == "--error" and script.value("--error") is None and value == script.value("--output")
+    return is_default or is_same_log or flag == "--verbose" or script.value(flag) == value
 
 
 def _only_placeholders_before(script: Script, line: int) -> bool:
@@ -93,11 +111,23 @@ def _only_placeholders_before(script: Script, line: int) -> bool:
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     for number, match, near in _nearly(subject):
         if not _may_be_disabled(match, near):
+            options = _options_after(subject.script, number, match)
             yield Problem(
                 number,
                 f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
                 f"write #{near} at the very beginning of the line",
+                "warning"
+                if options and all(_changes_nothing(subject.script, *one) for one in options)
+                else None,
             )
+
+
+def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tuple[str, str]]:
+    """Returns the options that a correct directive would have."""
+    if script.scheduler not in SCHEDULERS:
+        return []
+    text = script.lines[number - 1][match.start(5) :]
+    return [(d.flag, d.value) for d in SCHEDULERS[script.scheduler].read_directives([(number, text)])]
 
 
 @check("JOB018", "note", "a disabled directive")
@@ -242,7 +272,9 @@ def _is_name(subject: Subject, d: Directive) -> bool:
     """Returns whether any value is accepted, because it is only a job name, a mail address or a file name."""
     if d.flag in subject.scheduler.log_flags:
         # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
-        return subject.scheduler.expands_log_variables or not _has_variable(d.value.rpartition("/")[0])
+        directory = d.value.rpartition("/")[0]
+        is_literal = _has_variable(directory) or has_marked_placeholder(directory)
+        return subject.scheduler.expands_log_variables or not is_literal
     return d.flag in subject.scheduler.name_flags
 
 
@@ -322,6 +354,7 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             f"walltime {text} is {int(minutes)} minutes and {int(seconds)} seconds, "
             "as two fields are minutes and seconds",
             f"write {text}:00 for hours and minutes, or 00:{text}",
+            None if int(minutes) in _USUAL_HOURS else "note",
         )
 
 

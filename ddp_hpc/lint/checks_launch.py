@@ -10,11 +10,13 @@ from ddp_hpc.lint.launches import (
     ONE_PROCESS,
     Start,
     expanded_in_shell,
+    has_whole_nodes,
     reaches_other_nodes,
     single_quoted,
     starts,
     trains_with_torch,
 )
+from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.schedulers.base import whole_number
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
@@ -24,7 +26,8 @@ _HOSTNAME = re.compile(
     r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
 )
 _OF_SEVERAL_NODES = re.compile(
-    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
+    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
+    r".*(?:slurm\w*|\bdeepy)\.py$"
 )
 
 
@@ -170,33 +173,36 @@ def _trap_on_cont(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK008", "warning", "a fixed MASTER_PORT")
 def _fixed_port(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
     found = [
         (line, value)
-        for line, name, value in subject.script.assignments
-        if name == "MASTER_PORT" and whole_number(value)
+        for line, name, value in script.assignments
+        if name == "MASTER_PORT" and whole_number(value) and _is_used(script, name)
     ]
-    given = [(start.command.line, start.given("--master-port") or "") for start in _torchruns(subject)]
+    given = [
+        (start.command.line, start.given("--master-port") or "")
+        for start in _torchruns(subject)
+        if not start.has("--standalone")  # then torchrun chooses a free port
+    ]
     found += [(line, port) for line, port in given if whole_number(port)]
-    if _has_whole_nodes(subject):
+    if has_whole_nodes(subject):
         return  # no other job runs on the nodes
-    for line, value in found:
+    # One node with four GPUs or 64 cores may be a whole node, or a part of one.
+    cpus = (subject.scheduler.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
+    may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
+    for value, line in {value: line for line, value in reversed(found)}.items():
         yield Problem(
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
             "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
+            "note" if may_be_whole else None,
         )
 
 
-def _has_whole_nodes(subject: Subject) -> bool:
-    """Returns whether no other job shares the nodes, because the job requests them, or all of their GPUs."""
-    script, gpus = subject.script, subject.gpus_per_node or 0
-    places = [value for _, name, value in script.resources() if name == "place"]
-    if script.value("--exclusive") is not None or any("excl" in place for place in places):
-        return True
-    if subject.site and subject.site.node.devices:
-        return gpus >= subject.site.node.devices
-    # Without a profile: most nodes have four or eight GPUs, and jobs with several nodes use all of them.
-    return gpus >= 8 or (gpus >= 4 and (subject.num_nodes or 1) > 1)
+def _is_used(script: Script, name: str) -> bool:
+    """Returns whether a program can see a variable, or a command of the script expands it."""
+    pattern = rf"\$\{{?{name}\b|\b(?:export|declare -x)\b.*\b{name}\b|^\s*{name}=\S+\s+\w|\bset -a\b"
+    return any(re.search(pattern, line) for line in script.lines)
 
 
 @check("RANK009", "error", "MASTER_ADDR is a loopback address")

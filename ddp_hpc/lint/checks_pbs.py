@@ -38,7 +38,7 @@ _LONGEST_NAME = 230
 
 @check("PBS001", "warning", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
-    if not subject.script.lines[0].startswith("#!"):
+    if not subject.script.lines[0].startswith("#!") and subject.script.value("-S") is None:
         yield Problem(
             1, "the script has no shebang, so PBS runs it in your login shell", "start it with #!/bin/bash -l"
         )
@@ -48,20 +48,28 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 def _trailing_comment(subject: Subject) -> Iterator[Problem]:
     if _is_for_nqsv(subject):
         return
+    is_rejected = _is_for_openpbs(subject)
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
         if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
+            comment = f"the comment {shown(match[0].strip())} follows a directive"
             yield Problem(
                 line,
-                f"the comment {shown(match[0].strip())} follows a directive, so qsub rejects the script",
+                f"{comment}, so qsub rejects the script"
+                if is_rejected
+                else f"{comment}; Torque ignores it, but OpenPBS and PBS Professional reject the script",
                 "move the comment to its own line",
+                None if is_rejected else "note",
             )
 
 
 def _is_for_openpbs(subject: Subject) -> bool:
-    """Returns whether the script is for OpenPBS or PBS Professional, as Torque and NQSV have no `select`."""
+    """Returns whether the script is for OpenPBS or PBS Professional.
+
+    Torque and NQSV have neither `select` nor `place`.
+    """
     if subject.site is not None and subject.site.scheduler == "pbs":
         return True
-    return any(name == "select" for _, name, _ in subject.script.resources())
+    return any(name in ("select", "place") for _, name, _ in subject.script.resources())
 
 
 def _is_for_nqsv(subject: Subject) -> bool:
@@ -109,13 +117,16 @@ def _another_pbs(subject: Subject) -> Iterator[Problem]:
 @check("PBS004", "error", "whitespace in the value of a directive")
 def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
+    is_rejected = _is_for_openpbs(subject)
     for d in {d.line: d for d in reversed(stray)}.values():
         if not has_placeholder(d.text):
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
-                "after a comma",
+                "after a comma"
+                + ("" if is_rejected else "; Torque ignores it, and OpenPBS rejects the script"),
                 "remove the whitespace",
+                None if is_rejected else "warning",
             )
 
 
@@ -291,6 +302,8 @@ def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
 
 @check("PBS016", "warning", "the script looks for its own directory")
 def _own_directory(subject: Subject) -> Iterator[Problem]:
+    if "PBS_O_WORKDIR:-" in subject.script.text:
+        return  # the directory of the script is only a substitute outside of jobs
     for number, line in enumerate(subject.script.lines, start=1):
         if (
             "dirname" in line

@@ -35,11 +35,15 @@ class LintFinding:
 
 
 class Problem(NamedTuple):
-    """One problem found by a check; `Check.findings` adds the id and the severity."""
+    """One problem found by a check; `Check.findings` adds the id.
+
+    `severity` is given for a problem that is milder than others of the same check.
+    """
 
     line: int
     what: str
     remedy: str
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,8 +179,13 @@ class Check:
         """Yields the findings of this check."""
         if self._applies(subject):
             for seen in self.run(subject):
+                severity = seen.severity if isinstance(seen, Problem) else None
                 yield LintFinding(
-                    check=self.id, severity=self.severity, line=seen.line, what=seen.what, remedy=seen.remedy
+                    check=self.id,
+                    severity=severity or self.severity,
+                    line=seen.line,
+                    what=seen.what,
+                    remedy=seen.remedy,
                 )
 
 

@@ -19,6 +19,9 @@ _OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|container-.*|ear|ear-.*|fpgalink|setattr|"
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta"
 )
+# Options in public scripts that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype)
+# and the Ohio Supercomputer Center (gpu_cmode). Elsewhere, sbatch rejects them.
+_OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir")
 _INSTEAD = {
     "--name": "--job-name",
     "--email": "--mail-user",
@@ -75,7 +78,7 @@ def _misspelt_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
-        elif near and not _is_of_plugin(d):
+        elif near and not _is_of_plugin(d) and not _OF_ONE_SITE.fullmatch(d.flag[2:]):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
 
 
@@ -92,12 +95,14 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
 @check("SLURM003", "error", "an option that sbatch does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     for d, near in _unknown(subject):
+        near = "" if _OF_ONE_SITE.fullmatch(d.flag[2:]) else near
         known = d.flag in _INSTEAD or near or _is_of_srun(d) or not d.flag.startswith("--")
         if not known and not _is_of_plugin(d):
             yield Problem(
                 d.line,
                 f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
                 "remove it, or see sbatch --help on the login node",
+                "note" if _OF_ONE_SITE.fullmatch(d.flag[2:]) else None,
             )
     for d in _options(subject):
         if d.fault == "ambiguous":
@@ -211,7 +216,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     chdir = script.value("--chdir")
     start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
-    created = created_directories(script.commands)
+    created = created_directories(script)
     for d in script.read_all():
         if d.flag not in ("--output", "--error"):
             continue

@@ -6,11 +6,20 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.launches import ONE_PROCESS, reaches_other_nodes, starts, trains_with_torch
+from ddp_hpc.lint.launches import (
+    ONE_PROCESS,
+    Start,
+    ranks_per_node,
+    reaches_other_nodes,
+    starts,
+    trains_with_torch,
+)
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
+# Steps that start no ranks.
+_NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 
 
 @check("SLURM005", "warning", "--gpus-per-task hides the other GPUs")
@@ -22,9 +31,11 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
         or re.search(r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text)
     ):
         return
+    # Only srun binds GPUs; processes of the batch shell, such as those of horovodrun, see all of them.
+    steps = [c for c in _srun(subject) if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
     found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and d.value != "0"]
-    found = found if _shares_nodes(subject) else []
-    found += [c.line for c in _srun(subject) if c.option("--gpus-per-task") is not None]
+    found = found if steps and _shares_nodes(subject) else []
+    found += [c.line for c in steps if c.option("--gpus-per-task") is not None]
     for line in found:
         yield Problem(
             line,
@@ -38,8 +49,9 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
 def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     if _one_device_by_design(subject) or not trains_with_torch(subject):
         return
-    found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind"]
-    found += [(c.line, c.option("--gpu-bind") or "") for c in _srun(subject)]
+    steps = [c for c in _srun(subject) if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
+    found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
+    found += [(c.line, c.option("--gpu-bind") or "") for c in steps]
     for line, value in found:
         if _HIDES_PEERS.fullmatch(value):
             yield Problem(
@@ -47,6 +59,8 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
                 f"--gpu-bind={plain(value)} shows each task only its own GPU, so NCCL cannot access the "
                 "others directly",
                 "omit it, or use --gpu-bind=none",
+                # Sites with AMD GPUs recommend `closest`, as each rank then uses the network card next to it.
+                "note" if "closest" in value else None,
             )
 
 
@@ -133,6 +147,8 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
     for command in _srun(subject):
         per_node = whole_number(command.option("--ntasks-per-node"))
         job = subject.ranks_per_node
+        if command.option("--jobid") is not None:
+            continue  # a step of another job
         if per_node and job and per_node < job and command.option("-n", "--ntasks") is None:
             yield Problem(
                 command.line,
@@ -146,22 +162,47 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
 def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     if not _many_tasks(subject) or reaches_other_nodes(subject) or (subject.num_nodes or 1) > 1:
         return  # RANK013 reports jobs with several nodes
-    # On one node, a single process can use the CPUs of all tasks.
-    uses_ranks = (subject.gpus_per_node or 0) > 1 or trains_with_torch(subject)
-    has_one_node = subject.num_nodes == 1 or subject.script.value("--ntasks") is None
-    if has_one_node and not uses_ranks:
+    has_one_node = _has_one_node(subject)
+    # On one node, a single process can use the CPUs of all tasks. One task per GPU suggests ranks.
+    if has_one_node and not _has_task_per_gpu(subject):
         return
-    for start in starts(subject):
-        if has_one_node and ONE_PROCESS.search(start.command.text):
-            return
-        is_program = any(word.endswith(".py") for word in start.words[1:10])
-        if start.program == "python" and is_program and not start.is_torchrun:
-            yield Problem(
-                start.command.line,
-                "the job has several tasks, but Python is started only once, in the batch shell",
-                "put srun in front of python, or request one task with several CPUs",
-            )
-            return
+    pythons = [start for start in starts(subject) if _is_python_program(start)]
+    if not pythons or _run_together(subject, pythons):
+        return
+    if has_one_node and any(ONE_PROCESS.search(start.command.text) for start in starts(subject)):
+        return
+    if has_one_node:
+        what = f"the job has {subject.gpus_per_node} tasks and GPUs, but Python is started only once"
+        remedy = "put srun in front of python, or request one task if one process uses all GPUs"
+    else:
+        what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
+        remedy = (
+            "request one task with several CPUs (--cpus-per-task) or --nodes=1, or start python with srun"
+        )
+    yield Problem(pythons[0].command.line, what, remedy)
+
+
+def _is_python_program(start: Start) -> bool:
+    is_program = any(word.endswith(".py") for word in start.words[1:10])
+    return start.program == "python" and is_program and not start.is_torchrun
+
+
+def _run_together(subject: Subject, pythons: list[Start]) -> bool:
+    is_repeated = len(pythons) > 1 or any(c.words[0] in ("for", "while") for c in subject.script.commands)
+    return is_repeated and any(start.command.ends == "&" for start in pythons)
+
+
+def _has_one_node(subject: Subject) -> bool:
+    script = subject.script
+    hosts = script.value("--nodelist") or ","
+    is_one_host = "," not in hosts and "[" not in hosts
+    is_range = script.value("--nodes") == "1-1"
+    return subject.num_nodes == 1 or is_range or is_one_host or script.value("--ntasks") is None
+
+
+def _has_task_per_gpu(subject: Subject) -> bool:
+    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
+    return (tasks or 0) > 1 and tasks == subject.gpus_per_node
 
 
 @check("SLURM013", "warning", "--ntasks does not match nodes x tasks per node")

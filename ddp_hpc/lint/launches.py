@@ -180,6 +180,48 @@ def starts(subject: Subject) -> Iterator[Start]:
             yield Start(subject=subject, command=command, words=words)
 
 
+def has_whole_nodes(subject: Subject) -> bool:
+    """Returns whether no other job shares the nodes, because the job requests them, or all of their GPUs."""
+    script = subject.script
+    if script.value("--exclusive") is not None or script.value("-x") is not None:
+        return True  # -x is exclusive use under LSF
+    if script.value("--mem") == "0":
+        return True  # all memory of the node
+    if any("excl" in value for _, name, value in script.resources() if name == "place"):
+        return True
+    gpus = subject.gpus_per_node or _gpus_of_tasks(subject)
+    if subject.site and subject.site.node.devices:
+        return gpus >= subject.site.node.devices
+    # Without a profile: most nodes have four or eight GPUs, and jobs with several nodes use all of them.
+    num_nodes = subject.num_nodes or 1
+    if gpus >= 8 or (gpus >= 4 and num_nodes > 1):
+        return True
+    # Sites where a job need not request GPUs or cores assign whole nodes.
+    chunks = [value for _, name, value in script.resources() if name == "select"]
+    is_bare_chunk = bool(chunks) and not re.search(r"n?cpus|gpu|vnode", chunks[-1])
+    return is_bare_chunk or (num_nodes > 1 and not _requests_gpus(subject))
+
+
+def _gpus_of_tasks(subject: Subject) -> int:
+    """Returns the GPUs per node that are requested for the job, or for its tasks; 0 if they are unknown."""
+    script = subject.script
+    of_task = whole_number((script.value("--gpus-per-task") or "").rpartition(":")[2])
+    if of_task and subject.ranks_per_node:
+        return of_task * subject.ranks_per_node
+    total = whole_number((script.value("--gpus") or "").rpartition(":")[2]) or 0
+    totals = [
+        whole_number(value) for _, name, value in script.resources() if re.fullmatch("gpunum_job|ngpus", name)
+    ]
+    return (total or next((number for number in totals if number), 0)) // (subject.num_nodes or 1)
+
+
+def _requests_gpus(subject: Subject) -> bool:
+    script = subject.script
+    return (subject.gpus_per_node or 0) > 0 or any(
+        re.search("gpu|gres", d.flag) or (d.flag in ("-l", "-R") and "gpu" in d.value) for d in script.read()
+    )
+
+
 def trains_with_torch(subject: Subject) -> bool:
     """Returns whether the script starts distributed training with PyTorch, as far as its commands show it."""
     commands = subject.script.commands

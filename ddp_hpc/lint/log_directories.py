@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.parse_script import Script
 
 _MAX_CHARS = 1000
 # If this many leading parts of an absolute path exist here, a directory that is missing below them was not
@@ -36,13 +35,22 @@ def missing_directory(path: str, start: Path | None) -> str:
     return str(Path(path) if path.endswith("/") else Path(path).parent) if is_here else ""
 
 
-def created_directories(commands: Iterable[Command]) -> dict[str, int]:
-    """Maps each directory that a mkdir of the script creates to the number of its line."""
+def created_directories(script: Script) -> dict[str, int]:
+    """Maps each directory that the job creates with mkdir to the number of its line.
+
+    A mkdir before sbatch is ignored, since it may run on the login node: `mkdir logs; sbatch $0; exit`. A
+    relative path after cd is ignored, too, as it is not relative to the directory of the logs.
+    """
     found: dict[str, int] = {}
-    for command in commands:
-        if command.name == "mkdir":
+    submits = max((c.line for c in script.commands if c.name == "sbatch"), default=0)
+    has_moved = False
+    for command in script.commands:
+        if command.name in ("cd", "pushd"):
+            has_moved = has_moved or "SLURM_SUBMIT_DIR" not in command.text
+        elif command.name == "mkdir" and command.line > submits:
             for word in command.argv[1:40]:
-                if word and not word.startswith("-") and "\0" not in word:
+                is_name = word and not word.startswith("-") and "\0" not in word
+                if is_name and (word.startswith("/") or not has_moved):
                     found.setdefault(str(Path(word)), command.line)
     return found
 

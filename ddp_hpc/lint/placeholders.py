@@ -9,7 +9,7 @@ from ddp_hpc.lint.parse_script import Script
 _PLACEHOLDER = re.compile(
     r"""
     \{\{.*?\}\} | \{%.*?%\} | \{\{ | \}\} | \{% | %\} | <%.* | .*%>    # Jinja, Mako, ERB
-  | <[^<>\s][^<>]*>? | [^<>]*[^<>\s]>                           # <account>, also in several words
+  | <[^<>\s][^<>]*>? | [^<>]*[^<>\s]>(?![\w/])                  # <account>, also in several words
   | \[\[?[A-Za-z_][A-Za-z _-]*\]?\]                             # [ACCOUNT]
   | (?<![$\w])\{[A-Za-z_][^{}]*\}                               # {nodes}, for str.format of Python
   | @@?\{?[A-Z][A-Z0-9_]*\}?(?:@@?)?(?![\w.@])                  # @NODES@, for configure

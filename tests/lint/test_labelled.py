@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
-from tests.lint.labelled import ACCEPTED_BY_SBATCH, REJECTED_BY_SBATCH, SCRIPTS, S
+from ddp_hpc.sites.site import load_site
+from tests.lint.labelled import ACCEPTED_BY_SBATCH, REJECTED_BY_SBATCH, SCRIPTS, SEVERITIES, TORQUE, S
 
 
 def script_of(directives: str) -> str:
@@ -32,3 +33,18 @@ def test_a_directive_that_sbatch_accepts_has_no_error(directives: str) -> None:
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)
 def test_a_script_has_the_finding_or_not(check: str, expected: bool, text: str) -> None:
     assert (check in {found.check for found in lint_script(text)}) == expected
+
+
+@pytest.mark.parametrize(("check", "severity", "text"), SEVERITIES)
+def test_a_finding_has_the_severity_of_its_consequence(check: str, severity: str, text: str) -> None:
+    assert [found.severity for found in lint_script(text) if found.check == check] == [severity]
+
+
+def test_a_script_for_a_site_with_openpbs_is_not_read_as_one_for_torque() -> None:
+    found = lint_script(TORQUE + "#PBS -q long # the queue\n", load_site("generic_pbs"))
+    assert [one.severity for one in found if one.check == "PBS002"] == ["error"]
+
+
+def test_one_port_has_one_finding_even_if_several_commands_use_it() -> None:
+    text = S + "export MASTER_PORT=29500\n" + "torchrun --master-port=$MASTER_PORT train.py\n" * 2
+    assert [one.line for one in lint_script(text) if one.check == "RANK008"] == [3]

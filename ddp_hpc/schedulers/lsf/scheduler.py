@@ -142,6 +142,8 @@ class Lsf(Scheduler):
     def num_nodes(self, script: ScriptOptions) -> int | None:
         if (nodes := script.value("-nnodes")) is not None:
             return whole_number(nodes)
+        if _requirements(script, r"(\d+\*\{)"):
+            return None  # a compound requirement, such as 2*{span[ptile=1]}, has slots of its own
         slots = whole_number((script.value("-n") or "1").split(",")[0])
         spans = [match[1] for match in _requirements(script, r"span\[ *(hosts *= *1|ptile *= *\d{1,6})")]
         if slots is None or not spans:
