@@ -16,14 +16,17 @@ import torch.distributed as dist
 
 from ddp_hpc.discovery.launcher_environment import peek_rank
 
-# The functions that torch 2.13 has renamed.
-NAMES = {"all_gather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
+# The functions of torch 2.13, and those of earlier versions.
+NAMES = {
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+}
 LEAST = 100  # minimum number of elements in the benchmark's data
 
 
 def wrap(name: str, fault: Callable[[torch.Tensor, int], None]) -> None:
     """Applies `fault(result, number of the call)` to the result of every call of a collective on data."""
-    name = NAMES.get(name, name)
+    name = next(one for one in NAMES.get(name, (name,)) if hasattr(dist, one))
     real = getattr(dist, name)
     calls = 0
 
