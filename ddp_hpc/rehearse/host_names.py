@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.rehearse.launchers.limits import HERE
+from ddp_hpc.rehearse.launchers.fit_to_machine import HERE
 from ddp_hpc.sites.site import Site, load_site, profile_files
 
 _HOSTS, _NSCD = Path("/etc/hosts"), Path("/run/nscd/socket")

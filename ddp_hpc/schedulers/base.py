@@ -268,7 +268,7 @@ class Scheduler:
     commands: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
     stand_in: ClassVar[str] = ""
-    """The module whose object QUEUE simulates the scheduler in `ddp-hpc rehearse`; empty if there is none."""
+    """The module whose STAND_IN simulates the scheduler in `ddp-hpc rehearse`; empty if there is none."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives; by default those that most schedulers have.

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddp_hpc.rehearse.launchers.fit_to_machine import HERE, Limits
 from ddp_hpc.rehearse.launchers.hydra import num_nodes_of
-from ddp_hpc.rehearse.launchers.limits import HERE, Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
 
 _RULE = "-" * 74
 _ERROR = f"{_RULE}\n{{what}}\n{_RULE}"

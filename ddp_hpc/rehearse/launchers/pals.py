@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
 
 _ERROR = "mpiexec: {what}\nTry 'mpiexec --help' for more information."
 

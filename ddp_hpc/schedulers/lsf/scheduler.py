@@ -80,7 +80,7 @@ class Lsf(Scheduler):
     commands = ("bsub", "bjobs", "bkill")
     query_command = "bjobs"
     job_id_pattern = re.compile(r"\[")
-    stand_in = "ddp_hpc.schedulers.lsf.stand_in.session_adapter"
+    stand_in = "ddp_hpc.schedulers.lsf.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])

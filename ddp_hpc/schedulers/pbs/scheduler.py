@@ -67,7 +67,7 @@ class Pbs(Scheduler):
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")
-    stand_in = "ddp_hpc.rehearse.pbs.session_adapter"
+    stand_in = "ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter"
     queue_flag = "-q"
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
     # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.

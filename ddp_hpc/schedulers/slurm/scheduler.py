@@ -70,7 +70,7 @@ class Slurm(Scheduler):
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     query_command = "scontrol"
     job_id_pattern = re.compile("[_@]")
-    stand_in = "ddp_hpc.rehearse.slurm.session_adapter"
+    stand_in = "ddp_hpc.schedulers.slurm.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.arrays import rehearsed_index
+from ddp_hpc.rehearse.job_arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
-from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Step, places, run_step, spool_directory
 
 _TABLE = Table(
     values=spellings(

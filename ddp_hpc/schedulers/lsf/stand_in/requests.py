@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ddp_hpc.rehearse.arrays import parse_indices
+from ddp_hpc.rehearse.job_arrays import parse_indices
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.schedulers.lsf import times
 from ddp_hpc.schedulers.lsf.directives import is_known, split_words

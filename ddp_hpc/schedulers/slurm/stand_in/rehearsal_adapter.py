@@ -1,4 +1,4 @@
-"""The functions with which a session of `ddp-hpc rehearse` controls the stand-in for Slurm."""
+"""The functions with which `ddp-hpc rehearse` controls the stand-in for Slurm."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.queues import JobStatus, Queue
-from ddp_hpc.rehearse.slurm import controller, option_tables, sbatch
-from ddp_hpc.rehearse.slurm.stepd import log_path
+from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
+from ddp_hpc.schedulers.slurm.stand_in import controller, option_tables, sbatch
+from ddp_hpc.schedulers.slurm.stand_in.stepd import log_path
 
 
 def _status(root: Path, number: int) -> JobStatus:
@@ -46,12 +46,12 @@ def _array_indices(script: Script) -> tuple[int, ...]:
     return sbatch.array_indices({"array": value} if value else {})
 
 
-QUEUE = Queue(
+STAND_IN = StandInScheduler(
     submit=("sbatch",),
     schedule=controller.schedule,
     status=_status,
     settings=controller.Settings,
-    package="ddp_hpc.rehearse.slurm",
+    package="ddp_hpc.schedulers.slurm.stand_in",
     commands=("sbatch", "srun", "scontrol", "scancel", "squeue"),
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,

@@ -87,7 +87,7 @@ def run_step(spool: Path, step: Step) -> int:
     argv = [str(HYDRA), "-launcher", "fork", "-hosts", "localhost", "-n", str(len(step.environments))]
     if step.label:
         argv.append("-prepend-rank")
-    argv += [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank.py")), str(spool)]
+    argv += [sys.executable, "-I", "-S", str(Path(__file__).with_name("run_rank.py")), str(spool)]
     try:
         hydra = subprocess.Popen(
             [*argv, *step.command],

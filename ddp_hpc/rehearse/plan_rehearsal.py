@@ -12,7 +12,7 @@ from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.rehearse import interactive
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.queues import Queue, find_queue
+from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
 from ddp_hpc.sites.site import Site, load_site
 from ddp_hpc.units import format_walltime
 
@@ -100,13 +100,13 @@ def plan(path: Path, options: Options) -> Plan:
         "" if script.scheduler else interactive.scheduler_of(script, site, _mpiexec(script, site, None))
     )
     scheduler = script.scheduler or in_shell or "local"
-    queue = find_queue(scheduler)
-    if queue is None and options.walltime_s is not None:
+    stand_in = find_stand_in(scheduler)
+    if stand_in is None and options.walltime_s is not None:
         raise RequestError(
             f"--walltime-s {options.walltime_s} was given, but {_name(path)} is not written for a scheduler "
             "that enforces a walltime; omit the option"
         )
-    requested, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
+    requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(stand_in, script)
     if in_shell:
         requested = options.num_nodes or interactive.NUM_NODES
     num_nodes, per_node = _part(requested, options)
@@ -117,12 +117,12 @@ def plan(path: Path, options: Options) -> Plan:
         text=new,
         scheduler=scheduler,
         site=site,
-        mpiexec=_mpiexec(script, site, queue),
+        mpiexec=_mpiexec(script, site, stand_in),
         requested_nodes=requested,
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         walltime_s=walltime_s,
-        array_index=_array_index(queue, script, options, _name(path)),
+        array_index=_array_index(stand_in, script, options, _name(path)),
         findings=findings,
         edited=new != text,
         is_interactive=bool(in_shell),
@@ -176,17 +176,19 @@ def _site(script: Script, profile: str) -> Site | None:
         return None
 
 
-def _walltime_s(queue: Queue | None, script: Script) -> int:
+def _walltime_s(stand_in: StandInScheduler | None, script: Script) -> int:
     try:
-        return queue.walltime_s(script) if queue else 0
+        return stand_in.walltime_s(script) if stand_in else 0
     except RefusedError:
         return 0  # the stand-in refuses the script at submission, with the message of the scheduler
 
 
-def _array_index(queue: Queue | None, script: Script, options: Options, name: str) -> int | None:
+def _array_index(
+    stand_in: StandInScheduler | None, script: Script, options: Options, name: str
+) -> int | None:
     """Returns the index of the task of a job array to rehearse: that of the option, or the first."""
     try:
-        indices = queue.array_indices(script) if queue else ()
+        indices = stand_in.array_indices(script) if stand_in else ()
     except RefusedError:
         return None  # as in _walltime_s
     if options.array_index is None:
@@ -204,7 +206,7 @@ def _array_index(queue: Queue | None, script: Script, options: Options, name: st
     return options.array_index
 
 
-def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:
+def _mpiexec(script: Script, site: Site | None, stand_in: StandInScheduler | None) -> str:
     """Returns the kind of mpiexec for which the script was written: pals, openmpi or hydra."""
     if site is not None and site.launch.dialect != "auto":
         return site.launch.dialect
@@ -213,4 +215,4 @@ def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:
         return "openmpi"
     if any(word in _PALS_OPTIONS for word in words):
         return "pals"
-    return queue.mpiexec if queue else "hydra"
+    return stand_in.mpiexec if stand_in else "hydra"

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_hpc.processes import Process
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
-from ddp_hpc.rehearse.launchers.ranks import processes_of
+from ddp_hpc.rehearse.launchers.start_ranks import processes_of
 
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"
@@ -34,7 +34,7 @@ def schedule(root: Path) -> None:
             continue
         if may_run(root):
             jobs.save(root, number, {**job, "state": "CONFIGURING", "reason": "None"})
-            jobs.start_daemon(root, "ddp_hpc.rehearse.slurm.stepd", number)
+            jobs.start_daemon(root, "ddp_hpc.schedulers.slurm.stand_in.stepd", number)
         else:
             jobs.save(root, number, {**job, "reason": HELD})
 

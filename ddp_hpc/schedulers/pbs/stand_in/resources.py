@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.pbs.directives import Request
-from ddp_hpc.rehearse.pbs.server import QUEUES, Settings
+from ddp_hpc.schedulers.pbs.stand_in.directives import Request
+from ddp_hpc.schedulers.pbs.stand_in.server import QUEUES, Settings
 
 _CHUNK_RESOURCES = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
 _JOB_RESOURCES = frozenset(
@@ -127,7 +127,7 @@ def check(request: Request, settings: Settings) -> None:
         raise RefusedError("qsub: Job violates queue and/or server resource limits", 188)
 
 
-def why_never(request: Request, settings: Settings) -> str:
+def never_runs_reason(request: Request, settings: Settings) -> str:
     """Returns the comment of the scheduler on a job that can never run, or an empty string."""
     if settings.any_site:
         return ""

@@ -14,12 +14,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.arrays import rehearsed_index
+from ddp_hpc.rehearse.job_arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.pbs import server
-from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
-from ddp_hpc.rehearse.pbs.resources import Chunk, check, place, select_of, walltime_s, why_never
-from ddp_hpc.rehearse.pbs.server import Settings
+from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.schedulers.pbs.stand_in.directives import OPTIONS, USAGE, Request, read_request
+from ddp_hpc.schedulers.pbs.stand_in.resources import (
+    Chunk,
+    check,
+    never_runs_reason,
+    place,
+    select_of,
+    walltime_s,
+)
+from ddp_hpc.schedulers.pbs.stand_in.server import Settings
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
@@ -43,7 +50,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     jobs.save_script(copy, script)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
     job = _attributes(request, settings, root, number, name, argv, environ)
-    if never := why_never(request, settings):
+    if never := never_runs_reason(request, settings):
         jobs.save(root, number, {**job, "comment": never})
     elif request.indices:
         _submit_array(root, settings, request.indices, number, job)

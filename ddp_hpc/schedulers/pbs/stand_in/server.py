@@ -66,7 +66,7 @@ QUEUES = {
 def start_mom(root: Path, number: int) -> None:
     """Starts the daemon of a job, unless this is a rehearsal, in which `schedule` starts the daemons."""
     if not Settings.read(root).any_site:
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
+        jobs.start_daemon(root, "ddp_hpc.schedulers.pbs.stand_in.mom", number)
 
 
 def schedule(root: Path) -> None:
@@ -81,7 +81,7 @@ def schedule(root: Path) -> None:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
+        jobs.start_daemon(root, "ddp_hpc.schedulers.pbs.stand_in.mom", number)
 
 
 def release(root: Path) -> None:

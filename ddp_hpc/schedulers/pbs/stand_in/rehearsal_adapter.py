@@ -1,4 +1,4 @@
-"""The functions with which a session of `ddp-hpc rehearse` controls the stand-in for PBS."""
+"""The functions with which `ddp-hpc rehearse` controls the stand-in for PBS."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.rehearse import jobs, machine
-from ddp_hpc.rehearse.pbs import resources, server
-from ddp_hpc.rehearse.pbs.directives import array_indices
-from ddp_hpc.rehearse.queues import JobStatus, Queue
+from ddp_hpc.rehearse import install_stand_ins, jobs
+from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
+from ddp_hpc.schedulers.pbs.stand_in import resources, server
+from ddp_hpc.schedulers.pbs.stand_in.directives import array_indices
 
 
 def _status(root: Path, number: int) -> JobStatus:
@@ -59,14 +59,14 @@ def _array_indices(script: Script) -> range:
     return array_indices(script.value("-J") or "")
 
 
-QUEUE = Queue(
+STAND_IN = StandInScheduler(
     submit=("qsub",),
     schedule=server.schedule,
     status=_status,
     settings=_settings,
-    package="ddp_hpc.rehearse.pbs",
+    package="ddp_hpc.schedulers.pbs.stand_in",
     commands=("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun"),
-    programs={"mpiexec": machine.PBS_MPIEXEC},
+    programs={"mpiexec": install_stand_ins.PBS_MPIEXEC},
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
     array_indices=_array_indices,

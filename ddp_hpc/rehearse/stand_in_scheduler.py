@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.rehearse import machine
+from ddp_hpc.rehearse import install_stand_ins
 from ddp_hpc.rehearse.settings import Settings
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
@@ -36,7 +36,7 @@ class JobStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Queue:
+class StandInScheduler:
     """The stand-in for one scheduler: its submit command, and functions that start jobs and query them."""
 
     submit: tuple[str, ...]
@@ -66,19 +66,19 @@ class Queue:
     def install(self, root: Path, directory: Path) -> None:
         """Writes the commands of the machine in `root` into a directory for the PATH."""
         for name in self.commands:
-            machine.command(directory / name, f"{self.package}.{name}", root)
+            install_stand_ins.command(directory / name, f"{self.package}.{name}", root)
         for name, text in self.programs.items():
-            machine.program(directory / name, text)
+            install_stand_ins.program(directory / name, text)
 
 
-def submit(queue: Queue, script: Path, directory: Path, environ: Mapping[str, str]) -> None:
+def submit(stand_in: StandInScheduler, script: Path, directory: Path, environ: Mapping[str, str]) -> None:
     """Submits a script from a directory, in a login shell that finds the stand-ins, as a user would.
 
     Raises:
         RequestError: the scheduler refuses the script; the message contains its output.
         DdpHpcError: the scheduler does not answer.
     """
-    argv = ["bash", "--login", "-c", 'exec "$@"', "bash", *queue.submit, str(script)]
+    argv = ["bash", "--login", "-c", 'exec "$@"', "bash", *stand_in.submit, str(script)]
     try:
         done = subprocess.run(
             argv,
@@ -92,7 +92,7 @@ def submit(queue: Queue, script: Path, directory: Path, environ: Mapping[str, st
         )
     except subprocess.TimeoutExpired as error:
         raise DdpHpcError(
-            f"{queue.submit[0]} did not answer within {_SUBMIT_LIMIT_S} s; try again"
+            f"{stand_in.submit[0]} did not answer within {_SUBMIT_LIMIT_S} s; try again"
         ) from error
     if done.returncode:
         lines = [
@@ -101,8 +101,10 @@ def submit(queue: Queue, script: Path, directory: Path, environ: Mapping[str, st
         raise RequestError(f"the script was rejected: {'; '.join(filter(None, lines))}; correct the script")
 
 
-def find_queue(scheduler: str) -> Queue | None:
+def find_stand_in(scheduler: str) -> StandInScheduler | None:
     """Returns the stand-in of the scheduler with this name; None if there is none."""
     known = SCHEDULERS.get(scheduler)
-    queue: Queue | None = import_module(known.stand_in).QUEUE if known and known.stand_in else None
-    return queue
+    stand_in: StandInScheduler | None = (
+        import_module(known.stand_in).STAND_IN if known and known.stand_in else None
+    )
+    return stand_in

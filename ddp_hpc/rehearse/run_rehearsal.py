@@ -22,11 +22,11 @@ from ddp_hpc import processes
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.extras import install_command
-from ddp_hpc.rehearse import interactive, jobs, machine
-from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits
-from ddp_hpc.rehearse.launchers.ranks import HYDRA
-from ddp_hpc.rehearse.queues import JobStatus, Queue, find_queue, submit
-from ddp_hpc.rehearse.request import Options, Plan
+from ddp_hpc.rehearse import install_stand_ins, interactive, jobs
+from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
+from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
+from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
+from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler, find_stand_in, submit
 from ddp_hpc.units import format_bytes
 
 DEFAULT_STEPS = 3
@@ -45,13 +45,13 @@ _RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Result:
-    """The final status of each job of the rehearsal. `folder` is the directory of the rehearsal; None if it
-    was removed.
+    """The final status of each job of the rehearsal. `directory` is that of the rehearsal; None if it was
+    removed.
     """
 
     jobs: tuple[JobStatus, ...]
     timed_out: bool
-    folder: Path | None
+    directory: Path | None
 
 
 @dataclass
@@ -107,9 +107,9 @@ def rehearse(plan: Plan, options: Options) -> Result:
             work = Path.cwd() if options.here else root / "work"
             script = _write_script(root, plan, work, is_here=options.here)
             environ = _environ(root)
-            if queue := find_queue(plan.scheduler):
-                submit(queue, script, work, environ)
-                statuses, timed_out = _run_jobs(queue, root, options.limit_s)
+            if stand_in := find_stand_in(plan.scheduler):
+                submit(stand_in, script, work, environ)
+                statuses, timed_out = _run_jobs(stand_in, root, options.limit_s)
             else:
                 statuses, timed_out = _run_local(root, script, work, environ, options.limit_s)
         if options.keep:
@@ -129,8 +129,8 @@ def node_names(plan: Plan) -> tuple[str, ...]:
 
 def host_names(plan: Plan) -> list[str]:
     """Returns all names of the simulated nodes, including those that only the scheduler uses."""
-    names, queue = node_names(plan), find_queue(plan.scheduler)
-    return [*names, *(queue.settings(nodes=names).nodes if queue else ())]
+    names, stand_in = node_names(plan), find_stand_in(plan.scheduler)
+    return [*names, *(stand_in.settings(nodes=names).nodes if stand_in else ())]
 
 
 def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
@@ -158,9 +158,9 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     for name in ("work", "tmp"):
         (root / name).mkdir()
     names = node_names(plan)
-    if queue := find_queue(plan.scheduler):
+    if stand_in := find_stand_in(plan.scheduler):
         kill_delay_s = plan.site.kill_delay_s if plan.site else 0
-        settings = queue.settings(
+        settings = stand_in.settings(
             nodes=names,
             # Ranks without MPI find each other by their job ID, so simultaneous rehearsals need different
             # IDs. With --here, the logs of earlier jobs are in the same directory.
@@ -172,13 +172,13 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
             **({"kill_delay_s": kill_delay_s} if kill_delay_s else {}),
         )
         settings.write(root)
-        queue.install(root, bin_)
-    machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
+        stand_in.install(root, bin_)
+    install_stand_ins.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
         # As with an installed package, torchrun_script.sh must be on the PATH.
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
-        machine.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        install_stand_ins.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     # The MPI launcher must come before PBS's own mpiexec, which is not an MPI launcher.
     path: list[Path | str] = [
         mpi_bin,
@@ -186,7 +186,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         Path(sys.executable).parent,
         *os.environ.get("PATH", os.defpath).split(":"),
     ]
-    machine.write_profile(home, path)
+    install_stand_ins.write_profile(home, path)
     steps = DEFAULT_STEPS if options.steps is None and options.walltime_s is None else options.steps
     cores = len(os.sched_getaffinity(0))
     limits = Limits(
@@ -207,12 +207,12 @@ def _environ(root: Path) -> dict[str, str]:
     return {**kept, "HOME": str(root / "home"), "TMPDIR": str(root / "tmp")}
 
 
-def _run_jobs(queue: Queue, root: Path, limit_s: float) -> tuple[list[JobStatus], bool]:
+def _run_jobs(stand_in: StandInScheduler, root: Path, limit_s: float) -> tuple[list[JobStatus], bool]:
     """Waits until every job has ended or is held, or until the time limit."""
     follower, end_s = _Follower(), time.monotonic() + limit_s
     while True:
-        queue.schedule(root)
-        statuses = [queue.status(root, number) for number in jobs.numbers(root)]
+        stand_in.schedule(root)
+        statuses = [stand_in.status(root, number) for number in jobs.numbers(root)]
         for job in statuses:
             follower.follow(job.name, job.logs)
         for log in root.glob("mom.*.log"):

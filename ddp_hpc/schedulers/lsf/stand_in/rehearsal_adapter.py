@@ -1,4 +1,4 @@
-"""The functions with which a session of `ddp-hpc rehearse` controls the stand-in for LSF."""
+"""The functions with which `ddp-hpc rehearse` controls the stand-in for LSF."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.queues import JobStatus, Queue
+from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
 from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
 
 
@@ -48,7 +48,7 @@ def _array_indices(script: Script) -> tuple[int, ...]:
     return requests.name_and_indices(_options(script).get("-J", ""))[1]
 
 
-QUEUE = Queue(
+STAND_IN = StandInScheduler(
     submit=("sh", "-c", 'exec bsub <"$1"', "bsub"),
     schedule=cluster.schedule,
     status=_status,
