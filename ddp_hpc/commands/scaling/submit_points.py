@@ -14,12 +14,12 @@ import click
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Size
 from ddp_hpc.commands.job_options import request_of
-from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
-from ddp_hpc.commands.scaling.states import look
+from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
+from ddp_hpc.commands.scaling.point_states import look
 from ddp_hpc.commands.submit import check_findings
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs import submit as submission
-from ddp_hpc.jobs.submit import Order
+from ddp_hpc.jobs import submit as submit_module
+from ddp_hpc.jobs.submit import Submission
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.render.advice import advice
 from ddp_hpc.render.render_script import render
@@ -32,7 +32,7 @@ from ddp_hpc.sites.site import Site
 _SET_PER_POINT = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
 
 
-def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
+def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
     """Submits a job for each point that is neither done nor submitted, and prints the job IDs.
 
     With --dry-run, only prints the scripts.
@@ -54,35 +54,37 @@ def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
             _say(state.line(point))
         else:
             todo.append(point)
-    orders, found = _orders(request, todo, job, site)
+    submissions, found = _submissions(request, todo, job, site)
     check_findings(found, force=False)
     if options["dry_run"]:
-        for order in orders.values():
-            sys.stdout.buffer.write(order.content)
+        for submission in submissions.values():
+            sys.stdout.buffer.write(submission.content)
             sys.stdout.flush()
-            _say(f"would run: {shlex.join(order.argv())}")
-    elif orders:
-        scheduler = next(iter(orders.values())).scheduler
+            _say(f"would run: {shlex.join(submission.argv())}")
+    elif submissions:
+        scheduler = next(iter(submissions.values())).scheduler
         what = f"the jobs are for {scheduler.title}"
         program = scheduler.submit_program
         need(program, f"{what}, where {program} submits them")
         with scaling_directory.locked(folder), held_interrupt(program) as is_interrupted:
             scaling_directory.write_folder(folder, request.asked)
-            _send(folder, orders, is_interrupted)
+            _send(folder, submissions, is_interrupted)
     else:
         _say("all points are done or submitted; use --gather for the table")
 
 
-def _send(folder: Path, orders: Mapping[Point, Order], is_interrupted: Callable[[], bool]) -> None:
-    for number, (point, order) in enumerate(orders.items()):
-        so_far = f"{number} of {len(orders)} jobs were submitted; run the same command again for the others"
+def _send(folder: Path, submissions: Mapping[Point, Submission], is_interrupted: Callable[[], bool]) -> None:
+    for number, (point, submission) in enumerate(submissions.items()):
+        so_far = (
+            f"{number} of {len(submissions)} jobs were submitted; run the same command again for the others"
+        )
         if is_interrupted():
             _say(so_far)
             raise KeyboardInterrupt
         scaling_directory.empty_point(folder / point.folder)
-        submission.prepare(order)
+        submit_module.prepare(submission)
         try:
-            for job_id, problem in submission.send_one(order):
+            for job_id, problem in submit_module.submit_one(submission):
                 click.echo(job_id)
                 _say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
         except DdpHpcError as error:
@@ -104,11 +106,11 @@ def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Si
     return [Size(number, max(1, number // per_node), min(number, per_node)) for number in numbers]
 
 
-def _orders(
+def _submissions(
     request: Request, points: Sequence[Point], job: Job, site: Site
-) -> tuple[dict[Point, Order], list[LintFinding]]:
+) -> tuple[dict[Point, Submission], list[LintFinding]]:
     """Returns the job of each point, and the findings of lint without duplicates."""
-    orders: dict[Point, Order] = {}
+    submissions: dict[Point, Submission] = {}
     findings: dict[tuple[str, str], LintFinding] = {}
     warnings: dict[str, None] = {}
     for point in points:
@@ -121,8 +123,10 @@ def _orders(
             command=("python", *TRAINER, *request.arguments(point)),
         )
         text = render(of_point, site)
-        orders[point] = order = submission.order_request(text, site.scheduler, Path.cwd())
-        if order.run_dir is None:  # without a run directory, --gather could not find the job
+        submissions[point] = submission = submit_module.submission_of_request(
+            text, site.scheduler, Path.cwd()
+        )
+        if submission.run_dir is None:  # without a run directory, --gather could not find the job
             raise RequestError(
                 f"the run directory of {point} cannot be determined from its script. Use a --dir "
                 "without $ and `, and a --template that exports DDP_HPC_RUN_DIR."
@@ -132,7 +136,7 @@ def _orders(
             findings.setdefault((one.check, one.what), one)
     for line in warnings:
         _say(f"warning: {line}")
-    return orders, list(findings.values())
+    return submissions, list(findings.values())
 
 
 def _say(line: str) -> None:

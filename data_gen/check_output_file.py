@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from data_gen.formats import Contents, ForeignFileError, read_stamp
-from data_gen.partial import WRITER, signals_held
+from data_gen.signals_during_write import WRITER, signals_held
 from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import remove_leftovers
 from ddp_hpc.units import format_bytes
@@ -22,7 +22,7 @@ _MAX_SHOWN, _MAX_DIFFERENCES = 100, 8
 
 
 @dataclass(frozen=True)
-class Target:
+class OutputFile:
     """A file that will be written to `path`. With `force`, an existing file is overwritten."""
 
     path: Path

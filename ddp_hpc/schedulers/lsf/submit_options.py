@@ -17,7 +17,7 @@ from ddp_hpc.request.queue_options import (
 _CONDITIONS = {"after": "started", "afterok": "done", "afternotok": "exit", "afterany": "ended"}
 
 
-def requested_options(job: Job) -> list[str]:
+def submit_options(job: Job) -> list[str]:
     """Returns the options of bsub."""
     found = []
     if job.mem:

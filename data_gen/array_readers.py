@@ -83,7 +83,7 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
 
 
 @dataclass(frozen=True)
-class Stream:
+class ArrayReader:
     """An array whose samples are read sequentially."""
 
     path: Path
@@ -124,7 +124,7 @@ class Stream:
                 )
 
 
-def open_array(path: Path, key: str) -> Stream:
+def open_array(path: Path, key: str) -> ArrayReader:
     """Opens the array of a .npy or IDX file, plain or gzipped; the first bytes identify the format.
 
     Raises:
@@ -143,7 +143,7 @@ def open_array(path: Path, key: str) -> Stream:
                 f"{path} has {num_bytes} bytes, but its header describes {needed_bytes}; "
                 "copy or write it again"
             )
-        return Stream(path, info, partial(reading, path), file.tell(), dtype)
+        return ArrayReader(path, info, partial(reading, path), file.tell(), dtype)
 
 
 def npz_keys(path: Path) -> list[str]:
@@ -156,7 +156,7 @@ def npz_keys(path: Path) -> list[str]:
         return [name.removesuffix(NPY_SUFFIX) for name in archive.namelist() if name.endswith(NPY_SUFFIX)]
 
 
-def open_npz_array(path: Path, key: str) -> Stream:
+def open_npz_array(path: Path, key: str) -> ArrayReader:
     """Opens one array of a compressed or uncompressed .npz file.
 
     Raises:
@@ -165,10 +165,10 @@ def open_npz_array(path: Path, key: str) -> Stream:
     with _member(path, key) as file:
         shape, dtype = _npy_header(path, key, file)
         info = check_array(path, key, shape, dtype)
-        return Stream(path, info, partial(_member, path, key), file.tell(), dtype)
+        return ArrayReader(path, info, partial(_member, path, key), file.tell(), dtype)
 
 
-def read_npz_marks(path: Path) -> dict[str, int | str]:
+def read_npz_scalars(path: Path) -> dict[str, int | str]:
     """Reads the integer and text scalars of an .npz file, such as `num_classes` and `recipe`.
 
     Raises:

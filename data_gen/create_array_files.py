@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from numpy.lib import format as npy
 
-from data_gen.array_streams import IDX_DTYPES, NPY_SUFFIX
+from data_gen.array_readers import IDX_DTYPES, NPY_SUFFIX
 from ddp_hpc.errors import RequestError
 from ddp_hpc.h5_layout import BFLOAT16
 

@@ -16,7 +16,7 @@ LACKS = {
 }
 
 
-def requested_options(job: Job) -> list[str]:
+def submit_options(job: Job) -> list[str]:
     """Returns the options of qsub, except the memory, which is a resource of the chunks."""
     found = []
     if job.exclusive:

@@ -6,7 +6,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import parse_mail_types, parse_memory
 
 
-def requested_options(job: Job) -> list[str]:
+def submit_options(job: Job) -> list[str]:
     """Returns the options of sbatch, except the constraint, which the profile can set too."""
     found = []
     if job.mem:

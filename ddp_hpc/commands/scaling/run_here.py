@@ -14,8 +14,8 @@ from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
 from ddp_hpc.bench.scaling.run_point import run_point
 from ddp_hpc.commands.job_options import name_and_value
-from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
-from ddp_hpc.commands.scaling.states import State, look
+from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
+from ddp_hpc.commands.scaling.point_states import State, look
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.launch.allocation import cpus_here, find_allocation, gpus_here
 from ddp_hpc.launch.launch_here import Launch, plan
