@@ -118,7 +118,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     """Returns the job to submit, and the findings of lint."""
     from ddp_hpc.jobs import submit as submit_module
     from ddp_hpc.lint import run_checks as lint
-    from ddp_hpc.render.advice import advice
+    from ddp_hpc.render.rejection_warnings import advice
     from ddp_hpc.render.render_script import render
 
     here = Path.cwd()

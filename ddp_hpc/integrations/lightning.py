@@ -17,7 +17,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
 from ddp_hpc.integrations.step_recorder import StepRecorder
-from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
+from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 # Importing both packages would take twice as long.
 if (
@@ -56,7 +56,7 @@ class DdpHpcEnvironment(ClusterEnvironment):
 
     def __init__(self) -> None:
         if ADDED_BY_EXEC not in os.environ:
-            os.environ.update(torchrun_variables(os.environ))
+            os.environ.update(make_torchrun_environment(os.environ))
         # The two packages have separate classes, and the program can import either of them after this module.
         for name in ("lightning.fabric", "lightning_fabric"):
             if environments := sys.modules.get(f"{name}.plugins.environments"):

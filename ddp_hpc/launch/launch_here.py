@@ -17,7 +17,7 @@ from ddp_hpc.launch.allocation import find_allocation
 from ddp_hpc.launch.capacity import fit
 from ddp_hpc.launch.rank_environment import kernel_cache_paths, launch_id, local_dir
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.render.exports import (
+from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,
     multi_node_exports,

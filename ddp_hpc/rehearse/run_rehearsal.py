@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 from ddp_hpc.rehearse import install_stand_ins, interactive, jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
@@ -116,8 +116,8 @@ def rehearse(plan: Plan, options: Options) -> Result:
             kept = root
         return Result(tuple(statuses), timed_out, kept)
     finally:
-        processes.end_descendants(_STOP_S)
-        processes.reap()
+        process_control.end_descendants(_STOP_S)
+        process_control.reap()
         if kept is None:
             shutil.rmtree(root, ignore_errors=True)
 
@@ -249,7 +249,7 @@ def _run_local(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=processes.die_with_parent,
+            preexec_fn=process_control.die_with_parent,
         )
     try:
         while shell.poll() is None and time.monotonic() < end_s:
@@ -258,7 +258,7 @@ def _run_local(
     finally:
         timed_out = shell.poll() is None
         if timed_out:
-            processes.send(signal.SIGKILL, processes.of_session(shell.pid))
+            process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
     code = shell.wait()
     follower.follow("local", (log,))
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
@@ -273,9 +273,9 @@ def _keeper() -> Iterator[int]:
     """Yields the ID of a child process that ends together with this process; daemons kill their jobs when it
     has ended.
     """
-    processes.adopt_orphans()
+    process_control.adopt_orphans()
     keeper = subprocess.Popen(
-        ["sleep", "infinity"], start_new_session=True, preexec_fn=processes.die_with_parent
+        ["sleep", "infinity"], start_new_session=True, preexec_fn=process_control.die_with_parent
     )
     try:
         yield keeper.pid

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
 PYTHON_OPTIONS = ("-I", "-S", "-c")
@@ -36,5 +36,5 @@ def command() -> NoReturn:
 def daemon() -> None:
     """Runs a job with the class DAEMON of a module. The arguments are module, directory and job number."""
     module, root, number = sys.argv[1:]
-    processes.adopt_orphans()  # the daemon can then end all processes of the job
+    process_control.adopt_orphans()  # the daemon can then end all processes of the job
     import_module(module).DAEMON(Path(root), int(number)).run()

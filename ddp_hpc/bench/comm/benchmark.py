@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import output as comm_output
 from ddp_hpc.bench.comm.baseline import key_of, read_baseline
-from ddp_hpc.bench.comm.request import CommBench, Effort, parse
+from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.text_table import Row

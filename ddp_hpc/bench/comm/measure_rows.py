@@ -9,8 +9,8 @@ import torch
 
 from ddp_hpc.bench.comm.collectives import MAKERS, Members
 from ddp_hpc.bench.comm.gradient_buckets import Bucket
+from ddp_hpc.bench.comm.parse_options import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm.rank_subsets import Division
-from ddp_hpc.bench.comm.request import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm.timing import speeds, time_operation
 from ddp_hpc.errors import DdpHpcError, stop_together
 from ddp_hpc.text_table import Row
@@ -31,7 +31,7 @@ class Case:
     """One row of the results: a collective with a number of elements and their data type."""
 
     name: str
-    kind: str  # the collective, one of request.KINDS
+    kind: str  # the collective, one of parse_options.KINDS
     count: int  # total number of elements
     dtype: str
 

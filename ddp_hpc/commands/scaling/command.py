@@ -18,8 +18,8 @@ from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.point_states import State, look
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
-from ddp_hpc.extras import install_command
 from ddp_hpc.partial_files import write_atomically
+from ddp_hpc.pip_extras import install_command
 from ddp_hpc.training.telemetry.metrics_file import write_json
 
 _GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")

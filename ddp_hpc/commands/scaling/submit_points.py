@@ -21,7 +21,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submit as submit_module
 from ddp_hpc.jobs.submit import Submission
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
-from ddp_hpc.render.advice import advice
+from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out

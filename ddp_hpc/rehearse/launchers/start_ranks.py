@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 
 HYDRA = Path(sys.executable).with_name("mpiexec")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -75,7 +75,7 @@ def spool_directory(root: Path, prefix: str) -> Path:
 
 def run_step(spool: Path, step: Step) -> int:
     """Runs the ranks and returns the largest exit code of those that ended by themselves."""
-    processes.adopt_orphans()
+    process_control.adopt_orphans()
     settings = {
         "environments": [dict(environment) for environment in step.environments],
         "keep_pmi": step.keep_pmi,
@@ -94,13 +94,13 @@ def run_step(spool: Path, step: Step) -> int:
             env=_for_hydra(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # the scheduler's SIGKILL reaches only this process
+            preexec_fn=process_control.die_with_parent,  # the scheduler's SIGKILL reaches only this process
         )
 
         def on_signal(sent: int, _frame: object) -> None:
             if sent in step.kills_on:
                 sys.stderr.write(step.kill_message)
-                processes.send(signal.SIGKILL, processes.descendants(os.getpid()))
+                process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
             else:
                 hydra.send_signal(sent)
 
@@ -111,14 +111,14 @@ def run_step(spool: Path, step: Step) -> int:
         shutil.rmtree(spool, ignore_errors=True)
 
 
-def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
+def processes_of(spools: Iterable[Path]) -> list[process_control.Process]:
     """Returns the processes of the ranks of these steps, and their descendants."""
     ranks = set()
     for file in (file for spool in spools for file in spool.glob("pid.*")):
         with suppress(OSError, ValueError):
             ranks.add(int(file.read_text()))
-    children = processes.descendants(*ranks) if ranks else []
-    return [process for process in processes.processes() if process.pid in ranks] + children
+    children = process_control.descendants(*ranks) if ranks else []
+    return [process for process in process_control.processes() if process.pid in ranks] + children
 
 
 def _for_hydra() -> dict[str, str]:
@@ -145,10 +145,10 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             stop_by_s = time.monotonic() + _STOP_S
         if stop_by_s != float("inf"):  # repeat this, since ranks can start after the first failure
             late = [process for process in processes_of([spool]) if process.pid not in stopped]
-            processes.send(signal.SIGTERM, late)
+            process_control.send(signal.SIGTERM, late)
             stopped |= {process.pid for process in late}
         if time.monotonic() > stop_by_s:
             hydra.kill()
-        if step.keeper_pid and not processes.is_running(step.keeper_pid):
-            processes.send(signal.SIGKILL, processes.descendants(os.getpid()))
+        if step.keeper_pid and not process_control.is_running(step.keeper_pid):
+            process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
         time.sleep(0.02)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.schedulers.pbs.stand_in import server
@@ -230,18 +230,18 @@ class Mom(Daemon):
         """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""
         over_s = time.monotonic() + (self.settings.obituary_s if grace_s else 0.0)
         if grace_s:
-            processes.send(signal.SIGTERM, processes.of_session(shell.pid))
+            process_control.send(signal.SIGTERM, process_control.of_session(shell.pid))
         end_s = time.monotonic() + grace_s
-        while processes.of_session(shell.pid) and time.monotonic() < end_s:
+        while process_control.of_session(shell.pid) and time.monotonic() < end_s:
             shell.poll()
             time.sleep(0.02)
-        processes.send(signal.SIGKILL, processes.of_session(shell.pid))
+        process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
         shell.wait()
         time.sleep(max(0.0, over_s - time.monotonic()))  # PBS reports the end of a job with a delay
 
     def clear_up(self) -> None:
         """Kills processes that left the session, which PBS would ignore. Records their command lines."""
-        command_lines = processes.end_descendants(2.0)
+        command_lines = process_control.end_descendants(2.0)
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
         if self.job["_is_sandboxed"]:
             shutil.rmtree(self.jobdir(), ignore_errors=True)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.schedulers.pbs.stand_in import server
@@ -33,4 +33,4 @@ def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:
         text = f"qsig: Request invalid for state of job {number}.{job['server']}"
         raise RefusedError(text, server.BAD_STATE)
     name = dict(options).get("-s", "TERM").removeprefix("SIG")
-    processes.send(signal.Signals[f"SIG{name}"], processes.of_session(job["session_id"]))
+    process_control.send(signal.Signals[f"SIG{name}"], process_control.of_session(job["session_id"]))

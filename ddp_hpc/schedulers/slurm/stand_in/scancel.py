@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.schedulers.slurm.stand_in import controller
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
             continue
         if name:
             wanted = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
-            processes.send(wanted, controller.processes_of_steps(root, number))
+            process_control.send(wanted, controller.processes_of_steps(root, number))
         elif job["state"] == "PENDING":
             jobs.save(root, number, {**job, "state": "CANCELLED"})
         else:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.schedulers.slurm.stand_in import controller
@@ -57,7 +57,7 @@ class Stepd(Daemon):
             self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
             return "FAILED"
         state = self.watch(shell, err)
-        left_over = processes.end_descendants(0.5)
+        left_over = process_control.end_descendants(0.5)
         code = shell.returncode
         exit_code = f"{code}:0" if code >= 0 else f"0:{-code}"
         if state == _REQUEUE:
@@ -180,8 +180,8 @@ class Stepd(Daemon):
         """Sends the signal of --signal to the batch shell if it has the prefix B:, otherwise to the steps."""
         number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
         targets = self.batch_shell(shell) if target == "B" else self.steps()
-        processes.send(number, targets)
-        processes.send(signal.SIGCONT, targets)
+        process_control.send(number, targets)
+        process_control.send(signal.SIGCONT, targets)
 
     def stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
         """Ends the job with the message of slurmstepd, SIGTERM, and SIGKILL after KillWait."""
@@ -196,19 +196,19 @@ class Stepd(Daemon):
         """Sends SIGTERM to the steps and the batch shell, and SIGKILL after `grace_s`."""
         if grace_s:
             for number in (signal.SIGCONT, signal.SIGTERM):
-                processes.send(number, self.steps())
-            processes.send(signal.SIGTERM, self.batch_shell(shell))
+                process_control.send(number, self.steps())
+            process_control.send(signal.SIGTERM, self.batch_shell(shell))
         self.wait(shell, grace_s)
-        processes.end_descendants(0.0)
+        process_control.end_descendants(0.0)
         shell.wait()
 
-    def steps(self) -> list[processes.Process]:
+    def steps(self) -> list[process_control.Process]:
         """Returns all processes of the steps."""
         return controller.processes_of_steps(self.root, self.number)
 
-    def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[processes.Process]:
+    def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[process_control.Process]:
         """Returns the process of the batch shell, if it exists."""
-        return [process for process in processes.processes() if process.pid == shell.pid]
+        return [process for process in process_control.processes() if process.pid == shell.pid]
 
 
 def log_path(job: jobs.Attributes, pattern: str) -> Path:

@@ -27,12 +27,12 @@ _WRITING_S = 10.0
 _OLD_S = 24 * 3600.0
 
 
-def new_key() -> bytes:
+def new_secret() -> bytes:
     """Returns a new random key."""
     return os.urandom(KEY_BYTES)
 
 
-def read_key(path: Path) -> bytes:
+def read_secret(path: Path) -> bytes:
     """Returns the key in a file.
 
     Raises:
@@ -57,7 +57,7 @@ def read_key(path: Path) -> bytes:
     raise LaunchError(f"{path}: does not contain a key of {_TEXT_BYTES} hexadecimal digits; remove the file")
 
 
-def write_key(path: Path, key: bytes) -> None:
+def write_secret(path: Path, key: bytes) -> None:
     """Creates a file of mode 0600 that contains the key.
 
     Raises:
@@ -70,7 +70,7 @@ def write_key(path: Path, key: bytes) -> None:
         os.fsync(descriptor)
 
 
-def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
+def shared_secret(environ: Environ, launch: str) -> tuple[bytes, str]:
     """Returns the key of ranks that do not use MPI, and a note for the user if the key is not secret.
 
     `launch` identifies this launch and is the same on all ranks. Every rank tries to create the file, and
@@ -81,7 +81,7 @@ def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
         LaunchError: the file that the user specified cannot be used.
     """
     if named := environ.get(KEY_FILE):
-        return read_key(Path(named)), ""
+        return read_secret(Path(named)), ""
     problems = []
     for directory in _key_directories(environ):
         try:
@@ -108,9 +108,9 @@ def _key_directories(environ: Environ) -> list[Path]:
 def _key_in(directory: Path, name: str) -> bytes:
     if not make_private(directory):
         raise LaunchError(f"{directory}: belongs to another user, or others can write to it")
-    path, key = directory / f"{name}.key", new_key()
+    path, key = directory / f"{name}.key", new_secret()
     try:
-        write_key(path, key)
+        write_secret(path, key)
     except FileExistsError:
         return _read_written(path)
     _remove_old(directory)
@@ -126,7 +126,7 @@ def _read_written(path: Path) -> bytes:
     end_s = time.monotonic() + _WRITING_S
     while True:
         try:
-            return read_key(path)
+            return read_secret(path)
         except LaunchError:
             if time.monotonic() > end_s:
                 raise

@@ -15,9 +15,9 @@ import click
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import begins_with, write_atomically
-from ddp_hpc.trace.combine_ranks import read_capture
+from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.summarize_run import read_capture
 from ddp_hpc.trace.trace_files import trace_files
-from ddp_hpc.trace.trace_records import Capture
 from ddp_hpc.version import __version__
 
 PAGE_BEGINS = b"<!DOCTYPE html>\n<!-- ddp-hpc report -->"

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ddp_hpc.trace import event_names as names
-from ddp_hpc.trace.columns import Columns
-from ddp_hpc.trace.events import Event
+from ddp_hpc.trace.event_columns import Columns
+from ddp_hpc.trace.stream_events import Event
 
 _OLD_CATEGORIES = {
     "Operator": "cpu_op",

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from ddp_hpc.trace import chunks, events
-from ddp_hpc.trace.events import Reading, read_events
+from ddp_hpc.trace import read_blocks, stream_events
+from ddp_hpc.trace.stream_events import Reading, read_events
 
 
 def _event(number, **more):
@@ -33,9 +33,9 @@ def _read(path):
 
 @pytest.fixture(params=[8 << 20, 700], ids=["one block", "many blocks"])
 def block_bytes(request, monkeypatch):
-    monkeypatch.setattr(events, "_BLOCK_BYTES", request.param)
-    monkeypatch.setattr(events, "_SURELY_BROKEN_BYTES", 20 * request.param)
-    monkeypatch.setattr(chunks, "_READ_BYTES", min(request.param, 1 << 16))
+    monkeypatch.setattr(stream_events, "_BLOCK_BYTES", request.param)
+    monkeypatch.setattr(stream_events, "_SURELY_BROKEN_BYTES", 20 * request.param)
+    monkeypatch.setattr(read_blocks, "_READ_BYTES", min(request.param, 1 << 16))
 
 
 @pytest.mark.parametrize(

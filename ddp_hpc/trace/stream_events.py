@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ddp_hpc.trace.chunks import unpacked
+from ddp_hpc.trace.read_blocks import unpacked
 from ddp_hpc.units import counted
 
 # Larger blocks do not fit into the cache of a core: 8 MiB is 15 % slower.

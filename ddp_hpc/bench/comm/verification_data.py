@@ -41,7 +41,7 @@ def sum_table(num_ranks: int, dtype: torch.dtype) -> Tensor:
     return total
 
 
-def lay_out(source: Tensor, start: int, count: int, like: Tensor) -> Tensor:
+def fill_pattern(source: Tensor, start: int, count: int, like: Tensor) -> Tensor:
     """Returns the elements [start, start + count) of the repeated table in the dtype and device of `like`."""
     turned = source.roll(-(start % PERIOD)).to(like.device, like.dtype)
     return turned.repeat(-(-count // PERIOD))[:count]

@@ -26,9 +26,9 @@ import torch
 from data_gen import Recipe, generate
 from data_gen.recipe import parse_shape
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.bench.io import loaders
-from ddp_hpc.bench.io.interleaved_timing import WARM_UP_S, Source, measure
-from ddp_hpc.bench.io.loaders import Arrays, Order
+from ddp_hpc.bench.data_loading import loaders
+from ddp_hpc.bench.data_loading.interleaved_timing import WARM_UP_S, Source, measure
+from ddp_hpc.bench.data_loading.loaders import Arrays, Order
 from ddp_hpc.bench.results_output import available_bytes
 from ddp_hpc.data.open_file import Samples, open_samples
 from ddp_hpc.data.sample_order import EpochOrder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ddp_hpc import extras
+from ddp_hpc import pip_extras
 from tests.conftest import PROJECT
 
 EXTRAS = ("train", "mpi", "mpich", "digits", "report", "tensorboard")
@@ -27,7 +27,7 @@ def names(command: str) -> set[str]:
 def test_the_command_names_the_packages_of_the_extra_and_not_ddp_hpc(extra: str) -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     wanted = {Requirement(one).name for one in project["optional-dependencies"][extra]}
-    assert names(extras.install_command(extra)) == wanted
+    assert names(pip_extras.install_command(extra)) == wanted
     assert "ddp-hpc" not in wanted
 
 
@@ -35,9 +35,9 @@ def test_the_command_names_the_packages_of_the_extra_and_not_ddp_hpc(extra: str)
 def test_an_installed_package_reads_the_same_from_its_metadata(
     extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_checkout = names(extras.install_command(extra))
-    monkeypatch.setattr(extras, "_CHECKOUT", tmp_path)
-    assert names(extras.install_command(extra)) == in_checkout
+    in_checkout = names(pip_extras.install_command(extra))
+    monkeypatch.setattr(pip_extras, "_CHECKOUT", tmp_path)
+    assert names(pip_extras.install_command(extra)) == in_checkout
 
 
 def test_a_copy_without_metadata_refers_to_the_checkout(
@@ -46,6 +46,6 @@ def test_a_copy_without_metadata_refers_to_the_checkout(
     def missing(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(pip_extras, "_CHECKOUT", tmp_path)
     monkeypatch.setattr(metadata, "requires", missing)
-    assert extras.install_command("train") == "pip install '.[train]' in the checkout of ddp-hpc"
+    assert pip_extras.install_command("train") == "pip install '.[train]' in the checkout of ddp-hpc"

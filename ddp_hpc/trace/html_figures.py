@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ddp_hpc.text_table import cut
-from ddp_hpc.trace.trace_records import PARTS, Capture, Times, present
+from ddp_hpc.trace.analysis_results import PARTS, Capture, Times, present
 
 Figure: TypeAlias = dict[str, Any]
 """A plotly figure's `data` and `layout`, and its `height` in pixels; it is as wide as the page."""

@@ -27,7 +27,7 @@ _TIMEOUT_S = 300.0
 _GOODBYE_S = 10.0
 
 
-def torchrun_variables(
+def make_torchrun_environment(
     environ: Mapping[str, str], on_address: Callable[[World, int], None] = lambda *_: None
 ) -> dict[str, str]:
     """Returns the variables of torchrun that `environ` lacks: RANK, WORLD_SIZE, MASTER_ADDR and others.

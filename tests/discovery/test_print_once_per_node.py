@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SAY = (
-    "import os; from ddp_hpc.discovery.once_per_node import print_once_per_node; "
+    "import os; from ddp_hpc.discovery.print_once_per_node import print_once_per_node; "
     "print_once_per_node(TEXT, os.environ)"
 )
 
@@ -66,7 +66,7 @@ def test_a_socket_of_another_user_does_not_suppress_errors(launch, listens):
     # The name contains the user's id, which other users can guess.
     code = f"import os\nos.getuid = lambda: {os.getuid()}\n{OCCUPY}"
     if listens:
-        code = f"import socket, ddp_hpc.discovery.once_per_node, os\nos.setuid(65534)\n{code}"
+        code = f"import socket, ddp_hpc.discovery.print_once_per_node, os\nos.setuid(65534)\n{code}"
     stranger = launch.start([sys.executable, "-c", code, *(["listen"] if listens else [])], env=env)
     assert stranger.stdout.readline().startswith("ddp-hpc-")
     victim = launch.start([sys.executable, "-c", SAY.replace("TEXT", "'error: mine'")], env=env)

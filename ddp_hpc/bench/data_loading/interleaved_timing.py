@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.bench.io.loaders import Batches, Order
+from ddp_hpc.bench.data_loading.loaders import Batches, Order
 
 WARM_UP_S = 2.0
 

@@ -9,11 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_hpc.trace.critical_path import critical_path
-from ddp_hpc.trace.findings import findings
-from ddp_hpc.trace.matching import Matched, aligned, match, rows
-from ddp_hpc.trace.trace_files import read_ranks, trace_files
-from ddp_hpc.trace.trace_records import (
+from ddp_hpc.trace.analysis_results import (
     REGIONS,
     TIMES,
     Capture,
@@ -23,6 +19,10 @@ from ddp_hpc.trace.trace_records import (
     Straggler,
     Times,
 )
+from ddp_hpc.trace.critical_path import critical_path
+from ddp_hpc.trace.findings import findings
+from ddp_hpc.trace.match_collectives import Matched, aligned, match, rows
+from ddp_hpc.trace.trace_files import read_ranks, trace_files
 from ddp_hpc.units import duration
 
 _SLOW = 0.05
