@@ -81,7 +81,7 @@ def command(
                 f"ddp-hpc report requires {package}, which is not installed; run {install_command('report')}"
             )
     from ddp_hpc.trace import compare, html_page, merge_trace_files
-    from ddp_hpc.trace import outputs as documents
+    from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
 
     gc.enable()  # main() disables garbage collection
