@@ -1,6 +1,7 @@
-"""Reads arrays stored as a header and the values in C order: .npy files, members of .npz files, IDX files.
+"""Reads arrays that are stored as a header and the values in C order: .npy files, members of .npz files, and
+IDX files.
 
-All are read in blocks of a few megabytes. Nothing is unpickled.
+All are read in blocks of a few megabytes. Pickled data is never loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimate how much memory each rank needs to train a Transformer.
+"""Estimates how much memory each rank needs to train a Transformer.
 
 The sizes of parameters, gradients and optimizer states are exact: the number of elements times the bytes per
 element. All other sizes are estimates. The states are those of ZeRO (arXiv:1910.02054, section 3). The

@@ -1,4 +1,4 @@
-"""Find processes in /proc by parent or session, signal them, and end all processes of a job."""
+"""Finds processes in /proc by parent or session, signals them, and ends all processes of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `ddp-hpc bench io`, `comm` and `scaling`."""
+"""The commands `ddp-hpc bench io`, `comm` and `scaling`, which run benchmarks."""
 
 from __future__ import annotations
 

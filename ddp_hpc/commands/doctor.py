@@ -1,4 +1,4 @@
-"""The command `ddp-hpc doctor`."""
+"""The command `ddp-hpc doctor`, which checks the environment of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc estimate`."""
+"""The command `ddp-hpc estimate`, which estimates the memory that a training needs per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc rehearse`."""
+"""The command `ddp-hpc rehearse`, which runs a job script on this machine with simulated schedulers."""
 
 from __future__ import annotations
 

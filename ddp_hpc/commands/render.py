@@ -1,4 +1,4 @@
-"""`ddp-hpc render`."""
+"""The command `ddp-hpc render`, which writes a job script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc report`."""
+"""The command `ddp-hpc report`, which reports where the time of traced steps was spent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddp-hpc submit`."""
+"""The command `ddp-hpc submit`, which submits a script, or the script that `render` would write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddp-hpc train`, `export` and `sample`: the same programs as `python -m ddp_hpc.train` and so on."""
+"""The commands `ddp-hpc train`, `export` and `sample`, which run `python -m ddp_hpc.train` and so on."""
 
 from __future__ import annotations
 

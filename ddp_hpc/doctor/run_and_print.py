@@ -1,4 +1,4 @@
-"""Runs `ddp-hpc doctor` on this machine or on the nodes of a job, and prints lines or JSON."""
+"""Runs the checks of `ddp-hpc doctor` on this machine or on the nodes of a job, and prints lines or JSON."""
 
 from __future__ import annotations
 

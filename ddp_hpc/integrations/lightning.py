@@ -1,4 +1,9 @@
-"""Runs the Trainer of `lightning` or `pytorch_lightning` under any launcher and beyond the walltime."""
+"""A cluster environment and two callbacks with which Lightning's Trainer runs under any launcher, and over
+several jobs (saves before the walltime ends, then resumes).
+
+`DdpHpcEnvironment` is the plugin for the ranks, `TraceSteps` records traces, and `StopBeforeDeadline` saves a
+checkpoint and stops. The packages `lightning` and `pytorch_lightning` are supported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combine what the scheduler, the run directory and the log contain about one job."""
+"""Combines what the scheduler, the run directory and the log contain about one job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submit a job script: build the command line, create the directories of the job, and record the job."""
+"""Submits a job script: builds the command line, creates the directories of the job, and records the job."""
 
 from __future__ import annotations
 

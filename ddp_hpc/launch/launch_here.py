@@ -1,4 +1,4 @@
-"""Build the launch command of a job script for the current shell: arguments and environment variables.
+"""Builds the launch command of a job script for the current shell: arguments and environment variables.
 
 The words and values are the same as in a script of `render`. bash evaluates them, as in the script, so that
 both have the same meaning.

@@ -1,4 +1,4 @@
-"""Make host names that do not exist on this machine available to the processes of a rehearsal.
+"""Makes host names that do not exist on this machine available to the processes of a rehearsal.
 
 Some programs form the address of rank 0 themselves, from a host name and the suffix of the fast network. If
 this name did not resolve, they would wait for rank 0 until their time limit. The names are added to a copy of

@@ -1,4 +1,4 @@
-"""Install the commands of the stand-ins, and a home directory whose login shell finds them."""
+"""Installs the commands of the stand-ins, and a home directory whose login shell finds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_hpc.process_control import PACKAGES
-from ddp_hpc.rehearse import start
+from ddp_hpc.rehearse import start_stand_in
 
 # The shell is bash, since dash would drop the functions that a login shell exports.
 _COMMAND = """#!/bin/bash
@@ -37,8 +37,8 @@ def program(path: Path, text: str) -> Path:
 
 def command(path: Path, module: str, root: Path) -> Path:
     """Writes a command that runs `main` of the module for the machine in the directory `root`."""
-    code = start.CODE.format(what="command")
-    words = (sys.executable, *start.PYTHON_OPTIONS, code, str(PACKAGES), module, str(root))
+    code = start_stand_in.CODE.format(what="command")
+    words = (sys.executable, *start_stand_in.PYTHON_OPTIONS, code, str(PACKAGES), module, str(root))
     return program(path, _COMMAND.format(words=shlex.join(words)))
 
 

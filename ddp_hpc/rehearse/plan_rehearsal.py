@@ -1,4 +1,4 @@
-"""Read what a job script requests, and choose how many nodes and ranks are simulated."""
+"""Reads what a job script requests, and chooses how many nodes and ranks are simulated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
-from ddp_hpc.rehearse import interactive
+from ddp_hpc.rehearse import interactive_jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
 from ddp_hpc.sites.site import Site, load_site
@@ -97,7 +97,7 @@ def plan(path: Path, options: Options) -> Plan:
             "scripts without directives, can be rehearsed"
         )
     in_shell = (
-        "" if script.scheduler else interactive.scheduler_of(script, site, _mpiexec(script, site, None))
+        "" if script.scheduler else interactive_jobs.scheduler_of(script, site, _mpiexec(script, site, None))
     )
     scheduler = script.scheduler or in_shell or "local"
     stand_in = find_stand_in(scheduler)
@@ -108,7 +108,7 @@ def plan(path: Path, options: Options) -> Plan:
         )
     requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(stand_in, script)
     if in_shell:
-        requested = options.num_nodes or interactive.NUM_NODES
+        requested = options.num_nodes or interactive_jobs.NUM_NODES
     num_nodes, per_node = _part(requested, options)
     new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(

@@ -1,4 +1,4 @@
-"""Run one rehearsal: submit the script, copy the logs of its jobs to stdout, and clean up."""
+"""Runs one rehearsal: submits the script, copies the logs of its jobs to stdout, and cleans up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddp_hpc import process_control
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.pip_extras import install_command
-from ddp_hpc.rehearse import install_stand_ins, interactive, jobs
+from ddp_hpc.rehearse import install_stand_ins, interactive_jobs, jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
@@ -149,7 +149,9 @@ def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
     script = plan.path if is_here and text == plan.text else copy
     shell = root / "submitted" / "interactive"
     log = root / "interactive.log"
-    shell.write_text(interactive.script_of_shell(plan.scheduler, plan.requested_nodes, script, work, log))
+    shell.write_text(
+        interactive_jobs.script_of_shell(plan.scheduler, plan.requested_nodes, script, work, log)
+    )
     return shell
 
 

@@ -1,4 +1,4 @@
-"""The common interface of the stand-ins for schedulers: install, submit, schedule, query the status."""
+"""The interface of every simulated scheduler: its commands, the start of jobs, and their status."""
 
 from __future__ import annotations
 

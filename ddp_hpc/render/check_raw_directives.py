@@ -1,4 +1,4 @@
-"""Compare the directives given with --directive with those in the rendered script."""
+"""Compares the directives given with --directive with those in the rendered script."""
 
 from __future__ import annotations
 

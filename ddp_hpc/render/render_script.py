@@ -1,4 +1,4 @@
-"""Rendering of job scripts: `render(job, site)` returns a script, `write_script` writes it atomically.
+"""Renders job scripts: `render(job, site)` returns a script, `write_script` writes it atomically.
 
 Every script has the same structure: directives, then as the first comment the
 command line that renders it, then plain bash. It changes to the submission

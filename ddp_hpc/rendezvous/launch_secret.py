@@ -1,4 +1,4 @@
-"""The secret key of one launch, without which a process cannot connect to the ranks' store.
+"""The secret of one launch (the job's key), without which a process cannot connect to the ranks' store.
 
 With MPI, rank 0 broadcasts a new key. Without MPI the key is in a file that only the user can read:
 `DDP_HPC_KEY_FILE`, or a file that the first rank creates in a directory that all nodes share.

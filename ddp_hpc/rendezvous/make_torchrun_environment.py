@@ -1,7 +1,7 @@
-"""The environment variables of torchrun, for a program that another launcher started.
+"""Computes the environment variables of torchrun for a program that another launcher started.
 
-MPI is not initialized here: under MPICH's mpiexec a process can do that only once, and the program may
-need it.
+MPI is not initialized here, because under MPICH's mpiexec a process can initialize MPI only once, and the
+program may need it.
 """
 
 from __future__ import annotations

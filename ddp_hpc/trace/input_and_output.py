@@ -1,4 +1,4 @@
-"""Input and output of `ddp-hpc report`: reads captures, checks the output files, and writes JSON."""
+"""Reads captures for `ddp-hpc report`, checks its output files, and writes JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The options of a training run, which consist of the options of its components. Does not import torch."""
+"""Configuration of a training run, composed of the configurations of its components.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

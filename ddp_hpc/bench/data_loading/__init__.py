@@ -1,1 +1,1 @@
-"""`ddp-hpc bench io`: the time to read a batch, for each file format."""
+"""`ddp-hpc bench io`: the time to load a batch from each file format."""

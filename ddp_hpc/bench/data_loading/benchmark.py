@@ -1,6 +1,6 @@
-"""Measures the time to read a batch in each format with the trainer's loader, and with other loaders.
+"""Measures the time to load a batch from each file format, with the trainer's data loader and with others.
 
-All rows with the same access and batch size read the same samples in the same order.
+All rows with the same access pattern and batch size read the same samples in the same order.
 """
 
 from __future__ import annotations

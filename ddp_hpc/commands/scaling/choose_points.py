@@ -1,4 +1,4 @@
-"""Converts the options of `ddp-hpc bench scaling` and the earlier requests in its directory to points."""
+"""Chooses the points of `ddp-hpc bench scaling` from the options and earlier requests in its directory."""
 
 from __future__ import annotations
 

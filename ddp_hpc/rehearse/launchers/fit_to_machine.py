@@ -1,4 +1,4 @@
-"""Fit a launch to one machine: start fewer ranks, and change their commands and environments."""
+"""Fits a launch to one machine: starts fewer ranks, and changes their commands and environments."""
 
 from __future__ import annotations
 

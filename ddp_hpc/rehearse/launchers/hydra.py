@@ -1,4 +1,4 @@
-"""The stand-in for `mpiexec` of MPICH: the real Hydra, with its options and variables, on simulated nodes."""
+"""Stand-in for `mpiexec` of MPICH: the real Hydra, with its options and variables, on simulated nodes."""
 
 from __future__ import annotations
 

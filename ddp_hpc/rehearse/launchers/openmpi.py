@@ -1,4 +1,4 @@
-"""The stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH.
+"""Stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH.
 
 As with Open MPI, ranks on other nodes receive only the variables that are named with `-x`. PMIX_NAMESPACE is
 not set, because MPICH would abort.

@@ -1,4 +1,4 @@
-"""The stand-in for `mpiexec` of PALS, with its options and variables.
+"""Stand-in for `mpiexec` of PALS, with its options and variables.
 
 The variables of rank r place it on host r // ppn of the node file. PMI_RANK, PMI_SIZE and PMI_FD are set even
 with --pmi=pmix, because MPI could not start without them.

@@ -1,4 +1,4 @@
-"""Run one rank under Hydra: `run_rank.py SPOOL COMMAND...`, with its environment from SPOOL/step.json.
+"""Runs one rank under Hydra: `run_rank.py SPOOL COMMAND...`, with its environment from SPOOL/step.json.
 
 A rank keeps only those variables of Hydra that MPI needs, so that programs do not detect Hydra as their
 launcher. For rank R, SPOOL/pid.R contains the process id, and SPOOL/rank.R the exit code or negated signal.

@@ -1,4 +1,4 @@
-"""Start the ranks of a launcher with the real Hydra, each in its own environment.
+"""Starts the ranks of a launcher with the real Hydra, each in its own environment.
 
 The ranks are not in the session of the job, so only the launcher's stand-in receives the signals of the
 scheduler. Like the real launcher, it either forwards them or ends the ranks.

@@ -1,4 +1,4 @@
-"""LSF commands: job states from bjobs, or from bhist for old jobs, and cancellation with bkill.
+"""Queries LSF jobs with bjobs, or with bhist after bjobs has forgotten them, and cancels them with bkill.
 
 bjobs reports a finished job until CLEAN_PERIOD has passed, by default one hour (lsb.params.5). -json needs
 LSF 10.1.0.2.

@@ -1,4 +1,7 @@
-"""Translate the options of a job into bsub options. Source: IBM Spectrum LSF 10.1, Command Reference."""
+"""Translates the options of a job into options of bsub.
+
+Source: IBM Spectrum LSF 10.1, Command Reference.
+"""
 
 from __future__ import annotations
 

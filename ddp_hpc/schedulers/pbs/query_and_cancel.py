@@ -1,4 +1,4 @@
-"""PBS commands: job states from qstat, and cancellation with qdel.
+"""Queries PBS jobs with qstat, and cancels them with qdel.
 
 qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its JSON
 output is not always valid, and it contains numbers instead of text that looks like a number (5 for `-v

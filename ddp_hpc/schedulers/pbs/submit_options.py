@@ -1,4 +1,7 @@
-"""Translate the options of a job into qsub options. Sources: qsub.1B and pbs_resources.7B, OpenPBS 23.06."""
+"""Translates the options of a job into options of qsub.
+
+Sources: qsub.1B and pbs_resources.7B, OpenPBS 23.06.
+"""
 
 from __future__ import annotations
 

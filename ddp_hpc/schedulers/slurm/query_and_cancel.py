@@ -1,4 +1,5 @@
-"""Slurm commands: job states from scontrol, or from sacct for old jobs, and cancellation with scancel.
+"""Queries Slurm jobs with scontrol, or with sacct after they have left the controller, and cancels them with
+scancel.
 
 The one-line output of scontrol is parsed instead of JSON, since the JSON of squeue differs between releases
 and requires a plugin that some sites do not install.

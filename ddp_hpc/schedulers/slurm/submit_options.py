@@ -1,4 +1,7 @@
-"""Translate the options of a job into sbatch options. Source: sbatch(1) of Slurm 22.05 and 24.05."""
+"""Translates the options of a job into options of sbatch.
+
+Source: sbatch(1) of Slurm 22.05 and 24.05.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jsrun`: run ranks in resource sets, with the variables that the job step manager sets (jsrun.1)."""
+"""Stand-in for `jsrun`: runs ranks in resource sets, with the variables of the job step manager (jsrun.1)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
-from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
+from ddp_hpc.schedulers.lsf.stand_in import cluster, parse_requests
 
 
 def _status(root: Path, number: int) -> JobStatus:
@@ -29,23 +29,23 @@ def _status(root: Path, number: int) -> JobStatus:
 def _options(script: Script) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in script.read():
-        found = requests.merged(found, {one.flag: one.value})
+        found = parse_requests.merged(found, {one.flag: one.value})
     return found
 
 
 def _requested_nodes(script: Script) -> int:
     try:
-        return len(requests.slots_per_node(_options(script)))
+        return len(parse_requests.slots_per_node(_options(script)))
     except RefusedError:
         return 1  # bsub will refuse it with its own message
 
 
 def _walltime_s(script: Script) -> int:
-    return requests.walltime_s(_options(script).get("-W", ""))
+    return parse_requests.walltime_s(_options(script).get("-W", ""))
 
 
 def _array_indices(script: Script) -> tuple[int, ...]:
-    return requests.name_and_indices(_options(script).get("-J", ""))[1]
+    return parse_requests.name_and_indices(_options(script).get("-J", ""))[1]
 
 
 STAND_IN = StandInScheduler(

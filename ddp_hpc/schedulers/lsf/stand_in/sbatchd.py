@@ -1,4 +1,4 @@
-"""The stand-in for sbatchd, which runs one job: environment, output, signals and run limit.
+"""Stand-in for the daemon sbatchd, which runs one job: environment, output, signals and run limit.
 
 At the run limit all processes of the job get SIGUSR2, and SIGKILL later (bsub -W). bkill sends SIGKILL to a
 parallel job at once, and SIGINT, SIGTERM and SIGKILL to a sequential one (LSB_USE_SEQUENTIAL_SIGNAL).

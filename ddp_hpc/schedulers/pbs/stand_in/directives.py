@@ -1,4 +1,4 @@
-"""Parse the options of qsub and the directives of a script as PBS does."""
+"""Parses the options of qsub and the directives of a script as PBS does."""
 
 from __future__ import annotations
 

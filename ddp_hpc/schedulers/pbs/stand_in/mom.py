@@ -1,4 +1,4 @@
-"""The stand-in for pbs_mom, which runs one job: environment, node file, logs, walltime and end.
+"""Stand-in for the daemon pbs_mom, which runs one job: environment, node file, logs, walltime and end.
 
 The process tree is the same as in PBS: a login shell leads the session of the job, reads the path of the
 script's copy from a pipe and runs it. Signals are sent to all processes of this session and to no others.

@@ -1,4 +1,4 @@
-"""`qdel JOB...`: end running jobs with SIGTERM, and SIGKILL after kill_delay; remove waiting jobs."""
+"""Stand-in for `qdel JOB...`: ends running jobs with SIGTERM, and SIGKILL later; removes waiting jobs."""
 
 from __future__ import annotations
 

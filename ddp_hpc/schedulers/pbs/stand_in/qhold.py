@@ -1,4 +1,4 @@
-"""`qhold JOB`: place a user hold. A running job continues, but gets a comment about the hold."""
+"""Stand-in for `qhold JOB`: places a user hold. A running job continues, but gets a comment."""
 
 from __future__ import annotations
 

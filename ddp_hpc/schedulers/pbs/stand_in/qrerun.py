@@ -1,4 +1,4 @@
-"""`qrerun JOB`: refused, because only managers can use it."""
+"""Stand-in for `qrerun JOB`, which it refuses, because only managers can use it."""
 
 from __future__ import annotations
 

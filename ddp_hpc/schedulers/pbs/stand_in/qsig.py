@@ -1,4 +1,4 @@
-"""`qsig [-s SIGNAL] JOB`: signal all processes of the job's session, including the login shell."""
+"""Stand-in for `qsig [-s SIGNAL] JOB`: signals all processes of the job's session and its login shell."""
 
 from __future__ import annotations
 

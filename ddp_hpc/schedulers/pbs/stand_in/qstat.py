@@ -1,4 +1,4 @@
-"""`qstat [-x] -f [-w] [-F json] JOB`: print the attributes of a job as text or JSON."""
+"""Stand-in for `qstat [-x] -f [-w] [-F json] JOB`: prints the attributes of a job as text or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsub`: copy the script, print the job id, and start the daemon of the job."""
+"""Stand-in for `qsub`: copies the script, prints the job id, and starts the daemon of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the requested resources, detect requests that can never run, and assign chunks to nodes."""
+"""Checks the requested resources, detects requests that can never run, and assigns chunks to nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in for the PBS server: its settings, and the start of jobs in the order of their dependencies."""
+"""Stand-in for the PBS server: its settings, and the start of jobs in the order of their dependencies."""
 
 from __future__ import annotations
 

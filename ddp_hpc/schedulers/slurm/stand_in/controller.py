@@ -1,4 +1,4 @@
-"""The stand-in for slurmctld: its settings, the start of jobs, and the processes of their steps."""
+"""Stand-in for slurmctld: its settings, the start of jobs, and the processes of their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sbatch`: copy the script, print the job id, and queue the job."""
+"""Stand-in for `sbatch`: copies the script, prints the job id, and queues the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`scancel [--signal=NAME] [--batch] JOB...`: cancel jobs, or signal all processes of their steps."""
+"""Stand-in for `scancel [--signal=NAME] [--batch] JOB...`: cancels jobs, or signals the processes of their
+steps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scontrol requeue JOB`, `scontrol show hostnames [LIST]` and `scontrol show job JOB`."""
+"""Stand-in for `scontrol requeue JOB`, `scontrol show hostnames [LIST]` and `scontrol show job JOB`."""
 
 from __future__ import annotations
 

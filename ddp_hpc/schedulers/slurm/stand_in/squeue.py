@@ -1,4 +1,4 @@
-"""`squeue [-h] [-j JOBS] [-o FORMAT]`: list the jobs that have not ended."""
+"""Stand-in for `squeue [-h] [-j JOBS] [-o FORMAT]`: lists the jobs that have not ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""`srun` inside a job: run the tasks of one step with the variables that Slurm sets.
+"""Stand-in for `srun` inside a job: runs the tasks of one step with the variables that Slurm sets.
 
-With --mpi=none, the default of the stand-in, each task is a separate MPI program of one rank, as with the
-real srun. With pmi2 and cray_shasta, MPI uses Hydra. With pmix, the variables are set without a PMIx server.
+Hydra starts the tasks. With --mpi=pmi2 or cray_shasta, they keep the PMI variables of Hydra and are the ranks
+of one MPI program. With --mpi=none, the default of the stand-in, each task is a separate MPI program of one
+rank, as with the real srun. With --mpi=pmix, the variables of PMIx are set, but there is no PMIx server, so
+each task is a separate MPI program, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stand-in for slurmstepd, which runs one job: environment, logs, signals, time limit and requeue.
+"""Stand-in for slurmstepd, which runs one job: environment, logs, signals, time limit and requeue.
 
 The batch shell runs the script's copy in the directory of submission. Signals are sent to all processes
 of the steps and to the batch shell, but never to srun, which would end the ranks immediately.

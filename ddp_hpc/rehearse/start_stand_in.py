@@ -1,4 +1,4 @@
-"""Start the commands and the daemons of the stand-ins, without environment variables and site-packages.
+"""Starts the commands and the daemons of the stand-ins, without environment variables and site-packages.
 
 The generated command lines name this module because a daemon or a command of a stand-in must not depend on
 the PATH, PYTHONPATH or virtual environment of the job.
@@ -17,7 +17,10 @@ from ddp_hpc.rehearse.launchers.options import RefusedError
 
 PYTHON_OPTIONS = ("-I", "-S", "-c")
 # The first argument is the parent directory of the package.
-CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ddp_hpc.rehearse import start; start.{what}()"
+CODE = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from ddp_hpc.rehearse import start_stand_in; start_stand_in.{what}()"
+)
 
 
 def command() -> NoReturn:

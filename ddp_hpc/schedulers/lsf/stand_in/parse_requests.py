@@ -1,4 +1,4 @@
-"""Parsing of the requests in a script and on the command line of bsub."""
+"""Parses the requests in a script and on the command line of bsub."""
 
 from __future__ import annotations
 

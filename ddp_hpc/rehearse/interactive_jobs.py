@@ -1,4 +1,4 @@
-"""Detect scripts without directives that users start in an interactive job, and rehearse such a job."""
+"""Detects scripts without directives that users start in an interactive job, and rehearses such a job."""
 
 from __future__ import annotations
 
