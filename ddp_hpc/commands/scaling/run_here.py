@@ -17,7 +17,7 @@ from ddp_hpc.commands.job_options import name_and_value
 from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.point_states import State, look
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.launch.allocation import cpus_here, find_allocation, gpus_here
+from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here
 from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.request.job import Job
 from ddp_hpc.units import counted

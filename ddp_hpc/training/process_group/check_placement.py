@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ddp_hpc.discovery.cpu_affinity import own_cores
-from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
+from ddp_hpc.discovery.placement_problems import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_communication import mpi_library
 from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
