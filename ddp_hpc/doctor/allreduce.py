@@ -1,4 +1,4 @@
-"""Check of an all-reduce between two processes on this node, with gloo over the loopback interface."""
+"""Checks an all-reduce between two processes on this node, with gloo over the loopback interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Number of ranks that fit in an allocation or on this machine, and their layout."""
+"""Computes how many ranks fit in an allocation or on this machine, and their layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of the nodes, CPUs and GPUs of the current allocation or of this machine.
+"""Finds the nodes, CPUs and GPUs of the current allocation or of this machine.
 
 Values are read from the scheduler's environment variables; no scheduler command is run.
 """

@@ -14,8 +14,8 @@ from ddp_hpc.trace.event_columns import MOST_EVENTS, Columns, nanoseconds
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import Call, RankEvents, add_events
 from ddp_hpc.trace.intervals import parents
+from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
-from ddp_hpc.trace.stream_events import Reading, read_events
 
 _MOST_SPANS = 50_000
 _NOTED_SHARE = 0.01

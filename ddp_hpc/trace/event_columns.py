@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ddp_hpc.trace.intervals import Ints, Longs
-from ddp_hpc.trace.stream_events import Event
+from ddp_hpc.trace.parse_events import Event
 
 MOST_EVENTS = 4_000_000
 """Limit of events kept per kind and rank, 24 bytes each, so that traces larger than memory can be read."""

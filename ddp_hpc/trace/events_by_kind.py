@@ -11,7 +11,7 @@ import msgspec
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.event_columns import Columns
-from ddp_hpc.trace.stream_events import Event
+from ddp_hpc.trace.parse_events import Event
 
 _OLD_CATEGORIES = {
     "Operator": "cpu_op",

@@ -12,7 +12,7 @@ import msgspec
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.partial_files import partial_file, remove_leftovers
 from ddp_hpc.trace.analysis_results import RankTrace
-from ddp_hpc.trace.stream_events import Reading, read_raw_events
+from ddp_hpc.trace.parse_events import Reading, read_raw_events
 
 _LEFT_OUT = ("python_function", "cpu_instant_event", "overhead", "Trace")
 _PROCESSES = 1000

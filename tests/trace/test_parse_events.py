@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from ddp_hpc.trace import read_blocks, stream_events
-from ddp_hpc.trace.stream_events import Reading, read_events
+from ddp_hpc.trace import parse_events, read_blocks
+from ddp_hpc.trace.parse_events import Reading, read_events
 
 
 def _event(number, **more):
@@ -33,8 +33,8 @@ def _read(path):
 
 @pytest.fixture(params=[8 << 20, 700], ids=["one block", "many blocks"])
 def block_bytes(request, monkeypatch):
-    monkeypatch.setattr(stream_events, "_BLOCK_BYTES", request.param)
-    monkeypatch.setattr(stream_events, "_SURELY_BROKEN_BYTES", 20 * request.param)
+    monkeypatch.setattr(parse_events, "_BLOCK_BYTES", request.param)
+    monkeypatch.setattr(parse_events, "_SURELY_BROKEN_BYTES", 20 * request.param)
     monkeypatch.setattr(read_blocks, "_READ_BYTES", min(request.param, 1 << 16))
 
 
