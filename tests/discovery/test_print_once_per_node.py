@@ -44,7 +44,7 @@ def test_an_error_of_a_single_rank_is_printed(launch):
 # Binds the socket that marks the error as already printed; listens on it if there is a second argument.
 OCCUPY = """
 import socket, sys, time
-from ddp_hpc.discovery import once_per_node as once
+from ddp_hpc.discovery import print_once_per_node as once
 real = socket.socket.bind
 def bind(self, name):
     print(name[1:], flush=True)
