@@ -162,7 +162,7 @@ def start_up(world: World, port: int, key: bytes) -> dict[str, float]:
 
     from ddp_hpc.training.health.failure_watch import FailureWatch
     from ddp_hpc.training.process_group import group
-    from ddp_hpc.training.process_group.placement_report import check_placement
+    from ddp_hpc.training.process_group.check_placement import check_placement
 
     begin_s, measured = time.monotonic(), {}
     point, process = RendezvousPoint(HERE, [port], "scale", "", HERE), None

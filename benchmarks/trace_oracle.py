@@ -161,7 +161,7 @@ def divide(found: list[Activity], steps: list[list[float]]) -> dict[str, float]:
 
 
 def main(paths: list[str]) -> None:
-    from ddp_hpc.trace.combine_ranks import read_capture
+    from ddp_hpc.trace.summarize_run import read_capture
 
     worst = 0.0
     columns = (*PARTS, *CAUSES)

@@ -24,7 +24,7 @@ from ddp_hpc.errors import (
     RequestError,
     stop_together,
 )
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 from ddp_hpc.units import format_bytes
 from ddp_hpc.version import __version__
 

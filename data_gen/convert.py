@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen import array_files
-from data_gen.array_files import IDX_SUFFIX, NPZ_SUFFIX, SINGLE_SUFFIXES
-from data_gen.array_streams import (
-    Stream,
+from data_gen import create_array_files
+from data_gen.array_readers import (
+    ArrayReader,
     check_regular,
     npz_keys,
     open_array,
     open_npz_array,
 )
 from data_gen.bfloat16 import from_bfloat16, num_infinite, to_bfloat16
+from data_gen.create_array_files import IDX_SUFFIX, NPZ_SUFFIX, SINGLE_SUFFIXES
 from data_gen.formats import (
     ARRAY_NAMES,
     ITEM_BYTES,
@@ -43,7 +43,7 @@ from ddp_hpc.errors import DataError, RequestError
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SOURCE, BFLOAT16, SRC, TEST_SRC, TEST_TGT, TGT
 
 FLOATS = ("float32", "float64", "float16", BFLOAT16)
-SUFFIXES = (*h5_layout.SUFFIXES, *array_files.SUFFIXES)
+SUFFIXES = (*h5_layout.SUFFIXES, *create_array_files.SUFFIXES)
 _BLOCK_BYTES = 8 * 1024 * 1024
 # HDF5 attributes are limited to 64 KiB.
 _MAX_SOURCE = 4096
@@ -91,7 +91,7 @@ def convert(
     infos, blocks = _open(inputs, src_key, tgt_key)
     arrays = {name: _array(where, name, info, dtype) for name, info in infos.items()}
     for array in arrays.values():
-        array_files.refuse_unfit(output, array)
+        create_array_files.refuse_unfit(output, array)
     recipe = {
         "kind": "converted",
         **{key: [identity[key] for identity in identities] for key in identities[0]},
@@ -178,10 +178,10 @@ def _refuse_own_input(inputs: Sequence[Path], paths: Sequence[Path]) -> None:
 def _open(inputs: Sequence[Path], src_key: str, tgt_key: str) -> tuple[_Infos, Callable[[], _Blocks]]:
     path = inputs[0]
     if len(inputs) == 2:
-        return _of_streams([open_array(each, key) for each, key in zip(inputs, (SRC, TGT), strict=True)])
+        return _of_readers([open_array(each, key) for each, key in zip(inputs, (SRC, TGT), strict=True)])
     if path.suffix.lower() == NPZ_SUFFIX:
         keys = wanted_keys(path, npz_keys(path), src_key, tgt_key)
-        return _of_streams([open_npz_array(path, key) for key in keys])
+        return _of_readers([open_npz_array(path, key) for key in keys])
     return _of_samples(open_samples(path, src_key=src_key, tgt_key=tgt_key))
 
 
@@ -201,20 +201,20 @@ def _marks(inputs: Sequence[Path]) -> dict[str, int | str]:
     }
 
 
-def _of_streams(streams: Sequence[Stream]) -> tuple[_Infos, Callable[[], _Blocks]]:
-    """Returns the descriptions of the streams, and a function that yields the blocks of all streams.
+def _of_readers(readers: Sequence[ArrayReader]) -> tuple[_Infos, Callable[[], _Blocks]]:
+    """Returns the descriptions of the arrays, and a function that yields their blocks.
 
-    There are two streams, src and tgt, or four if there is a test split.
+    There are two arrays, src and tgt, or four if there is a test split.
     """
-    infos = [stream.info for stream in streams]
+    infos = [reader.info for reader in readers]
     for src, tgt in zip(infos[::2], infos[1::2], strict=True):
-        check_pair(streams[-1].path, src, tgt)
+        check_pair(readers[-1].path, src, tgt)
     if len(infos) > 2:
-        check_test(streams[0].path, (infos[0], infos[1]), (infos[2], infos[3]))
+        check_test(readers[0].path, (infos[0], infos[1]), (infos[2], infos[3]))
 
     def blocks() -> _Blocks:
-        for name, stream in zip(ARRAY_NAMES, streams, strict=False):
-            for block in stream.blocks():
+        for name, reader in zip(ARRAY_NAMES, readers, strict=False):
+            for block in reader.blocks():
                 yield name, block
 
     return dict(zip(ARRAY_NAMES, infos, strict=False)), blocks

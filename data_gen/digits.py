@@ -12,7 +12,7 @@ from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc import h5_layout
 from ddp_hpc.errors import RequestError
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 
 TEST_FRACTION = 0.2
 NUM_CLASSES = 10

@@ -18,8 +18,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from data_gen import array_files
-from data_gen.array_streams import npz_keys, open_npz_array, read_npz_marks
+from data_gen import create_array_files
+from data_gen.array_readers import npz_keys, open_npz_array, read_npz_scalars
 from data_gen.recipe import DTYPE_BYTES, canonical_json, fingerprint
 from ddp_hpc import h5_layout
 from ddp_hpc.data.open_file import open_samples
@@ -100,11 +100,11 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
     An existing empty file is filled and not replaced, because it may have a stripe layout.
     After the values have been written, `seal` completes the file.
     """
-    if suffix == array_files.NPZ_SUFFIX:
-        return array_files.lay_out_npz(path, contents.arrays)
-    if suffix in array_files.SINGLE_SUFFIXES:
+    if suffix == create_array_files.NPZ_SUFFIX:
+        return create_array_files.lay_out_npz(path, contents.arrays)
+    if suffix in create_array_files.SINGLE_SUFFIXES:
         (array,) = contents.arrays
-        return array_files.lay_out_single(path, suffix, array)
+        return create_array_files.lay_out_single(path, suffix, array)
     marks: dict[str, int | str] = {
         h5_layout.ATTR_FORMAT_VERSION: h5_layout.FORMAT_VERSION,
         h5_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
@@ -124,9 +124,9 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
 
 def seal(path: Path, suffix: str, contents: Contents) -> None:
     """Completes a file after its values were written. Only .npz files need this, for their checksums."""
-    if suffix == array_files.NPZ_SUFFIX:
+    if suffix == create_array_files.NPZ_SUFFIX:
         recipe = canonical_json(contents.recipe)
-        array_files.seal_npz(path, {h5_layout.ATTR_RECIPE: recipe, **contents.attributes})
+        create_array_files.seal_npz(path, {h5_layout.ATTR_RECIPE: recipe, **contents.attributes})
 
 
 def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Array, ...]]:
@@ -139,7 +139,8 @@ def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Arr
     try:
         recipe = dict(json.loads(str(marks[h5_layout.ATTR_RECIPE])))
         # The recipe in an .npz file is protected by the checksum of the zip format instead.
-        if suffix != array_files.NPZ_SUFFIX and fingerprint(recipe) != marks[h5_layout.ATTR_FINGERPRINT]:
+        is_npz = suffix == create_array_files.NPZ_SUFFIX
+        if not is_npz and fingerprint(recipe) != marks[h5_layout.ATTR_FINGERPRINT]:
             raise ForeignFileError("its recipe does not match its fingerprint")
     except KeyError as error:
         raise ForeignFileError(f"it has no {error.args[0]}") from None
@@ -157,11 +158,11 @@ def read_marks(path: Path, suffix: str) -> Mapping[str, Any]:
     Raises:
         ForeignFileError: the file is damaged, or its format has no metadata.
     """
-    if suffix in array_files.SINGLE_SUFFIXES:
+    if suffix in create_array_files.SINGLE_SUFFIXES:
         raise ForeignFileError(f"{suffix} files have no metadata")
     try:
-        if suffix == array_files.NPZ_SUFFIX:
-            return read_npz_marks(path)
+        if suffix == create_array_files.NPZ_SUFFIX:
+            return read_npz_scalars(path)
         if suffix == h5_layout.PT_SUFFIX:
             import torch
 
@@ -190,7 +191,7 @@ def _read_hdf5_marks(path: Path) -> dict[str, Any]:
 
 def _arrays(path: Path, suffix: str) -> tuple[Array, ...]:
     """Returns the descriptions of the arrays in the file, checked for completeness."""
-    if suffix == array_files.NPZ_SUFFIX:
+    if suffix == create_array_files.NPZ_SUFFIX:
         keys = npz_keys(path)
         infos = [open_npz_array(path, name).info for name in ARRAY_NAMES if name in keys]
     else:
@@ -245,7 +246,7 @@ def _lay_out_pt(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int |
         # those of the skipped data: torch.load ignores them, but unzip checks them.
         members = {Path(info.filename).parts[1:]: info for info in archive.infolist()}
         for number, array in enumerate(arrays):
-            offsets[array.name] = array_files.member_start(file, members["data", str(number)])
+            offsets[array.name] = create_array_files.member_start(file, members["data", str(number)])
     return offsets
 
 

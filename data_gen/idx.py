@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.array_streams import Stream, open_array, reading
+from data_gen.array_readers import ArrayReader, open_array, reading
 from data_gen.formats import Array, Contents, plain_text
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc import h5_layout
@@ -42,49 +42,49 @@ def convert_idx(
         RequestError: `data_gen.generate` would raise it for this output.
         DdpHpcError: writing failed; no partial file is left.
     """
-    streams = dict(zip((h5_layout.SRC, h5_layout.TGT), _pair(images, labels), strict=True))
+    readers = dict(zip((h5_layout.SRC, h5_layout.TGT), _pair(images, labels), strict=True))
     if (test_images is None) != (test_labels is None):
         raise DataError(
             "a test set requires both --test-images and --test-labels; give both options or neither"
         )
     if test_images is not None and test_labels is not None:
         test = _pair(test_images, test_labels)
-        size, test_size = streams[h5_layout.SRC].info.shape, test[0].info.shape
+        size, test_size = readers[h5_layout.SRC].info.shape, test[0].info.shape
         if size != test_size:
             raise DataError(
                 f"{images} has images of shape {size}, but {test_images} has {test_size}; "
                 "use files of the same data set"
             )
-        streams |= zip((h5_layout.TEST_SRC, h5_layout.TEST_TGT), test, strict=True)
+        readers |= zip((h5_layout.TEST_SRC, h5_layout.TEST_TGT), test, strict=True)
     # Reading the files up to the end verifies that they are complete before anything is written.
-    sums = {name: _sha256_and_largest(stream) for name, stream in streams.items()}
-    names = ", ".join(plain_text(stream.path.name) for stream in streams.values())
+    sums = {name: _sha256_and_largest(reader) for name, reader in readers.items()}
+    names = ", ".join(plain_text(reader.path.name) for reader in readers.values())
     contents = Contents(
-        arrays=tuple(_array(name, stream) for name, stream in streams.items()),
+        arrays=tuple(_array(name, reader) for name, reader in readers.items()),
         recipe={
             "kind": "idx",
             "sha256": [digest for digest, _ in sums.values()],
             "format_version": h5_layout.FORMAT_VERSION,
         },
         attributes={
-            h5_layout.ATTR_NUM_CLASSES: 1 + max(sums[name][1] for name in streams if not _is_image(name)),
+            h5_layout.ATTR_NUM_CLASSES: 1 + max(sums[name][1] for name in readers if not _is_image(name)),
             h5_layout.ATTR_SOURCE: f"IDX files {names}",
         },
     )
 
     def chunks() -> Iterator[Chunk]:
-        for name, stream in streams.items():
+        for name, reader in readers.items():
             first = 0
-            for block in stream.blocks():
+            for block in reader.blocks():
                 yield name, first, _values(name, block)
                 first += block.size
 
     return write_file(path, contents, chunks, force=force, progress=progress)
 
 
-def _pair(images: Path, labels: Path) -> tuple[Stream, Stream]:
+def _pair(images: Path, labels: Path) -> tuple[ArrayReader, ArrayReader]:
     pair = _open(images, "images", _IMAGE_AXES), _open(labels, "labels", _LABEL_AXES)
-    num_images, num_labels = (stream.info.num_samples for stream in pair)
+    num_images, num_labels = (reader.info.num_samples for reader in pair)
     if num_images != num_labels:
         raise DataError(
             f"{images} has {num_images} images, but {labels} has {num_labels} labels; "
@@ -93,7 +93,7 @@ def _pair(images: Path, labels: Path) -> tuple[Stream, Stream]:
     return pair
 
 
-def _open(path: Path, what: str, num_axes: int) -> Stream:
+def _open(path: Path, what: str, num_axes: int) -> ArrayReader:
     with reading(path) as file:
         magic, expected = file.read(4), bytes((0, 0, _UNSIGNED_BYTE, num_axes))
     if magic != expected:
@@ -104,10 +104,10 @@ def _open(path: Path, what: str, num_axes: int) -> Stream:
     return open_array(path, what)
 
 
-def _sha256_and_largest(stream: Stream) -> tuple[str, int]:
+def _sha256_and_largest(reader: ArrayReader) -> tuple[str, int]:
     """Returns the SHA-256 in hex and the maximum of the values, which are decompressed if necessary."""
     digest, largest = hashlib.sha256(), 0
-    for block in stream.blocks():
+    for block in reader.blocks():
         digest.update(block.data)
         largest = max(largest, int(block.max()))
     return digest.hexdigest(), largest
@@ -117,8 +117,8 @@ def _is_image(name: str) -> bool:
     return name in (h5_layout.SRC, h5_layout.TEST_SRC)
 
 
-def _array(name: str, stream: Stream) -> Array:
-    num, shape = stream.info.num_samples, stream.info.shape
+def _array(name: str, reader: ArrayReader) -> Array:
+    num, shape = reader.info.num_samples, reader.info.shape
     return Array(name, (num, 1, *shape), "float32") if _is_image(name) else Array(name, (num,), "int64")
 
 

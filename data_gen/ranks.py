@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_launcher_values
-from ddp_hpc.discovery.once_per_node import print_once_per_node
+from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_communication import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import discover, short_hostname

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
+from data_gen.check_output_file import OutputFile
 from data_gen.formats import Contents, format_of, lay_out, seal
-from data_gen.partial import WRITER, end_by_signal, signals_held
+from data_gen.signals_during_write import WRITER, end_by_signal, signals_held
 from data_gen.striping import stripe
-from data_gen.target import Target
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
@@ -103,7 +103,7 @@ def write_files(
     """
     comm = SingleComm() if comm is None else comm
     started = time.monotonic()
-    targets = [Target(path, contents, force) for path, contents in files]
+    targets = [OutputFile(path, contents, force) for path, contents in files]
     leads = comm.rank == 0
     partials: list[_Partial] = []
     places: list[tuple[str, dict[str, int]]] | None = None
@@ -132,7 +132,7 @@ def write_files(
     ]
 
 
-def _num_bytes(targets: Sequence[Target]) -> int:
+def _num_bytes(targets: Sequence[OutputFile]) -> int:
     return sum(target.contents.num_bytes for target in targets)
 
 
@@ -155,7 +155,7 @@ def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
 
 
 @contextlib.contextmanager
-def _as_one_error(targets: Sequence[Target], where: str = "") -> Iterator[None]:
+def _as_one_error(targets: Sequence[OutputFile], where: str = "") -> Iterator[None]:
     try:
         yield
     # On a full disk, HDF5 raises OSError or RuntimeError.
@@ -169,7 +169,7 @@ def _as_one_error(targets: Sequence[Target], where: str = "") -> Iterator[None]:
 
 
 def _begin(
-    targets: Sequence[Target],
+    targets: Sequence[OutputFile],
     suffixes: Sequence[str],
     partials: list[_Partial],
     cleanup: contextlib.ExitStack,
@@ -199,7 +199,7 @@ def _begin(
     return [(str(partial.path), partial.offsets) for partial in partials], next(filter(None, notes), "")
 
 
-def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bool, list[int]]:
+def _finish(targets: Sequence[OutputFile], partials: Sequence[_Partial]) -> tuple[bool, list[int]]:
     """Completes and renames the files on rank 0; returns whether existing ones were reused, and the sizes."""
     # There are no partial files if complete files already existed.
     reused = not partials
@@ -226,7 +226,7 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
 
 
 def _fill(
-    targets: Sequence[Target],
+    targets: Sequence[OutputFile],
     places: Sequence[tuple[str, dict[str, int]]],
     chunks: Iterable[Chunk],
     progress: Progress | None,
@@ -265,7 +265,7 @@ def _fill(
 
 
 @contextlib.contextmanager
-def _opened(target: Target, partial: str, rank: int) -> Iterator[int]:
+def _opened(target: OutputFile, partial: str, rank: int) -> Iterator[int]:
     try:
         fd = os.open(partial, os.O_WRONLY)
     except FileNotFoundError as error:

@@ -61,7 +61,7 @@ def __getattr__(name: str) -> object:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("torch", "numpy", "h5py", "safetensors"):
-            command = importlib.import_module(f"{__name__}.extras").install_command("train")
+            command = importlib.import_module(f"{__name__}.pip_extras").install_command("train")
             raise ModuleNotFoundError(
                 f"ddp_hpc.{name} needs {error.name}, which is not installed: {command}",
                 name=error.name,

@@ -51,7 +51,7 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         if cmd_name in _ENTRIES:
-            from ddp_hpc.commands.entry_points import entry
+            from ddp_hpc.commands.train_export_sample import entry
 
             return entry(cmd_name, _COMMANDS[cmd_name])
         command: click.Command = import_module(f"ddp_hpc.commands.{cmd_name}").command

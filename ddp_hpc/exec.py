@@ -15,10 +15,10 @@ import time
 from typing import NoReturn
 
 from ddp_hpc.discovery.listening_ports import listens, sockets_of
-from ddp_hpc.discovery.once_per_node import print_once_per_node
+from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
-from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
+from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 # How long to wait until the program opens a port. Importing torch can take several seconds, and reading a
 # model several minutes.
@@ -57,7 +57,7 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
         raise RequestError(
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
-    given = torchrun_variables(environ, _warn_if_no_process_group)
+    given = make_torchrun_environment(environ, _warn_if_no_process_group)
     for ignored in (
         signal.SIGPIPE,
         signal.SIGXFSZ,

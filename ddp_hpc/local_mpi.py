@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 
 _TRIAL_S = 60
 _VERSION_S = 10.0

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ddp_hpc.entry import exit_code_of
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.errors_to_exit_codes import exit_code_of
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""`python -m ddp_hpc.train`: parse the options, discover and connect the ranks, prepare the data, and train.
+"""`python -m ddp_hpc.train`: parses the options, discovers and connects the ranks, prepares the data, and
+trains.
 
 The same code runs in a single process and in ranks started by mpiexec, srun or torchrun.
 `training/session.py` connects the ranks, and `training/health/shutdown.py` converts errors to one

@@ -1,4 +1,4 @@
-"""The commands `ddp-hpc bench io`, `comm` and `scaling`."""
+"""The commands `ddp-hpc bench io`, `comm` and `scaling`, which run benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options_without
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -113,7 +113,7 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
       ddp-hpc bench io --src-shape 32 --tgt-shape 32 --batch-size 32 --batch-size 1024
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     with _needs_torch("io"):
-        from ddp_hpc.bench.io import benchmark as bench_io
+        from ddp_hpc.bench.data_loading import benchmark as bench_io
     gc.enable()  # as in training; ddp_hpc.cli.main disables garbage collection
     bench_io.command(json_file, picture, **options)
 

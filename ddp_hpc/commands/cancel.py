@@ -1,4 +1,4 @@
-"""The command `ddp-hpc cancel`."""
+"""The command `ddp-hpc cancel`, which cancels jobs."""
 
 from __future__ import annotations
 

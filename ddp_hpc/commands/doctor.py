@@ -1,4 +1,4 @@
-"""The command `ddp-hpc doctor`."""
+"""The command `ddp-hpc doctor`, which checks the environment of a job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
       srun --ntasks-per-node=1 ddp-hpc doctor
       mpiexec --ppn 1 ddp-hpc doctor --shared /path/on/a/parallel/file/system
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    from ddp_hpc.doctor.output import Options, run
+    from ddp_hpc.doctor.run_and_print import Options, run
     from ddp_hpc.doctor.run_checks import CHECKS, chosen
 
     checks = chosen(only, skip)

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc env`."""
+"""The command `ddp-hpc env`, which shows the rank, world size and node of this process and their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc estimate`."""
+"""The command `ddp-hpc estimate`, which estimates the memory that a training needs per rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from ddp_hpc.errors import RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.estimate import Machine, Training
+    from ddp_hpc.memory_estimate import Machine, Training
     from ddp_hpc.text_table import Row
 
 # A float would be infinite for 1e400. The number of digits is limited because Fraction is slow for long ones.
@@ -191,7 +191,7 @@ def command(
           --gpus-per-node 8 --gpu-memory-gib 80 --ranks 64
       ddp-hpc estimate --params 1e12 --layers 120 --hidden 12288 --seq 2048 --batch 1 --strategy fsdp --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.estimate import STRATEGIES, Machine, Training
+    from ddp_hpc.memory_estimate import STRATEGIES, Machine, Training
 
     training = Training(**sizes, bucket_view=not no_bucket_view)
     if profile:
@@ -251,7 +251,7 @@ def _row(
 
     The smallest number of nodes is unknown if `gpus_per_node` is 0.
     """
-    from ddp_hpc.estimate import STRATEGIES, fits, footprint, smallest_ranks
+    from ddp_hpc.memory_estimate import STRATEGIES, fits, footprint, smallest_ranks
 
     ranks = ranks or gpus_per_node or 1
     need = footprint(training, strategy, ranks)

@@ -1,4 +1,4 @@
-"""`ddp-hpc exec`."""
+"""The command `ddp-hpc exec`, which runs a program with the environment variables that torchrun would set."""
 
 from __future__ import annotations
 

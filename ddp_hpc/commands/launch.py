@@ -1,4 +1,4 @@
-"""`ddp-hpc launch`."""
+"""The command `ddp-hpc launch`, which starts ranks in the current allocation or on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc lint`."""
+"""The command `ddp-hpc lint`, which checks job scripts before they are submitted."""
 
 from __future__ import annotations
 

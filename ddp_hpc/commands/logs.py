@@ -1,4 +1,4 @@
-"""The command `ddp-hpc logs`."""
+"""The command `ddp-hpc logs`, which prints the log of a job."""
 
 from __future__ import annotations
 

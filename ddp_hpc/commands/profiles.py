@@ -1,4 +1,4 @@
-"""The commands `ddp-hpc profiles`."""
+"""The commands `ddp-hpc profiles`, which list, show and check site profiles."""
 
 from __future__ import annotations
 

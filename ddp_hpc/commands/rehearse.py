@@ -1,4 +1,4 @@
-"""The command `ddp-hpc rehearse`."""
+"""The command `ddp-hpc rehearse`, which runs a job script on this machine with simulated schedulers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.rehearse.request import Options, Plan
-    from ddp_hpc.rehearse.session import Result
+    from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
+    from ddp_hpc.rehearse.run_rehearsal import Result
 
 _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 
@@ -114,7 +114,7 @@ def command(
       ddp-hpc rehearse array.sbatch --array-index 7
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20 --keep
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.rehearse import host_names, request, session
+    from ddp_hpc.rehearse import host_names, plan_rehearsal, run_rehearsal
 
     for option, value in (("--walltime-s", walltime_s), ("--max-jobs", max_jobs), ("--limit-s", limit_s)):
         _check_number(option, value, 1, 10**7)
@@ -123,7 +123,7 @@ def command(
         appended = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise RequestError(f"--args {arguments!r} has an unclosed quote; close it") from error
-    options = request.Options(
+    options = plan_rehearsal.Options(
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         walltime_s=walltime_s,
@@ -136,13 +136,13 @@ def command(
         keep=keep,
         here=here,
     )
-    plan = request.plan(script, options)
+    plan = plan_rehearsal.plan(script, options)
     for finding in plan.findings:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")
-    names = host_names.names_in_rehearsal(plan.site, session.host_names(plan))
+    names = host_names.names_in_rehearsal(plan.site, run_rehearsal.host_names(plan))
     for line in _differences(plan, options, has_names=host_names.add_host_names(names)):
         _say(line)
-    result = session.rehearse(plan, options)
+    result = run_rehearsal.rehearse(plan, options)
     ctx.exit(_report(result, options))
 
 
@@ -160,13 +160,13 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
 
     `has_names` means that names on the fast network resolve to this machine.
     """
-    from ddp_hpc.rehearse.queues import find_queue
-    from ddp_hpc.rehearse.session import DEFAULT_STEPS
+    from ddp_hpc.rehearse.run_rehearsal import DEFAULT_STEPS
+    from ddp_hpc.rehearse.stand_in_scheduler import find_stand_in
     from ddp_hpc.schedulers.registry import SCHEDULERS
     from ddp_hpc.units import counted
 
-    queue = find_queue(plan.scheduler)
-    scheduler = SCHEDULERS[plan.scheduler].title if queue else ""
+    stand_in = find_stand_in(plan.scheduler)
+    scheduler = SCHEDULERS[plan.scheduler].title if stand_in else ""
     fewer = f" of {plan.requested_nodes}" if plan.num_nodes < plan.requested_nodes else ""
     nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
     ranks = counted(plan.ranks_per_node, "rank")
@@ -182,7 +182,7 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
             f"{scheduler} is simulated with {nodes}, all on this machine, and at most {ranks} per node; "
             "every queue, account and resource is accepted"
         )
-    own = queue.launcher if queue else ""
+    own = stand_in.launcher if stand_in else ""
     launcher = own or _LAUNCHERS[plan.mpiexec]
     also = f" (mpiexec as with {_LAUNCHERS[plan.mpiexec]})" if own else ""
     found.append(
@@ -231,6 +231,6 @@ def _report(result: Result, options: Options) -> int:
     if result.timed_out:
         _say(f"stopped after {options.limit_s:g} s (--limit-s); the remaining processes were killed")
         return EXIT_FAILED
-    if result.folder is not None:
-        _say(f"the directory of the rehearsal was kept: {result.folder}")
+    if result.directory is not None:
+        _say(f"the directory of the rehearsal was kept: {result.directory}")
     return code if code in (EXIT_DONE, EXIT_REQUEUE) else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""`ddp-hpc render`."""
+"""The command `ddp-hpc render`, which writes a job script."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
       ddp-hpc render --step -o torchrun_script.sh
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.render import render_script as scripts
-    from ddp_hpc.render.advice import advice
+    from ddp_hpc.render.rejection_warnings import advice
 
     if step:
         if given := given_options(options):

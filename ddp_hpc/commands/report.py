@@ -1,4 +1,4 @@
-"""The command `ddp-hpc report`."""
+"""The command `ddp-hpc report`, which reports where the time of traced steps was spent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.extras import install_command
 from ddp_hpc.partial_files import write_atomically
+from ddp_hpc.pip_extras import install_command
 from ddp_hpc.units import counted
 
 _PATH = click.Path(path_type=Path)
@@ -80,8 +80,8 @@ def command(
             raise RequestError(
                 f"ddp-hpc report requires {package}, which is not installed; run {install_command('report')}"
             )
-    from ddp_hpc.trace import compare, merge, page
-    from ddp_hpc.trace import outputs as documents
+    from ddp_hpc.trace import compare, html_page, merge_trace_files
+    from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
 
     gc.enable()  # main() disables garbage collection
@@ -91,11 +91,11 @@ def command(
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
     click.echo(text.text(captures, sentences), nl=False)
     if page_file is not None:
-        write_atomically(page_file, page.page(captures, sentences).encode(), "report")
+        write_atomically(page_file, html_page.page(captures, sentences).encode(), "report")
     if json_file is not None:
         documents.write_json(captures, sentences, json_file)
     if merged_file is not None:
-        num_events = merge.write_merged(captures[0].ranks, merged_file)
+        num_events = merge_trace_files.write_merged(captures[0].ranks, merged_file)
         click.echo(
             f"{merged_file}: {num_events} events of {counted(len(captures[0].ranks), 'rank')}", err=True
         )

@@ -1,4 +1,4 @@
-"""The command `ddp-hpc status`."""
+"""The command `ddp-hpc status`, which shows the state of jobs."""
 
 from __future__ import annotations
 

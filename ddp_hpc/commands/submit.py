@@ -1,4 +1,4 @@
-"""`ddp-hpc submit`."""
+"""The command `ddp-hpc submit`, which submits a script, or the script that `render` would write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_hpc.commands.lint import ScriptOrRequest, read_script, site_of
 from ddp_hpc.errors import DdpHpcError, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.jobs.submit import Order
+    from ddp_hpc.jobs.submit import Submission
     from ddp_hpc.lint.run_checks import LintFinding
     from ddp_hpc.schedulers.base import Overrides
 
@@ -60,27 +60,27 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs import submit as submission
+    from ddp_hpc.jobs import submit as submit_module
     from ddp_hpc.schedulers.run_command import need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
-    order, found = _order(script, {**options, "command": command})
+    submission, found = _submission(script, {**options, "command": command})
     check_findings(found, force=force)
-    scheduler = order.scheduler
+    scheduler = submission.scheduler
     if chain:
-        submission.check_chain(order, chain)
-    _warn(submission.other_run(order))
+        submit_module.check_chain(submission, chain)
+    _warn(submit_module.other_run(submission))
     if dry_run:
-        sys.stdout.buffer.write(order.content)
+        sys.stdout.buffer.write(submission.content)
         sys.stdout.flush()
-        click.echo(f"would run: {shlex.join(order.argv())}", err=True)
+        click.echo(f"would run: {shlex.join(submission.argv())}", err=True)
         return
     program = scheduler.submit_program
     need(
         program, f"the script's {scheduler.prefix} lines are for {scheduler.title}, which requires {program}"
     )
-    submission.prepare(order)
-    sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
+    submit_module.prepare(submission)
+    sent = submit_module.submit_chain(submission, chain) if chain else submit_module.submit_one(submission)
     _print_jobs(sent, program, chain)
 
 
@@ -114,11 +114,11 @@ def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None
             raise
 
 
-def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[LintFinding]]:
+def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submission, list[LintFinding]]:
     """Returns the job to submit, and the findings of lint."""
-    from ddp_hpc.jobs import submit as submission
+    from ddp_hpc.jobs import submit as submit_module
     from ddp_hpc.lint import run_checks as lint
-    from ddp_hpc.render.advice import advice
+    from ddp_hpc.render.rejection_warnings import advice
     from ddp_hpc.render.render_script import render
 
     here = Path.cwd()
@@ -129,8 +129,8 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
         text = render(job, site)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
-        order = submission.order_request(text, site.scheduler, here)
-        return order, lint.lint_script(text, site, num_nodes=job.num_nodes)
+        submission = submit_module.submission_of_request(text, site.scheduler, here)
+        return submission, lint.lint_script(text, site, num_nodes=job.num_nodes)
     profile, account = request.pop("profile"), request.pop("account") or ""
     arguments, asked = request.pop("command"), _overrides(request)
     if given := given_options(request):
@@ -139,20 +139,20 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
             "--walltime, or render a new script"
         )
     text = read_script(script)
-    if not account and not submission.names_account(text):
+    if not account and not submit_module.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
     site_or_none = site_of(text, profile)
-    order = submission.order_script(
+    submission = submit_module.submission_of_script(
         text, script, here, account=account, asked=asked, arguments=arguments, site=site_or_none
     )
-    linted, added = submission.as_linted(order, asked, site_or_none)
+    linted, added = submit_module.as_linted(submission, asked, site_or_none)
     found = [
         # Lines after the added directives have different line numbers in the user's file.
         replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
         for one in lint.lint_script(linted, site_or_none, directory=Path.cwd())
         if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
     ]
-    return order, found
+    return submission, found
 
 
 def _warn(text: str) -> None:

@@ -1,1 +1,1 @@
-"""Detection of this process's rank, world size and node from its environment, before torch is imported."""
+"""Detects the rank, world size and node of this process from its environment, before torch is imported."""

@@ -7,7 +7,7 @@ import os
 import sys
 
 from ddp_hpc.discovery.launcher_environment import VALUE_NAMES
-from ddp_hpc.discovery.once_per_node import print_once_per_node
+from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.errors import LaunchError

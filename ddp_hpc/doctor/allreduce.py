@@ -1,4 +1,4 @@
-"""Check of an all-reduce between two processes on this node, with gloo over the loopback interface."""
+"""Checks an all-reduce between two processes on this node, with gloo over the loopback interface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.doctor.mpi import without_launcher
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 
 LIMIT_S = 60.0
 # The ranks use a file store, because another program may take a chosen port before they start.

@@ -1,4 +1,4 @@
-"""Compare the results of a job's nodes: find common problems, and nodes that differ from the majority."""
+"""Compares the results of a job's nodes: finds common problems, and nodes that differ from the majority."""
 
 from __future__ import annotations
 

@@ -1,24 +1,19 @@
-"""Checks of network interfaces, the hostname, the launcher's variables and the scheduler's commands."""
+"""Checks of the network interfaces and of the hostname."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 
-from ddp_hpc.discovery.launcher_environment import batch_shell_tasks
 from ddp_hpc.discovery.network_interfaces import (
     all_interfaces,
     interface_address,
     is_loopback,
     outward_interfaces,
 )
-from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
-from ddp_hpc.errors import LaunchError
-from ddp_hpc.schedulers.registry import SCHEDULERS
 
 
-def fabric(here: Here) -> DoctorFinding:
+def interfaces(here: Here) -> DoctorFinding:
     """Checks for network interfaces that lead to other nodes or that environment variables name."""
     own = sorted(all_interfaces())
     for variable in ("DDP_HPC_FABRIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -50,12 +45,12 @@ def _names_one(variable: str, text: str, own: list[str]) -> bool:
     return any(interface_address(name) for name in names)
 
 
-def own_name(_here: Here) -> DoctorFinding:
+def hostname(_here: Here) -> DoctorFinding:
     """Checks the address of this host's name; other nodes cannot use Debian's default, 127.0.1.1."""
-    return name_finding(socket.gethostname())
+    return name_resolution(socket.gethostname())
 
 
-def name_finding(name: str) -> DoctorFinding:
+def name_resolution(name: str) -> DoctorFinding:
     """Checks the address of a hostname. It never fails, since ddp-hpc uses the addresses of interfaces."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -74,41 +69,3 @@ def name_finding(name: str) -> DoctorFinding:
             "loopback",
         )
     return ok(f"{name} resolves to {addresses}", "resolves")
-
-
-def launch(here: Here) -> DoctorFinding:
-    """Checks whether the launcher's variables identify the rank of this process."""
-    try:
-        world = discover(here.environ, load_mpi=lambda _family, _title: None)
-    except LaunchError as error:
-        if batch_shell_tasks(here.environ):
-            return warn(f"{error}", "only this node is checked", "batch shell")
-        return fail(f"{error}", "see ddp-hpc env", "launch error")
-    if world.world_size == 1:
-        return ok(f"one process ({world.sources['rank']})")
-    place = f"rank {world.rank} of {world.world_size}, started by {world.launcher}"
-    return ok(place, f"{world.launcher} {world.world_size}")
-
-
-def scheduler(here: Here) -> DoctorFinding:
-    """Checks the commands of Slurm or PBS on the PATH."""
-    path = here.environ.get("PATH", "")
-    complete: list[str] = []
-    known = [one for one in SCHEDULERS.values() if one.commands]
-    for one in known:
-        found = [command for command in one.commands if shutil.which(command, path=path)]
-        missing = [command for command in one.commands if command not in found]
-        if found and not missing:
-            complete.append(f"{one.title} ({', '.join(found)})")
-        # Slurm installs some commands with the names of PBS commands, so an incomplete PBS is accepted.
-        elif found and not complete:
-            return warn(
-                f"found {', '.join(found)} of {one.title}, but not {', '.join(missing)}",
-                f"load the scheduler's module, or add the directory of the {one.title} commands to the PATH",
-            )
-    if complete:
-        return ok(" and ".join(complete))
-    if here.in_job:
-        return ok("no scheduler commands on this node; only job scripts that resubmit themselves need them")
-    submit = " nor ".join(one.submit_program for one in known)
-    return warn(f"neither {submit} is on the PATH", "scripts can be rendered here, but not submitted")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ddp_hpc.doctor import allreduce, gpus, limits, mpi, network, storage
+from ddp_hpc.doctor import allreduce, gpus, job_environment, limits, mpi, network, storage
 from ddp_hpc.doctor.check_result import Check, Here, Result
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 from ddp_hpc.errors import RequestError, nearest
 
 CHECKS = (
     Check("python", "the Python version, and packages in the user's site directory", limits.python),
-    Check("launch", "whether the launcher's variables identify the rank", network.launch),
-    Check("scheduler", "commands of Slurm or PBS on the PATH", network.scheduler),
+    Check("launch", "whether the launcher's variables identify the rank", job_environment.launch),
+    Check("scheduler", "commands of Slurm or PBS on the PATH", job_environment.scheduler),
     Check("cores", "cores available to this process", limits.cores),
     Check("threads", "OMP_NUM_THREADS compared with the cores", limits.threads),
     Check("torch", "whether the driver supports torch's build", gpus.torch_build, 60.0),
@@ -21,8 +21,8 @@ CHECKS = (
     Check("nccl", "NCCL and its network plugin", gpus.nccl, 60.0),
     Check("mpi4py", "mpi4py's MPI library in a single process", mpi.mpi4py_binding, 60.0),
     Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 80.0),
-    Check("fabric", "network interfaces that lead to other nodes", network.fabric),
-    Check("hostname", "the address of this host's name", network.own_name, 30.0),
+    Check("fabric", "network interfaces that lead to other nodes", network.interfaces),
+    Check("hostname", "the address of this host's name", network.hostname, 30.0),
     Check("open-files", "the limit of open files", limits.open_files),
     Check("locked-memory", "the limit of locked memory", limits.locked_memory),
     Check("shm", "free space in /dev/shm", limits.shared_memory),

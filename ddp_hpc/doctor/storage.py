@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
-from ddp_hpc.extras import install_command
+from ddp_hpc.pip_extras import install_command
 from ddp_hpc.units import format_bytes
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3

@@ -1,4 +1,9 @@
-"""Runs the Trainer of `lightning` or `pytorch_lightning` under any launcher and beyond the walltime."""
+"""A cluster environment and two callbacks with which Lightning's Trainer runs under any launcher, and over
+several jobs (saves before the walltime ends, then resumes).
+
+`DdpHpcEnvironment` is the plugin for the ranks, `TraceSteps` records traces, and `StopBeforeDeadline` saves a
+checkpoint and stops. The packages `lightning` and `pytorch_lightning` are supported.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
 from ddp_hpc.integrations.step_recorder import StepRecorder
-from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
+from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 # Importing both packages would take twice as long.
 if (
@@ -56,7 +61,7 @@ class DdpHpcEnvironment(ClusterEnvironment):
 
     def __init__(self) -> None:
         if ADDED_BY_EXEC not in os.environ:
-            os.environ.update(torchrun_variables(os.environ))
+            os.environ.update(make_torchrun_environment(os.environ))
         # The two packages have separate classes, and the program can import either of them after this module.
         for name in ("lightning.fabric", "lightning_fabric"):
             if environments := sys.modules.get(f"{name}.plugins.environments"):

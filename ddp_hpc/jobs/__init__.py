@@ -1,1 +1,1 @@
-"""Submit jobs, report their status, show their logs and cancel them. Runs on login nodes, without torch."""
+"""Submits jobs, reports their status, shows their logs and cancels them. Runs on login nodes."""

@@ -1,4 +1,4 @@
-"""Find the rank that failed first, its host and its error message at the end of a job's log."""
+"""Finds the rank that failed first, its host and its error message at the end of a job's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a job's log, once or continuously until the run has ended."""
+"""Prints a job's log, once or continuously until the run has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combine what the scheduler, the run directory and the log contain about one job."""
+"""Combines what the scheduler, the run directory and the log contain about one job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobReport:
     verdict: str
     job: JobState | None
     run_dir: str
-    submission: ledger.Submission | None
+    submission: ledger.SubmissionRecord | None
     state: RunState | None
     attempts: tuple[ledger.Attempt, ...]
     next_job: str

@@ -1,4 +1,4 @@
-"""The log files of a job: find them, read their last lines, and read what was appended."""
+"""Finds the log files of a job, and reads their last lines or what was appended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Determine why a job ended without success, and what to do about it."""
+"""Determines why a job ended without success, and what to do about it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _RUN_DIR = "DDP_HPC_RUN_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
+class SubmissionRecord:
     """One job as it was queued. `after` is the job of the same chain on which it depends, or empty."""
 
     job_id: str
@@ -79,7 +79,7 @@ def record_attempt(run_dir: Path, attempt: Attempt) -> None:
     _append(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
 
 
-def record(run_dir: Path, submission: Submission) -> None:
+def record(run_dir: Path, submission: SubmissionRecord) -> None:
     """Appends a line to the record of submissions in one write.
 
     Raises:
@@ -133,24 +133,24 @@ def _append(path: Path, line: bytes) -> None:
         raise DdpHpcError(f"{path}: only {written} of {len(line)} bytes could be written; check the quota")
 
 
-def submissions(run_dir: Path) -> list[Submission]:
+def submissions(run_dir: Path) -> list[SubmissionRecord]:
     """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
     found = []
     for line in _lines(run_dir / SUBMITTED):
         try:
             one = json.loads(line)
-            known = {field.name: one[field.name] for field in fields(Submission)}
+            known = {field.name: one[field.name] for field in fields(SubmissionRecord)}
             at_s, argv = known.pop("at_s"), known.pop("argv")
             strings = {key: str(value) for key, value in known.items()}
             in_time = isinstance(at_s, int) and 0 <= at_s < _MAX_S
             if in_time and isinstance(argv, list) and is_job_id(strings["job_id"]):
-                found.append(Submission(**strings, at_s=at_s, argv=tuple(map(str, argv))))
+                found.append(SubmissionRecord(**strings, at_s=at_s, argv=tuple(map(str, argv))))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return found
 
 
-def submission_of(run_dir: Path, job_id: str) -> Submission | None:
+def submission_of(run_dir: Path, job_id: str) -> SubmissionRecord | None:
     """Returns the submission of a job; None if it was not queued by `ddp-hpc submit`."""
     return next((one for one in reversed(submissions(run_dir)) if same_job(one.job_id, job_id)), None)
 

@@ -1,4 +1,4 @@
-"""Submit a job script: build the command line, create the directories of the job, and record the job."""
+"""Submits a job script: builds the command line, creates the directories of the job, and records the job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_ATTEMPTS = re.compile(r"(?:--max-attempts |^export DDP_HPC_MAX_ATTEMPTS=)([
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class Submission:
     """A job script that will be submitted from `work_dir`, as the file `path`.
 
     `is_new` means that the script was just rendered and `path` does not exist yet. `run_dir` is None if the
@@ -66,7 +66,7 @@ class Order:
         ]
 
 
-def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
+def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Submission:
     """Returns how to submit a script that was just rendered. Its file name contains its checksum.
 
     Raises:
@@ -82,7 +82,7 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
     run_dir = ledger.run_dir_in(text, work_dir)
     directory = run_dir or work_dir
     name = f"job-{hashlib.sha256(script_bytes(text)).hexdigest()[:8]}.sh"
-    return Order(
+    return Submission(
         scheduler=SCHEDULERS[scheduler_name],
         script=script,
         path=directory / name,
@@ -92,7 +92,7 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
     )
 
 
-def order_script(
+def submission_of_script(
     text: str,
     path: Path,
     work_dir: Path,
@@ -101,7 +101,7 @@ def order_script(
     asked: Overrides,
     arguments: tuple[str, ...],
     site: Site | None,
-) -> Order:
+) -> Submission:
     """Returns how to submit an existing script file, with options that override its directives.
 
     Raises:
@@ -124,7 +124,7 @@ def order_script(
     options = [word for words in scheduler.overrides(asked, script, site) for word in words]
     if account:
         options += scheduler.account_arguments(account, site.account.option if site else "")
-    return Order(
+    return Submission(
         scheduler=scheduler,
         script=script,
         path=path,
@@ -136,12 +136,12 @@ def order_script(
     )
 
 
-def as_linted(order: Order, asked: Overrides, site: Site | None) -> tuple[str, range]:
+def as_linted(submission: Submission, asked: Overrides, site: Site | None) -> tuple[str, range]:
     """Returns the script with directives for the options that override its own, and their line numbers."""
-    lines = order.script.text.splitlines(keepends=True)
-    last = max((one.line for one in order.script.read()), default=1)
-    words = order.scheduler.overrides(asked, order.script, site)
-    added = [f"{order.scheduler.prefix} {' '.join(one)}\n" for one in words]
+    lines = submission.script.text.splitlines(keepends=True)
+    last = max((one.line for one in submission.script.read()), default=1)
+    words = submission.scheduler.overrides(asked, submission.script, site)
+    added = [f"{submission.scheduler.prefix} {' '.join(one)}\n" for one in words]
     return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
@@ -151,13 +151,13 @@ def names_account(text: str) -> bool:
     return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].names_account(script)
 
 
-def other_run(order: Order) -> str:
+def other_run(submission: Submission) -> str:
     """Returns a warning if the run directory contains a run that this job would not resume as intended.
 
     This is the case for a run of another command, and for a complete run. Returns an empty string in all
     other cases.
     """
-    run_dir = order.run_dir
+    run_dir = submission.run_dir
     if run_dir is None:
         return ""
     state = None
@@ -167,8 +167,10 @@ def other_run(order: Order) -> str:
     about = (
         f"{state.state}, step {state.step}" if state else f"job {submitted[-1].job_id}" if submitted else ""
     )
-    remedy = "choose another --name or --run-dir" if order.is_new else "change DDP_HPC_RUN_DIR in the script"
-    before, now = _program(_last_script(run_dir, submitted)), _program(order.script.text)
+    remedy = (
+        "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
+    )
+    before, now = _program(_last_script(run_dir, submitted)), _program(submission.script.text)
     if about and before and now and before != now:
         return (
             f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
@@ -179,7 +181,7 @@ def other_run(order: Order) -> str:
     return ""
 
 
-def _last_script(run_dir: Path, submitted: Sequence[ledger.Submission]) -> str:
+def _last_script(run_dir: Path, submitted: Sequence[ledger.SubmissionRecord]) -> str:
     """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
     paths = [(one.at_s, Path(one.script)) for one in submitted]
     started = run_dir / "job.sh"
@@ -197,7 +199,7 @@ def _program(text: str) -> str:
     return shlex.join(word for word in launches[-1].launched if word != "$@") if launches else ""
 
 
-def prepare(order: Order) -> None:
+def prepare(submission: Submission) -> None:
     """Creates the run directory with the script, and the directories of the logs.
 
     If a log cannot be written, PBS holds the job, and Slurm ends it without a message.
@@ -205,7 +207,7 @@ def prepare(order: Order) -> None:
     Raises:
         DdpHpcError: a file or directory cannot be created.
     """
-    directories = [*_log_directories(order), *([order.run_dir] if order.run_dir else [])]
+    directories = [*_log_directories(submission), *([submission.run_dir] if submission.run_dir else [])]
     for directory in directories:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -214,23 +216,23 @@ def prepare(order: Order) -> None:
                 f"{directory} cannot be created, but the job requires it; check the permissions of its "
                 "parent directory"
             ) from error
-    if order.is_new:
-        write_script(order.script.text, order.path)
+    if submission.is_new:
+        write_script(submission.script.text, submission.path)
 
 
-def send_one(order: Order) -> Iterator[tuple[str, str]]:
+def submit_one(submission: Submission) -> Iterator[tuple[str, str]]:
     """Submits one job; yields its ID, and a warning or an empty string.
 
     Raises:
         DdpHpcError: the scheduler refuses the job or cannot be reached.
     """
-    yield from _send(order, order.argv(), "")
+    yield from _send(submission, submission.argv(), "")
 
 
-def check_chain(order: Order, num_jobs: int) -> None:
+def check_chain(submission: Submission, num_jobs: int) -> None:
     """Raises RequestError if the script cannot be queued as a chain."""
-    text = order.script.text
-    if not order.scheduler.can_chain or not (_CHAINED in text or order.script.is_supervised):
+    text = submission.script.text
+    if not submission.scheduler.can_chain or not (_CHAINED in text or submission.script.is_supervised):
         raise RequestError(
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
             "omit it, as the other scripts of ddp-hpc requeue themselves"
@@ -244,50 +246,50 @@ def check_chain(order: Order, num_jobs: int) -> None:
         )
 
 
-def send_chain(order: Order, num_jobs: int) -> Iterator[tuple[str, str]]:
+def submit_chain(submission: Submission, num_jobs: int) -> Iterator[tuple[str, str]]:
     """Submits a PBS script `num_jobs` times, each job after the previous one; yields ids and warnings.
 
     Raises:
         DdpHpcError: the scheduler refuses a job or cannot be reached; jobs whose ids were yielded remain
         queued.
     """
-    own = [directive.value for directive in order.script.read() if directive.flag == "-v"]
+    own = [directive.value for directive in submission.script.read() if directive.flag == "-v"]
     after = ""
     for attempt in range(1, num_jobs + 1):
         # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
         variables = ",".join([*own, f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"])
-        for job_id, problem in _send(order, order.argv(after, variables), after):
+        for job_id, problem in _send(submission, submission.argv(after, variables), after):
             yield job_id, problem
             after = job_id
 
 
-def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
-    job_id = send(order.scheduler, argv)
-    if after and was_dropped(order.scheduler.job_commands().read_job, job_id):
+def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
+    job_id = send(submission.scheduler, argv)
+    if after and was_dropped(submission.scheduler.job_commands().read_job, job_id):
         raise DdpHpcError(
             f"PBS has dropped job {job_id} because it depends on job {after}, which the server no longer "
             f"knows. Check what happened to job {after}, and submit again."
         )
     problem = ""
-    if order.run_dir is not None:
+    if submission.run_dir is not None:
         try:
-            ledger.record(order.run_dir, _entry(order, job_id, argv, after))
+            ledger.record(submission.run_dir, _entry(submission, job_id, argv, after))
         except DdpHpcError as error:
             problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
     yield job_id, problem
 
 
-def _entry(order: Order, job_id: str, argv: list[str], after: str) -> ledger.Submission:
-    return ledger.Submission(
+def _entry(submission: Submission, job_id: str, argv: list[str], after: str) -> ledger.SubmissionRecord:
+    return ledger.SubmissionRecord(
         job_id=job_id,
-        scheduler=order.scheduler.name,
+        scheduler=submission.scheduler.name,
         user=_user(),
         host=socket.gethostname(),
         at_s=int(time.time()),
         argv=tuple(argv),
-        script=str(order.work_dir / order.path),
-        sha256=hashlib.sha256(order.content).hexdigest(),
-        work_dir=str(order.work_dir),
+        script=str(submission.work_dir / submission.path),
+        sha256=hashlib.sha256(submission.content).hexdigest(),
+        work_dir=str(submission.work_dir),
         after=after,
     )
 
@@ -299,16 +301,16 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _log_directories(order: Order) -> Iterator[Path]:
+def _log_directories(submission: Submission) -> Iterator[Path]:
     """Yields the directories of the logs, except those with patterns that only the scheduler expands."""
-    if order.script.value("--chdir"):
+    if submission.script.value("--chdir"):
         return
-    for directive in order.script.read():
-        if directive.flag not in order.scheduler.log_flags:
+    for directive in submission.script.read():
+        if directive.flag not in submission.scheduler.log_flags:
             continue
         host, colon, path = directive.value.rpartition(":")
         if colon and host and host != socket.gethostname():
             continue
         directory = path if path.endswith("/") else path.rpartition("/")[0]
         if directory and not _NOT_PLAIN.search(directory) and len(directory) < 1000:
-            yield order.work_dir / directory
+            yield submission.work_dir / directory

@@ -1,1 +1,1 @@
-"""Launch commands for the current allocation or machine."""
+"""Launches commands in the current allocation or on this machine."""

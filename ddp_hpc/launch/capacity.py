@@ -1,4 +1,4 @@
-"""Number of ranks that fit in an allocation or on this machine, and their layout."""
+"""Computes how many ranks fit in an allocation or on this machine, and their layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.launch.allocation import cpus_here, gpus_here, ranks_for
+from ddp_hpc.launch.find_allocation import cpus_here, gpus_here, ranks_for
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.schedulers.allocation import THIS_MACHINE, Allocation

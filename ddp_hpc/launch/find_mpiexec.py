@@ -1,4 +1,4 @@
-"""Selection of mpiexec and of its options."""
+"""Selects mpiexec and its options."""
 
 from __future__ import annotations
 

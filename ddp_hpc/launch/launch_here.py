@@ -1,4 +1,4 @@
-"""Build the launch command of a job script for the current shell: arguments and environment variables.
+"""Builds the launch command of a job script for the current shell: arguments and environment variables.
 
 The words and values are the same as in a script of `render`. bash evaluates them, as in the script, so that
 both have the same meaning.
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.launch.allocation import find_allocation
 from ddp_hpc.launch.capacity import fit
+from ddp_hpc.launch.find_allocation import find_allocation
 from ddp_hpc.launch.rank_environment import kernel_cache_paths, launch_id, local_dir
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.render.exports import (
+from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,
     multi_node_exports,

@@ -1,4 +1,4 @@
-"""Complete the launch line of a job script: choose mpiexec, its options, and the torchrun script."""
+"""Completes the launch line of a job script: chooses mpiexec, its options, and the torchrun script."""
 
 from __future__ import annotations
 

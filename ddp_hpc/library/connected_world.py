@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
-from ddp_hpc.library.arguments import with_argument_names
+from ddp_hpc.library.argument_names_in_errors import with_argument_names
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail

@@ -22,7 +22,7 @@ from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left, w
 from ddp_hpc.errors import DataError, RequestError
 from ddp_hpc.library.batch import Batch, make_batch
 from ddp_hpc.library.loader_options import LoaderOptions, SamplerOrder, options_for
-from ddp_hpc.library.sources import (
+from ddp_hpc.library.sample_sources import (
     DatasetSource,
     PairSource,
     Source,

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.library.sources import WorkerOptions
+from ddp_hpc.library.sample_sources import WorkerOptions
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.settings import Settings
 
@@ -31,7 +31,7 @@ class Daemon:
 
     def keeper_is_gone(self) -> bool:
         """Returns whether the rehearsal has ended, and the job must therefore be killed."""
-        return bool(self.keeper_pid) and not processes.is_running(self.keeper_pid)
+        return bool(self.keeper_pid) and not process_control.is_running(self.keeper_pid)
 
     def start_shell(
         self,

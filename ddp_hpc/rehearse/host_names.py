@@ -1,4 +1,4 @@
-"""Make host names that do not exist on this machine available to the processes of a rehearsal.
+"""Makes host names that do not exist on this machine available to the processes of a rehearsal.
 
 Some programs form the address of rank 0 themselves, from a host name and the suffix of the fast network. If
 this name did not resolve, they would wait for rank 0 until their time limit. The names are added to a copy of
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.rehearse.launchers.limits import HERE
+from ddp_hpc.rehearse.launchers.fit_to_machine import HERE
 from ddp_hpc.sites.site import Site, load_site, profile_files
 
 _HOSTS, _NSCD = Path("/etc/hosts"), Path("/run/nscd/socket")

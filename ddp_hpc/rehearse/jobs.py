@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.processes import PACKAGES
-from ddp_hpc.rehearse import start
+from ddp_hpc.process_control import PACKAGES
+from ddp_hpc.rehearse import start_stand_in
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
 Attributes = dict[str, Any]
@@ -114,10 +114,18 @@ def save_script(path: Path, text: str) -> None:
 
 def start_daemon(root: Path, module: str, number: int) -> None:
     """Starts a process in a new session that runs one job. Its errors are written to `mom.N.log`."""
-    code = start.CODE.format(what="daemon")
+    code = start_stand_in.CODE.format(what="daemon")
     with (root / f"mom.{number}.log").open("a") as log:
         subprocess.Popen(
-            [sys.executable, *start.PYTHON_OPTIONS, code, str(PACKAGES), module, str(root), str(number)],
+            [
+                sys.executable,
+                *start_stand_in.PYTHON_OPTIONS,
+                code,
+                str(PACKAGES),
+                module,
+                str(root),
+                str(number),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,1 +1,1 @@
-"""Rendering of job scripts from a job request and a site profile."""
+"""Renders job scripts from a job request and a site profile."""

@@ -1,4 +1,4 @@
-"""Validation of profiles: their keys and types, missing sources of facts, and rendering of their scripts."""
+"""Validates profiles: their keys and types, missing sources of facts, and rendering of their scripts."""
 
 from __future__ import annotations
 

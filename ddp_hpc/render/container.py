@@ -1,4 +1,4 @@
-"""Starting the program of each rank in a container, as the profile defines it."""
+"""Renders the words that start the program of each rank in a container, as the profile defines it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendering of job scripts: `render(job, site)` returns a script, `write_script` writes it atomically.
+"""Renders job scripts: `render(job, site)` returns a script, `write_script` writes it atomically.
 
 Every script has the same structure: directives, then as the first comment the
 command line that renders it, then plain bash. It changes to the submission
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.partial_files import partial_file, remove_leftovers
+from ddp_hpc.render.check_raw_directives import check_raw_directives
 from ddp_hpc.render.container import container_notes, site_for_container
-from ddp_hpc.render.exports import (
+from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,
     multi_node_exports,
     single_node_exports,
 )
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
-from ddp_hpc.render.raw_directives import check_raw_directives
 from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.supervisor_line import submit_line, supervisor_comments, supervisor_options

@@ -1,4 +1,4 @@
-"""Quoting of words for bash command lines."""
+"""Quotes words for bash command lines."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_hpc.render.exports import local_directory
+from ddp_hpc.render.environment_exports import local_directory
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
 from ddp_hpc.request.rank_layout import Layout

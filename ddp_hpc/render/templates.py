@@ -1,4 +1,4 @@
-"""Rendering of templates: shipped ones in this process, user templates in a restricted child process.
+"""Renders templates: shipped ones in this process, user templates in a restricted child process.
 
 The sandbox blocks access to Python's internals and to all files except the shipped
 templates and those in the template's directory. It cannot detect endless loops, so a user's

@@ -25,7 +25,7 @@ from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together
 from ddp_hpc.rendezvous.address import LOOPBACK, RendezvousPoint, choose_address, read_port, rendezvous_point
-from ddp_hpc.rendezvous.job_key import new_key, shared_key
+from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, connect
 from ddp_hpc.rendezvous.store_process import StoreProcess
@@ -65,7 +65,7 @@ class Endpoint:
 
 def endpoint_of_one_rank() -> Endpoint:
     """Returns an endpoint that only this process uses, for a process group of one rank."""
-    listener, key = open_listener([0], LOOPBACK), new_key()
+    listener, key = open_listener([0], LOOPBACK), new_secret()
     port = listener.getsockname()[1]
     process = StoreProcess(listener, key, RANK_0_GONE)
     store = connect(LOOPBACK, [port], lambda: key, _CONNECT_S)
@@ -101,7 +101,7 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
             address = choose_address(world, environ)
             listener = open_listener(ports, address.listen)
             host, why, listen, port = address.host, address.why, address.listen, listener.getsockname()[1]
-            key = new_key()
+            key = new_secret()
             process = StoreProcess(listener, key, RANK_0_GONE)
         except RendezvousError as error:
             failure = str(error)
@@ -136,7 +136,7 @@ def _first_and_number(problems: list[str]) -> tuple[str, int]:
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     """Connects the ranks with a host, ports and a key that every rank can determine. Collective."""
     point, process, listen = rendezvous_point(world, environ), None, ""
-    key, note = shared_key(environ, point.launch)
+    key, note = shared_secret(environ, point.launch)
     if world.rank == 0:
         process, store = serve_store(point, key, world.hostname)
         host, why, listen = _host_of_store(point, environ)
@@ -144,7 +144,7 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     else:
 
         def read_key_again() -> bytes:
-            return shared_key(environ, point.launch)[0]
+            return shared_secret(environ, point.launch)[0]
 
         # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
         result_s = timeout_s + _LATER_S

@@ -36,7 +36,7 @@ from ddp_hpc.errors import (
 )
 from ddp_hpc.rendezvous.address import LOOPBACK, choose_address, rendezvous_point
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, join_store, serve_store, wait_for_ranks
-from ddp_hpc.rendezvous.job_key import new_key, shared_key, write_key
+from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_process import StoreProcess
 
@@ -81,7 +81,7 @@ def agree_on_endpoint(
 
 
 def _open_endpoint(host: str, listen: str, *, for_torch: bool) -> AgentEndpoint:
-    key = new_key()
+    key = new_secret()
     if for_torch:
         reserved = reserve_port()
         return AgentEndpoint(host, reserved.getsockname()[1], key, kept=reserved)
@@ -110,7 +110,7 @@ def _without_mpi(
     # A MASTER_PORT that the user has set is for the training, not for the agents.
     own = {name: value for name, value in environ.items() if name != "MASTER_PORT"}
     point = rendezvous_point(world, own)
-    key, note = shared_key(environ, f"agents of {point.launch}")
+    key, note = shared_secret(environ, f"agents of {point.launch}")
     if node_rank != 0:
         name = f"node {world.hostname}"
         store, answer = join_store(point, lambda: key, node_rank, name, timeout_s, timeout_s + 10.0)
@@ -170,7 +170,7 @@ def local_address(host: str, port: int, environ: Environ) -> str:
 def write_key_file(key: bytes) -> Path:
     """Writes the key to a file that only this user can read, in a new directory on this node."""
     path = Path(tempfile.mkdtemp(prefix="ddp-hpc-")) / "key"
-    write_key(path, key)
+    write_secret(path, key)
     return path
 
 

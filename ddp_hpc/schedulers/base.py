@@ -138,7 +138,7 @@ class ShellVariable:
 
 
 class JobCommands(Protocol):
-    """The functions in the module `job_commands` of a scheduler, which query and cancel jobs."""
+    """The functions in the module `query_and_cancel` of a scheduler, which query and cancel jobs."""
 
     def read_job(self, job_id: str) -> JobState | None:
         """Returns the state of a job; None if the scheduler does not know it."""
@@ -268,7 +268,7 @@ class Scheduler:
     commands: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
     stand_in: ClassVar[str] = ""
-    """The module whose object QUEUE simulates the scheduler in `ddp-hpc rehearse`; empty if there is none."""
+    """The module whose STAND_IN simulates the scheduler in `ddp-hpc rehearse`; empty if there is none."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives; by default those that most schedulers have.
@@ -284,7 +284,7 @@ class Scheduler:
             "account": optional_value("account", job.account),
         }
 
-    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
         """Returns the directives for the fields in `QUEUE_OPTIONS` that `directives` does not cover.
 
         Raises:
@@ -303,7 +303,7 @@ class Scheduler:
                 given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
                 raise RequestError(f"{given} was given, but {self.lacks[name]}")
         values = self.directives(job, site, layout)
-        if asked := [*self.requested_options(job, site, layout), *self._raw_options(job)]:
+        if asked := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
             names = {name for option in asked for name in self.option_names(option)}
             of_site = [one for one in values["options"] if not names.intersection(self.option_names(one))]
             values["options"] = [*of_site, *asked]
@@ -506,7 +506,7 @@ class Scheduler:
     def job_commands(self) -> JobCommands:
         """Returns the module with the commands for jobs; only for a scheduler with a `query_command`."""
         package = type(self).__module__.rpartition(".")[0]
-        return cast("JobCommands", import_module(f"{package}.job_commands"))
+        return cast("JobCommands", import_module(f"{package}.query_and_cancel"))
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         """Returns the job of this process. Outside a job, the process ID serves as the job ID."""

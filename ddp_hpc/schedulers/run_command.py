@@ -1,4 +1,4 @@
-"""Execution of scheduler commands, with limits on time and output, and with retries.
+"""Runs scheduler commands, with limits on time and output, and with retries.
 
 No shell is used. Queries are retried if the scheduler was too busy to answer.
 To avoid duplicate jobs, submissions are retried only if they cannot have reached the scheduler.

@@ -1,4 +1,4 @@
-"""Detect the site profile of this machine."""
+"""Detects the site profile of this machine."""
 
 from __future__ import annotations
 

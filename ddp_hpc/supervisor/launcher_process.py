@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.errors import RequestError
 
 _WATCH_S = 30.0
@@ -63,7 +63,7 @@ def run_launcher(
         RequestError: the launcher cannot be started.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-    processes.adopt_orphans()
+    process_control.adopt_orphans()
     try:
         process = subprocess.Popen(
             argv, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=_prepare_launcher
@@ -110,21 +110,21 @@ def _prepare_launcher() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     # Some PBS servers leave ranks running when the job's script is killed. These ranks would prevent the next
     # job from running.
-    processes.die_with_parent(signal.SIGTERM)
+    process_control.die_with_parent(signal.SIGTERM)
 
 
 def _end_orphans() -> None:
     """Ends ranks that are still running on this node after the launcher has ended, for example because it was
     killed. These ranks would keep the run directory in use, so the next job of the run could not start.
     """
-    orphans = processes.descendants(os.getpid())
-    processes.send(signal.SIGTERM, orphans)
-    killed = processes.end_descendants(_ORPHANS_S) if orphans else []
+    orphans = process_control.descendants(os.getpid())
+    process_control.send(signal.SIGTERM, orphans)
+    killed = process_control.end_descendants(_ORPHANS_S) if orphans else []
     if killed:
         line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):
             os.write(2, line.encode("utf-8", "replace"))
-    processes.reap()
+    process_control.reap()
 
 
 def _send(process: subprocess.Popen[bytes], name: str, forwards_term: str) -> None:

@@ -1,0 +1,1 @@
+"""Reads the traces of all ranks, and reports where the time was spent."""

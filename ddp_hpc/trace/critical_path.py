@@ -19,10 +19,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ddp_hpc.trace.analysis_results import CriticalPath, PathLink, PathLinks, PathPart, PathRow, RankTrace
 from ddp_hpc.trace.intervals import Longs
-from ddp_hpc.trace.matching import Matched
+from ddp_hpc.trace.match_collectives import Matched
 from ddp_hpc.trace.step_times import DeviceActivity
-from ddp_hpc.trace.trace_records import CriticalPath, PathLink, PathLinks, PathPart, PathRow, RankTrace
 
 COMPUTE, MEMCPY, COMMUNICATION, WAIT = "compute", "memcpy", "communication", "wait"
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_hpc.trace.analysis_results import LaunchStats, PathLinks
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, MEMCPY, path_links, step_events
 from ddp_hpc.trace.event_names import kernel_kind
+from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
 from ddp_hpc.trace.intervals import Intervals, Longs
 from ddp_hpc.trace.launch_stats import launch_stats
-from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
-from ddp_hpc.trace.trace_records import LaunchStats, PathLinks
 
 _MOST_BUSY = 2000
 """Limit of the busy intervals in the timeline. If there are more, the shortest gaps are closed."""

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
-from ddp_hpc.trace.trace_records import (
+from ddp_hpc.trace.analysis_results import (
     CollectiveRow,
     CriticalPath,
     LaunchStats,
@@ -19,6 +18,7 @@ from ddp_hpc.trace.trace_records import (
     Straggler,
     Times,
 )
+from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.units import counted, duration, format_bytes
 
 _MUCH = 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddp_hpc.trace.analysis_results import LaunchStats
 from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.intervals import Intervals, Longs
-from ddp_hpc.trace.trace_records import LaunchStats
 
 
 def launch_stats(

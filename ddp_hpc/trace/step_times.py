@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
-from ddp_hpc.trace.columns import Columns
+from ddp_hpc.trace.analysis_results import REGIONS, TIMES, Times
 from ddp_hpc.trace.device_activity import Launches, find_launches, idle_gaps, is_inside, step_windows
+from ddp_hpc.trace.event_columns import Columns
+from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
 from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, is_within, union
-from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
-from ddp_hpc.trace.trace_records import REGIONS, TIMES, Times
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")

@@ -1,4 +1,7 @@
-"""The options of a training run, which consist of the options of its components. Does not import torch."""
+"""Configuration of a training run, composed of the configurations of its components.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class TrainConfig:
         }
         if self.data.path is None and (text := needed.get(self.model.name)):
             raise RequestError(f"--model {self.model.name} needs --data with {text}")
-        check_together(self.parallel, self.optimization)
+        check_combinations(self.parallel, self.optimization)
 
     @classmethod
     def of(cls, **options: Any) -> TrainConfig:
@@ -105,7 +108,7 @@ def against_cuda_graph(parallel: ParallelConfig) -> str:
     return next((text for text, is_used in against.items() if is_used), "")
 
 
-def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -> None:
+def check_combinations(parallel: ParallelConfig, optimization: OptimizationConfig) -> None:
     """Raises RequestError if an option of the strategy cannot be combined with one of the optimization."""
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddp_hpc.commands.estimate import command
 from ddp_hpc.errors import RequestError
-from ddp_hpc.estimate import (
+from ddp_hpc.memory_estimate import (
     GIB,
     STRATEGIES,
     Machine,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.launch.allocation import cpus_here, find_allocation, gpus_here, ranks_for
+from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here, ranks_for
 from ddp_hpc.launch.launch_here import Launch, plan
-from ddp_hpc.rehearse.machine import PBS_MPIEXEC
+from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from ddp_hpc.render.advice import advice
+from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
 from ddp_hpc.units import parse_walltime_s

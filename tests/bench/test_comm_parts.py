@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_hpc.bench.comm.baseline import describe, key_of, read_baseline, slower_rows
 from ddp_hpc.bench.comm.gradient_buckets import buckets_of, make_model
+from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_ranks_per_node, parse_sizes
 from ddp_hpc.bench.comm.rank_subsets import Division, divide
-from ddp_hpc.bench.comm.request import Effort, num_elements, parse_ranks_per_node, parse_sizes
-from ddp_hpc.bench.comm.test_pattern import PERIOD, lay_out, sum_table, table
 from ddp_hpc.bench.comm.timing import speeds
 from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
+from ddp_hpc.bench.comm.verification_data import PERIOD, fill_pattern, sum_table, table
 from ddp_hpc.errors import RequestError
 from ddp_hpc.trace.event_names import busbw_factor
 
@@ -87,7 +87,7 @@ def test_sums_in_any_order_are_exact_in_the_dtype(dtype: torch.dtype, num_ranks:
     like = torch.empty(0, dtype=dtype)
     total = torch.zeros(PERIOD, dtype=dtype)
     for index in reversed(range(num_ranks)):
-        total += lay_out(table(index, num_ranks, dtype), 0, PERIOD, like)
+        total += fill_pattern(table(index, num_ranks, dtype), 0, PERIOD, like)
     assert torch.equal(total.to(torch.int64), sum_table(num_ranks, dtype))
     assert sum_table(num_ranks, dtype).max() > 1, (
         "not all values may be zero, or the test would prove nothing"
@@ -97,7 +97,7 @@ def test_sums_in_any_order_are_exact_in_the_dtype(dtype: torch.dtype, num_ranks:
 def test_all_blocks_of_all_ranks_differ() -> None:
     like = torch.empty(0)
     blocks = [
-        lay_out(table(index, 1, torch.float32), start, 64, like)
+        fill_pattern(table(index, 1, torch.float32), start, 64, like)
         for index in range(4)
         for start in range(0, 2**16, 64)
     ]
@@ -106,7 +106,7 @@ def test_all_blocks_of_all_ranks_differ() -> None:
 
 def test_a_table_can_be_repeated_from_any_position() -> None:
     values, like = table(0, 1, torch.int64), torch.empty(0, dtype=torch.int64)
-    found = lay_out(values, 3 * PERIOD - 2, PERIOD + 5, like)
+    found = fill_pattern(values, 3 * PERIOD - 2, PERIOD + 5, like)
     assert torch.equal(found, torch.cat([values[-2:], values, values[:3]]))
 
 

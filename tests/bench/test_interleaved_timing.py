@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_hpc.bench.io.interleaved_timing import Source, measure
-from ddp_hpc.bench.io.loaders import Batches, Order
+from ddp_hpc.bench.data_loading.interleaved_timing import Source, measure
+from ddp_hpc.bench.data_loading.loaders import Batches, Order
 
 ORDER = [np.arange(2), np.arange(2, 4)]
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from data_gen import Recipe, array_streams, generate
+from data_gen import Recipe, array_readers, generate
 from data_gen import convert as convert_module
 from data_gen.bfloat16 import from_bfloat16, to_bfloat16
 from data_gen.convert import convert
@@ -132,7 +132,7 @@ def h5(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("end", FORMATS)
 @pytest.mark.parametrize("start", FORMATS)
 def test_every_format_becomes_every_other(tmp_path, monkeypatch, start, end):
-    monkeypatch.setattr(array_streams, "_BLOCK_BYTES", 50)  # two samples of src
+    monkeypatch.setattr(array_readers, "_BLOCK_BYTES", 50)  # two samples of src
     monkeypatch.setattr(convert_module, "_BLOCK_BYTES", 60)
     inputs = write(tmp_path / f"in{start}", {"src": SRC, "tgt": TGT})
     same(converted(inputs, tmp_path / f"out{end}"), {"src": SRC, "tgt": TGT})

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from data_gen import array_streams
+from data_gen import array_readers
 from data_gen.idx import convert_idx
 from ddp_hpc.errors import DataError
 
@@ -41,7 +41,7 @@ def refused(tmp_path: Path, images: Path, labels: Path, **test_set: Path) -> str
 
 
 def test_images_become_floats_and_labels_integers(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(array_streams, "_BLOCK_BYTES", 300)  # several chunks, the last one smaller
+    monkeypatch.setattr(array_readers, "_BLOCK_BYTES", 300)  # several chunks, the last one smaller
     with h5py.File(convert_idx(*files, tmp_path / "out.h5").path) as file:
         np.testing.assert_array_equal(file["src"][:], IMAGES[:, np.newaxis] / np.float32(255))
         np.testing.assert_array_equal(file["tgt"][:], LABELS)

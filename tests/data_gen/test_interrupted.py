@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
-from data_gen.partial import WRITER
+from data_gen.signals_during_write import WRITER
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.partial_files import partial_file
 from ddp_hpc.process_status import process_started
@@ -151,7 +151,10 @@ def test_a_terminated_job_removes_the_partial_file_of_its_ranks(tmp_path, launch
 def test_a_second_signal_does_not_end_the_wait_for_the_other_ranks():
     """Slurm sends SIGTERM twice. If a rank exits first, its launcher kills rank 0 during the cleanup."""
     block = "with end_by_signal(lambda: time.monotonic() > end): print(flush=True); time.sleep(60)"
-    program = f"import time; from data_gen.partial import end_by_signal; end = time.monotonic() + 2\n{block}"
+    program = (
+        "import time; from data_gen.signals_during_write import end_by_signal\n"
+        f"end = time.monotonic() + 2\n{block}"
+    )
     began_s = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE) as process:
         process.stdout.readline()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
-from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
+from ddp_hpc.discovery.placement_problems import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_placement import Device, RankPlace, cpu_list, cpu_numbers, own_place
 from ddp_hpc.discovery.world import World
 

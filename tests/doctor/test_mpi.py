@@ -7,7 +7,7 @@ import pytest
 
 from ddp_hpc.doctor import allreduce, mpi
 from ddp_hpc.doctor.check_result import Here
-from ddp_hpc.rehearse.machine import PBS_MPIEXEC
+from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from tests.conftest import Launch, clean_environ
 
 

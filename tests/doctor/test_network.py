@@ -1,7 +1,6 @@
-"""Checks of interfaces, hostnames, launcher variables and scheduler commands."""
+"""Checks of interfaces and hostnames."""
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ def cray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cray")
 def test_nodes_are_compared_by_interfaces_and_not_by_addresses() -> None:
-    found = network.fabric(Here({}))
+    found = network.interfaces(Here({}))
     assert found.what == "hsn0 10.1.0.1, hsn1 10.1.0.2, bond0 10.0.0.1"
     assert found.compared_by == "ok hsn0, hsn1, bond0"
 
@@ -41,7 +40,7 @@ def test_nodes_are_compared_by_interfaces_and_not_by_addresses() -> None:
     ],
 )
 def test_interfaces_that_the_environment_names(variable: str, value: str, status: str) -> None:
-    found = network.fabric(Here({variable: value}))
+    found = network.interfaces(Here({variable: value}))
     assert found.status == status
     if status == "fail":
         assert found.what.startswith(f"{variable}={value}, but this host has the interfaces bond0, hsn0")
@@ -50,11 +49,11 @@ def test_interfaces_that_the_environment_names(variable: str, value: str, status
 @pytest.mark.parametrize(("num_nodes", "status"), [(1, "warn"), (2, "fail")])
 def test_loopback_alone(num_nodes: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "outward_interfaces", dict)
-    assert network.fabric(Here({}, num_nodes=num_nodes)).status == status
+    assert network.interfaces(Here({}, num_nodes=num_nodes)).status == status
 
 
 def test_a_hostname_that_resolves_to_loopback_is_a_warning() -> None:
-    found = network.name_finding("localhost")
+    found = network.name_resolution("localhost")
     assert found.status == "warn"
     assert "loopback" in found.what
     assert "GLOO_SOCKET_IFNAME" in found.remedy
@@ -66,61 +65,8 @@ def test_a_name_that_does_not_resolve(name: str, monkeypatch: pytest.MonkeyPatch
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a real resolver may be slow to fail
-    assert "does not resolve" in network.name_finding(name).what
+    assert "does not resolve" in network.name_resolution(name).what
 
 
 def test_an_address_that_other_nodes_can_reach() -> None:
-    assert network.name_finding("192.0.2.1").status == "ok"
-
-
-STEP = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-}
-
-
-def test_a_rank_is_detected_without_mpi() -> None:
-    assert network.launch(Here(STEP)).what == "rank 3 of 4, started by slurm"
-
-
-def test_ranks_of_one_launch_do_not_count_as_different() -> None:
-    assert (
-        network.launch(Here(STEP)).compared_by
-        == network.launch(Here(STEP | {"SLURM_PROCID": "2"})).compared_by
-    )
-
-
-def test_contradictory_launch_variables_are_a_failure() -> None:
-    found = network.launch(Here(STEP | {"SLURM_PROCID": "9"}))
-    assert found.status == "fail"
-    assert "SLURM_PROCID=9" in found.what
-
-
-def test_a_batch_shell_is_a_warning() -> None:
-    found = network.launch(Here({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
-    assert found.status == "warn"
-    assert "put `srun` in front" in found.what
-
-
-@pytest.mark.parametrize(
-    ("commands", "status", "text"),
-    [
-        ("", "warn", "neither sbatch nor qsub"),
-        ("qsub qstat qdel", "ok", "PBS (qsub, qstat, qdel)"),
-        ("sbatch srun squeue scancel scontrol", "ok", "Slurm"),
-        ("sbatch srun squeue scancel scontrol qsub", "ok", "Slurm"),  # its own wrapper
-        ("sbatch", "warn", "but not srun, squeue, scancel, scontrol"),
-    ],
-)
-def test_the_schedulers_commands(tmp_path: Path, commands: str, status: str, text: str) -> None:
-    for command in commands.split():
-        (tmp_path / command).touch(mode=0o755)
-    found = network.scheduler(Here({"PATH": str(tmp_path)}))
-    assert found.status == status
-    assert text in found.what
+    assert network.name_resolution("192.0.2.1").status == "ok"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.machine import install_mpiexec, program
-from ddp_hpc.rehearse.pbs.server import Settings
-from ddp_hpc.rehearse.pbs.session_adapter import QUEUE
+from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
+from ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter import STAND_IN
+from ddp_hpc.schedulers.pbs.stand_in.server import Settings
 
 __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 
@@ -151,7 +151,7 @@ def install(root: Path, settings: Settings) -> Site:
     for folder in (site.home, site.work, site.pbs_bin, site.pals_bin):
         folder.mkdir(parents=True)
     settings.write(root)
-    QUEUE.install(root, site.pbs_bin)
+    STAND_IN.install(root, site.pbs_bin)
     install_mpiexec(root, site.pals_bin, "pals")
     site.dotfile(site.pbs_bin, site.pals_bin)
     return site

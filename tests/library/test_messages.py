@@ -52,7 +52,7 @@ def _all_options() -> list[str]:
 
 
 def test_messages_name_the_arguments_of_the_functions() -> None:
-    from ddp_hpc.library.arguments import with_argument_names
+    from ddp_hpc.library.argument_names_in_errors import with_argument_names
 
     functions = (ddp_hpc.distributed, ddp_hpc.wrap, ddp_hpc.ConnectedWorld.loader, ddp_hpc.snapshots)
     arguments = {name for function in functions for name in inspect.signature(function).parameters}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.schedulers.pbs.stand_in import server
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render

@@ -15,16 +15,16 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.submission_ledger import Attempt, Submission
-from ddp_hpc.schedulers.slurm.job_commands import parse_scontrol
+from ddp_hpc.jobs.submission_ledger import Attempt, SubmissionRecord
+from ddp_hpc.schedulers.slurm.query_and_cancel import parse_scontrol
 from tests.conftest import PROJECT
 from tests.queue.answers import slurm
 
 
-def submission(job_id: str, at_s: int = 1000, **changes: str) -> Submission:
+def submission(job_id: str, at_s: int = 1000, **changes: str) -> SubmissionRecord:
     known = {"user": "me", "host": "login", "script": "/w/job.sh", "sha256": "0" * 64, "work_dir": "/w"}
     argv = ("sbatch", "--parsable", "/w/job.sh")
-    return Submission(job_id=job_id, scheduler="slurm", at_s=at_s, argv=argv, **{**known, **changes})
+    return SubmissionRecord(job_id=job_id, scheduler="slurm", at_s=at_s, argv=argv, **{**known, **changes})
 
 
 def make_run(folder: Path, *attempts: str) -> Path:

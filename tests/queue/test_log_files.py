@@ -10,7 +10,7 @@ import pytest
 
 from ddp_hpc.jobs.log_files import Reader, log_paths, read_tail, successor_in, usual_logs
 from ddp_hpc.jobs.training_progress import Progress, read_progress
-from ddp_hpc.schedulers.slurm.job_commands import parse_scontrol
+from ddp_hpc.schedulers.slurm.query_and_cancel import parse_scontrol
 from tests.queue.answers import slurm
 
 LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"

@@ -10,8 +10,8 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers.deadline import find_deadline, kill_delay_s
-from ddp_hpc.schedulers.lsf import job_commands
-from ddp_hpc.schedulers.lsf.job_commands import parse_bhist, parse_json, read_job
+from ddp_hpc.schedulers.lsf import query_and_cancel
+from ddp_hpc.schedulers.lsf.query_and_cancel import parse_bhist, parse_json, read_job
 from tests.queue.conftest import Programs, Run
 
 SCRIPT = "#!/bin/bash\n#BSUB -W 00:10\n#BSUB -o logs/%J.out\nhostname\n"
@@ -177,7 +177,7 @@ class TestCommands:
         ],
     )
     def test_the_job_id_is_in_the_last_line_of_bsub(self, answer: str, job_id: str | None) -> None:
-        assert job_commands.job_id_of(answer) == job_id
+        assert query_and_cancel.job_id_of(answer) == job_id
 
     def test_submit_passes_the_script_to_the_stdin_of_bsub(
         self, programs: Programs, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,7 +227,7 @@ class TestCommands:
 
     def test_bkill_decides_whether_a_job_is_cancelled(self, programs: Programs) -> None:
         programs.answers("bkill", "", code=255, err="Job <7>: Job has already finished\n")
-        assert job_commands.cancel("7") == "Job <7>: Job has already finished"
+        assert query_and_cancel.cancel("7") == "Job <7>: Job has already finished"
 
 
 class TestTheDeadline:

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers.job_state import JobState
-from ddp_hpc.schedulers.pbs.job_commands import parse_json, parse_text, read_job
+from ddp_hpc.schedulers.pbs.query_and_cancel import parse_json, parse_text, read_job
 from tests.queue.answers import PBS_TEXT, pbs
 from tests.queue.conftest import Programs
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.schedulers.slurm.job_commands import cancel, parse_scontrol, read_job
+from ddp_hpc.schedulers.slurm.query_and_cancel import cancel, parse_scontrol, read_job
 from tests.queue.answers import slurm
 from tests.queue.conftest import Programs
 

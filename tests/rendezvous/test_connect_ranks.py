@@ -286,7 +286,7 @@ def test_the_other_ranks_stop_waiting_if_rank_0_dies() -> None:
             return rendezvous(world(1, 3), STEP, 20, quiet())
         if rank == 0:
             point = rendezvous_point(world(0, 3), STEP)
-            key, _ = rendezvous_module.shared_key(STEP, point.launch)
+            key, _ = rendezvous_module.shared_secret(STEP, point.launch)
             process, store = rendezvous_module.serve_store(point, key, short_hostname())
             while not store.given("rendezvous", 10):
                 time.sleep(0.01)
@@ -341,7 +341,7 @@ def test_the_store_of_an_earlier_attempt_is_skipped() -> None:
 def test_a_rank_number_already_in_use_is_an_error_after_the_time_limit() -> None:
     endpoints = meet(STEP, 2)
     point = rendezvous_point(world(1, 2), STEP)
-    key, _ = rendezvous_module.shared_key(STEP, point.launch)
+    key, _ = rendezvous_module.shared_secret(STEP, point.launch)
     taken = RendezvousPoint(point.host, [endpoints[0].port], "", "")
     with pytest.raises(RendezvousError, match="another process has already joined as rank"):
         join_store(taken, lambda: key, 1, "rank 1", 1.0, 1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import LaunchError
-from ddp_hpc.rendezvous.job_key import read_key
+from ddp_hpc.rendezvous.launch_secret import read_secret
 from ddp_hpc.rendezvous.store_client import connect
 from ddp_hpc.rendezvous.torchrun_endpoint import node_rank_of, reserve_port
 from tests.conftest import Launch
@@ -47,7 +47,7 @@ def test_the_store_runs_until_the_script_ends(launch: Launch, tmp_path: Path) ->
     assert stat.S_IMODE(Path(key_file).stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(key_file).parent.stat().st_mode) == 0o700
     time.sleep(1)  # long enough for an endpoint that ends after its line
-    client = connect(host, [int(port)], lambda: read_key(Path(key_file)), 5)
+    client = connect(host, [int(port)], lambda: read_secret(Path(key_file)), 5)
     client.set("a", b"b", 5)
     client.close()
     script.send_signal(signal.SIGKILL)

@@ -136,7 +136,7 @@ def test_a_master_addr_of_another_node_than_rank_0s_is_refused(cluster: Cluster)
 # Runs on each node: checks whether its endpoint's store accepts the key, and whether its port can be bound.
 ENDPOINT = """
 import json, pathlib, socket, subprocess, sys
-from ddp_hpc.rendezvous.job_key import read_key
+from ddp_hpc.rendezvous.launch_secret import read_secret
 from ddp_hpc.rendezvous.store_client import connect
 module = "ddp_hpc.rendezvous.torchrun_endpoint"
 argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
@@ -155,7 +155,7 @@ with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) 
                 except OSError:
                     held[reuse] = "refused"
     if "c10d" not in argv:
-        store = connect(host, [int(port)], lambda: read_key(pathlib.Path(key_file)), 20)
+        store = connect(host, [int(port)], lambda: read_secret(pathlib.Path(key_file)), 20)
         store.set(f"here/{node_rank}", b"", 5)
         store.get(["here/0", "here/1"], 20)
         store.close()

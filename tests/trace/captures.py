@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ddp_hpc.trace.combine_ranks import capture_of
-from ddp_hpc.trace.trace_records import (
+from ddp_hpc.trace.analysis_results import (
     Capture,
     Collective,
     CriticalPath,
@@ -16,6 +15,7 @@ from ddp_hpc.trace.trace_records import (
     Step,
     Times,
 )
+from ddp_hpc.trace.summarize_run import capture_of
 
 HOSTILE = (
     "<b>b</b><script>window.ran=1</script><img src=x onerror='window.ran=1'>\"'{{ 1 }}\u202e\ud800 \u00e9"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.trace.combine_ranks import read_capture
-from ddp_hpc.trace.trace_records import Capture
+from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.summarize_run import read_capture
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from ddp_hpc.errors import RequestError
 from ddp_hpc.trace import critical_path
 from ddp_hpc.trace import trace_files as files_module
-from ddp_hpc.trace.combine_ranks import read_capture
+from ddp_hpc.trace.summarize_run import read_capture
 from tests.trace.made import all_reduce, annotation, event, step, write
 
 US = 1e-6

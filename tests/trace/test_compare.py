@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from ddp_hpc.trace.combine_ranks import read_capture
+from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.compare import compare
-from ddp_hpc.trace.trace_records import Capture
+from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, step, write
 

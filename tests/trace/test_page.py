@@ -11,11 +11,11 @@ from playwright.sync_api import expect
 from plotly.offline import get_plotlyjs
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.trace.outputs import PAGE_BEGINS
-from ddp_hpc.trace.page import page
-from ddp_hpc.trace.page_figures import by_rank
-from ddp_hpc.trace.page_tables import collectives, mean_step, ms
-from ddp_hpc.trace.page_timeline import MAX_RANKS, timeline
+from ddp_hpc.trace.html_figures import by_rank
+from ddp_hpc.trace.html_page import page
+from ddp_hpc.trace.html_tables import collectives, mean_step, ms
+from ddp_hpc.trace.html_timeline import MAX_RANKS, timeline
+from ddp_hpc.trace.input_and_output import PAGE_BEGINS
 
 from .browser import REQUIRE, chromium, open_page
 from .captures import ENDLESS, HOSTILE, KERNEL, hostile, made, on_device

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.trace.combine_ranks import read_capture
+from ddp_hpc.trace.summarize_run import read_capture
 from tests.trace.made import annotation, event, step, write
 
 REPORT = [sys.executable, "-m", "ddp_hpc", "report"]

@@ -16,9 +16,9 @@ from ddp_hpc.discovery.rank_placement import Device
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.training.process_group import placement_report as placement
+from ddp_hpc.training.process_group import check_placement as placement
+from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.devices import device_place
-from ddp_hpc.training.process_group.placement_report import check_placement
 from tests.discovery.simulated_mpi import on_all_ranks
 from tests.stores import Served, store_in_thread
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rendezvous.job_key import new_key, write_key
+from ddp_hpc.rendezvous.launch_secret import new_secret, write_secret
 from tests.conftest import PROJECT, Launch
 from tests.job_processes import command_of, is_alive, job, processes_below
 
@@ -69,7 +69,7 @@ def test_a_rendezvous_without_a_key_is_rejected_in_one_line(launch: Launch, tmp_
 
 def test_agents_of_plain_torchrun_connect_with_the_users_key(tmp_path: Path) -> None:
     """Two agents on this host; the first one serves the store."""
-    write_key(tmp_path / "job.key", new_key())
+    write_secret(tmp_path / "job.key", new_secret())
     (tmp_path / "program.py").write_text(
         "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n"
     )

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ddp_hpc.trace.combine_ranks import read_capture
+from ddp_hpc.trace.summarize_run import read_capture
 
 WORDS = [
     "--model",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import output as comm_output
 from ddp_hpc.bench.comm.baseline import key_of, read_baseline
-from ddp_hpc.bench.comm.request import CommBench, Effort, parse
+from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.text_table import Row
@@ -28,7 +28,7 @@ from ddp_hpc.units import format_bytes
 if TYPE_CHECKING:
     from ddp_hpc.bench.comm.collectives import Members
     from ddp_hpc.bench.comm.gradient_buckets import Bucket
-    from ddp_hpc.bench.comm.measure_rows import Case
+    from ddp_hpc.bench.comm.measure_cases import Case
     from ddp_hpc.bench.comm.rank_subsets import Division
     from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.group import Group
@@ -63,7 +63,7 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
         DdpHpcError: raised on all ranks if a result was wrong, a row is slower than the baseline
             allows, or nothing could be measured.
     """
-    from ddp_hpc.bench.comm.measure_rows import cases_of
+    from ddp_hpc.bench.comm.measure_cases import cases_of
     from ddp_hpc.bench.comm.rank_subsets import divide, gather_members, nodes_of
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
@@ -225,7 +225,7 @@ def _measure_all(
     say: Callable[[str], None],
 ) -> list[Row]:
     """Returns the rows of one collective on its members. Collective: every rank must call this."""
-    from ddp_hpc.bench.comm.measure_rows import RefusedError, measure
+    from ddp_hpc.bench.comm.measure_cases import RefusedError, measure
     from ddp_hpc.training.health.heartbeat import RESTING
 
     least, most = (format_bytes(extreme(case.num_bytes for case in cases)) for extreme in (min, max))

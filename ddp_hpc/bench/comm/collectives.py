@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_hpc.bench.comm.test_pattern import lay_out, sum_table, table
+from ddp_hpc.bench.comm.verification_data import fill_pattern, sum_table, table
 
 # torch 2.13 renamed these two functions, and prints a warning for the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -84,8 +84,8 @@ def _all_reduce(members: Members, count: int, dtype: torch.dtype) -> Operation:
         run=lambda: dist.all_reduce(buffer, group=members.group),
         sent=buffer,
         received=buffer,
-        first=lambda: lay_out(table(members.index, num, dtype), 0, count, buffer),
-        last=lambda: lay_out(sum_table(num, dtype), 0, count, buffer),
+        first=lambda: fill_pattern(table(members.index, num, dtype), 0, count, buffer),
+        last=lambda: fill_pattern(sum_table(num, dtype), 0, count, buffer),
     )
 
 
@@ -102,7 +102,7 @@ def _broadcast(members: Members, count: int, dtype: torch.dtype) -> Operation:
     buffer, root = _empty(members, count, dtype), members.ranks[0]
 
     def roots() -> Tensor:
-        return lay_out(table(0, 1, dtype), 0, count, buffer)
+        return fill_pattern(table(0, 1, dtype), 0, count, buffer)
 
     return Operation(
         run=lambda: dist.broadcast(buffer, src=root, group=members.group),
@@ -120,9 +120,9 @@ def _all_gather_single(members: Members, count: int, dtype: torch.dtype) -> Oper
         run=lambda: _all_gather(received, sent, group=members.group),
         sent=sent,
         received=received,
-        first=lambda: lay_out(table(members.index, 1, dtype), 0, part, sent),
+        first=lambda: fill_pattern(table(members.index, 1, dtype), 0, part, sent),
         last=lambda: torch.cat(
-            [lay_out(table(index, 1, dtype), 0, part, sent) for index in range(members.size)]
+            [fill_pattern(table(index, 1, dtype), 0, part, sent) for index in range(members.size)]
         ),
     )
 
@@ -134,8 +134,8 @@ def _reduce_scatter_single(members: Members, count: int, dtype: torch.dtype) -> 
         run=lambda: _reduce_scatter(received, sent, group=members.group),
         sent=sent,
         received=received,
-        first=lambda: lay_out(table(members.index, num, dtype), 0, count, sent),
-        last=lambda: lay_out(sum_table(num, dtype), members.index * part, part, sent),
+        first=lambda: fill_pattern(table(members.index, num, dtype), 0, count, sent),
+        last=lambda: fill_pattern(sum_table(num, dtype), members.index * part, part, sent),
     )
 
 
@@ -146,10 +146,10 @@ def _all_to_all(members: Members, count: int, dtype: torch.dtype) -> Operation:
         run=lambda: dist.all_to_all_single(received, sent, group=members.group),
         sent=sent,
         received=received,
-        first=lambda: lay_out(table(members.index, 1, dtype), 0, count, sent),
+        first=lambda: fill_pattern(table(members.index, 1, dtype), 0, count, sent),
         last=lambda: torch.cat(
             [
-                lay_out(table(index, 1, dtype), members.index * part, part, sent)
+                fill_pattern(table(index, 1, dtype), members.index * part, part, sent)
                 for index in range(members.size)
             ]
         ),
@@ -172,8 +172,8 @@ def _send_recv(members: Members, count: int, dtype: torch.dtype) -> Operation:
         run=run,
         sent=sent,
         received=received,
-        first=lambda: lay_out(table(members.index, 1, dtype), 0, count, sent),
-        last=lambda: lay_out(table(before % members.size, 1, dtype), 0, count, sent),
+        first=lambda: fill_pattern(table(members.index, 1, dtype), 0, count, sent),
+        last=lambda: fill_pattern(table(before % members.size, 1, dtype), 0, count, sent),
     )
 
 

@@ -10,7 +10,7 @@ import click
 from ddp_hpc import text_table as tables
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import baseline as comm_baseline
-from ddp_hpc.bench.comm.request import CommBench
+from ddp_hpc.bench.comm.parse_options import CommBench
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.text_table import Column, Row
 from ddp_hpc.units import format_bytes

@@ -18,7 +18,7 @@ def communication_share(directory: Path) -> float | None:
     """
     if missing():
         return None
-    from ddp_hpc.trace.rank_trace import read_rank
+    from ddp_hpc.trace.analyze_rank import read_rank
 
     shares = []
     for path in sorted((directory / TRACES).glob("*.json.gz")):

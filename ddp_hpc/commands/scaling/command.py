@@ -16,10 +16,10 @@ from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.exposed_communication import missing
 from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
-from ddp_hpc.commands.scaling.states import State, look
+from ddp_hpc.commands.scaling.point_states import State, look
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
-from ddp_hpc.extras import install_command
 from ddp_hpc.partial_files import write_atomically
+from ddp_hpc.pip_extras import install_command
 from ddp_hpc.training.telemetry.metrics_file import write_json
 
 _GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")
@@ -48,11 +48,11 @@ def run(context: click.Context, **options: Any) -> None:
         context.exit(_print_results(asked, _gather(folder, asked, waits=options["wait"]), **files))
     check_training(options["training"])
     if options["submit"]:
-        from ddp_hpc.commands.scaling.jobs import submit
+        from ddp_hpc.commands.scaling.submit_points import submit_points
 
-        submit(options, [*_COMMON_OPTIONS, *_SUBMIT_OPTIONS])
+        submit_points(options, [*_COMMON_OPTIONS, *_SUBMIT_OPTIONS])
         return
-    from ddp_hpc.commands.scaling.here import run_here
+    from ddp_hpc.commands.scaling.run_here import run_here
 
     request, states = run_here(options)
     if not options["dry_run"]:

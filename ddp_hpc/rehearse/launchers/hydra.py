@@ -1,4 +1,4 @@
-"""The stand-in for `mpiexec` of MPICH: the real Hydra, with its options and variables, on simulated nodes."""
+"""Stand-in for `mpiexec` of MPICH: the real Hydra, with its options and variables, on simulated nodes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
-from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Step, places, run_step, spool_directory
 
 _ERROR = f"[mpiexec@{os.uname().nodename}] {{what}}"
 

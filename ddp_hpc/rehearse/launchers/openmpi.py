@@ -1,4 +1,4 @@
-"""The stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH.
+"""Stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH.
 
 As with Open MPI, ranks on other nodes receive only the variables that are named with `-x`. PMIX_NAMESPACE is
 not set, because MPICH would abort.
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddp_hpc.rehearse.launchers.fit_to_machine import HERE, Limits
 from ddp_hpc.rehearse.launchers.hydra import num_nodes_of
-from ddp_hpc.rehearse.launchers.limits import HERE, Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
 
 _RULE = "-" * 74
 _ERROR = f"{_RULE}\n{{what}}\n{_RULE}"

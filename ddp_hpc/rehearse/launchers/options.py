@@ -1,4 +1,4 @@
-"""Parse the command line of a launcher, given a table with the options of the real launcher."""
+"""Parses the command line of a launcher, given a table with the options of the real launcher."""
 
 from __future__ import annotations
 

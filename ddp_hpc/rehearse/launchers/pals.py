@@ -1,4 +1,4 @@
-"""The stand-in for `mpiexec` of PALS, with its options and variables.
+"""Stand-in for `mpiexec` of PALS, with its options and variables.
 
 The variables of rank r place it on host r // ppn of the node file. PMI_RANK, PMI_SIZE and PMI_FD are set even
 with --pmi=pmix, because MPI could not start without them.
@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
 
 _ERROR = "mpiexec: {what}\nTry 'mpiexec --help' for more information."
 

@@ -42,7 +42,7 @@ class Flux(Scheduler):
             "options": site.flux.options,
         }
 
-    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
         """Returns options of flux-batch(1)."""
         found = [f"--requires={job.constraint}"] if job.constraint else []
         for kind, jobs in parse_dependency(job.dependency) if job.dependency else ():

@@ -59,7 +59,7 @@ class GridEngine(Scheduler):
             "options": site.age.options,
         }
 
-    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
         """Returns options of Grid Engine's qsub(1)."""
         found = [f"-ar {job.reservation}"] if job.reservation else []
         for kind, jobs in parse_dependency(job.dependency) if job.dependency else ():

@@ -1,4 +1,4 @@
-"""Parse the options in #BSUB lines (bsub.1)."""
+"""Parses the options in #BSUB lines (bsub.1)."""
 
 from __future__ import annotations
 

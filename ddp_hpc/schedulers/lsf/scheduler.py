@@ -27,7 +27,7 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.schedulers.lsf import checks
 from ddp_hpc.schedulers.lsf.directives import split_words
-from ddp_hpc.schedulers.lsf.requested_options import array_of, requested_options
+from ddp_hpc.schedulers.lsf.submit_options import array_of, submit_options
 from ddp_hpc.schedulers.lsf.times import left_s, minutes_of, walltime_s
 from ddp_hpc.sites.site import Site, queue_entries
 
@@ -80,7 +80,7 @@ class Lsf(Scheduler):
     commands = ("bsub", "bjobs", "bkill")
     query_command = "bjobs"
     job_id_pattern = re.compile(r"\[")
-    stand_in = "ddp_hpc.schedulers.lsf.stand_in.session_adapter"
+    stand_in = "ddp_hpc.schedulers.lsf.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -98,8 +98,8 @@ class Lsf(Scheduler):
             "options": site.scheduler_options.options,
         }
 
-    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        return requested_options(job)
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        return submit_options(job)
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""

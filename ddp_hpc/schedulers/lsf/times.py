@@ -1,4 +1,4 @@
-"""Conversion of durations: `[hour:]minute` in requests to LSF, and the formats of `bjobs -o`."""
+"""Converts durations: `[hour:]minute` in requests to LSF, and the formats of `bjobs -o`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import was_dropped
-from ddp_hpc.schedulers.pbs.job_commands import attributes_in, read_job
+from ddp_hpc.schedulers.pbs.query_and_cancel import attributes_in, read_job
 from ddp_hpc.schedulers.running_job import RunningJob, Say, started_s
 from ddp_hpc.units import parse_walltime_s
 

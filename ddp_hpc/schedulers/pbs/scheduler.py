@@ -23,7 +23,7 @@ from ddp_hpc.schedulers.base import (
     resource_values,
     whole_number,
 )
-from ddp_hpc.schedulers.pbs.requested_options import LACKS, requested_options, with_memory
+from ddp_hpc.schedulers.pbs.submit_options import LACKS, submit_options, with_memory
 from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -67,7 +67,7 @@ class Pbs(Scheduler):
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")
-    stand_in = "ddp_hpc.rehearse.pbs.session_adapter"
+    stand_in = "ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter"
     queue_flag = "-q"
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
     # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.
@@ -101,8 +101,8 @@ class Pbs(Scheduler):
     def version_of(self, site: Site) -> str:
         return site.pbs.version
 
-    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        return requested_options(job)
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        return submit_options(job)
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""

@@ -1,4 +1,4 @@
-"""Read #SBATCH lines as sbatch does: first into words, then into options with getopt_long.
+"""Reads #SBATCH lines as sbatch does: first into words, then into options with getopt_long.
 
 Source: `get_argument` and `_opt_batch_script` in src/sbatch/opt.c of SchedMD/slurm, which are the same in
 22.05 and 26.05; getopt_long(3).

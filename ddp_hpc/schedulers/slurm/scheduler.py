@@ -28,7 +28,7 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.schedulers.slurm.directives import read_options
 from ddp_hpc.schedulers.slurm.option_values import is_time, time_s
-from ddp_hpc.schedulers.slurm.requested_options import requested_options
+from ddp_hpc.schedulers.slurm.submit_options import submit_options
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
@@ -70,7 +70,7 @@ class Slurm(Scheduler):
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     query_command = "scontrol"
     job_id_pattern = re.compile("[_@]")
-    stand_in = "ddp_hpc.rehearse.slurm.session_adapter"
+    stand_in = "ddp_hpc.schedulers.slurm.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -93,8 +93,8 @@ class Slurm(Scheduler):
             "options": site.slurm.options,
         }
 
-    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        found = requested_options(job)
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        found = submit_options(job)
         given = [*found, *(raw_directive(text)[1] for text in job.directive)]
         for name in (name for option in given for name in self.option_names(option)):
             if name in site.slurm.forbidden:

@@ -1,4 +1,4 @@
-"""The options that control when a rank is reported as hung or slow."""
+"""Options that control when a rank is reported as hung or slow."""
 
 from __future__ import annotations
 

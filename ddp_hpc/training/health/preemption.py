@@ -1,4 +1,5 @@
-"""Stops a run before the scheduler kills it: all ranks decide together, after a signal or near the limit.
+"""Stops a run before the scheduler kills it: all ranks decide together, after a signal or near the walltime
+limit.
 
 No extra messages are sent: each rank's stop request is sent with the losses that ranks exchange anyway.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddp_hpc.discovery.launcher_environment import present_launchers
-from ddp_hpc.discovery.once_per_node import print_once_per_node
+from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import (
@@ -30,7 +30,7 @@ from ddp_hpc.errors import (
     RendezvousError,
     ReportedElsewhereError,
 )
-from ddp_hpc.messages import log_message
+from ddp_hpc.log_message import log_message
 from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.user_code_exceptions import (

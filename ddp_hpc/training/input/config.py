@@ -1,4 +1,4 @@
-"""The options of the input data."""
+"""Options of the input pipeline: data file, synthetic data, batch size, shuffling, workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the ranks and of torch's process group."""
+"""Options of the ranks and of torch's process group."""
 
 from __future__ import annotations
 

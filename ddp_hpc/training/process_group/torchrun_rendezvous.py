@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from ddp_hpc.discovery.network_interfaces import is_own_address
 from ddp_hpc.errors import RendezvousError, RequestError
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
-from ddp_hpc.rendezvous.job_key import KEY_FILE, read_key
+from ddp_hpc.rendezvous.launch_secret import KEY_FILE, read_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import connect
 from ddp_hpc.rendezvous.store_process import StoreProcess
@@ -76,8 +76,8 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     if is_own_address(host):
         # The port is in use if torchrun_script.sh or another agent on this host already hosts the store.
         with suppress(RendezvousError):
-            _servers.append(StoreProcess(open_listener([port]), read_key(Path(path)), RANK_0_GONE))
-    client = connect(host, [port], lambda: read_key(Path(path)), join_s)
+            _servers.append(StoreProcess(open_listener([port]), read_secret(Path(path)), RANK_0_GONE))
+    client = connect(host, [port], lambda: read_secret(Path(path)), join_s)
     timeout_s = float(params.get_as_int("read_timeout", _READ_TIMEOUT_S) or _READ_TIMEOUT_S)
     store = GroupStore(client, "agents/", timeout_s)
     return create_handler(store, _Backend(store, params.run_id), params)

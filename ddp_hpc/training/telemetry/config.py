@@ -1,4 +1,4 @@
-"""The options of the outputs of a training."""
+"""Options of the outputs of a training: metrics, traces, progress and summary."""
 
 from __future__ import annotations
 

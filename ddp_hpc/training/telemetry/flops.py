@@ -1,4 +1,4 @@
-"""Counts the floating-point operations per sample, and looks up the peak rate of the device."""
+"""Counts the floating-point operations per sample, and looks up the peak FLOP/s of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bjobs [-noheader] [-json] [-o "FIELD ... [delimiter='C']"] JOB`: print the fields of one job."""
+"""Stand-in for `bjobs [-noheader] [-json] [-o "FIELD ... [delimiter='C']"] JOB`: prints fields of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bkill [-s SIGNAL] JOB...`: end jobs, or signal their processes."""
+"""Stand-in for `bkill [-s SIGNAL] JOB...`: ends jobs, or signals their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bsub`: read a script from stdin, save a copy, print the job id, and queue the job."""
+"""Stand-in for `bsub`: reads a script from stdin, saves a copy, prints the job id, and queues the job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.arrays import rehearsed_index
+from ddp_hpc.rehearse.job_arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
+from ddp_hpc.schedulers.lsf.stand_in import cluster, parse_requests
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 
 _NOT_DONE = ("-I", "-Ip", "-Is", "-K", "-b", "-Q", "-H", "-i", "-is", "-E", "-Ep", "-pack")
@@ -27,16 +27,16 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     os.umask(0o022)
     settings = cluster.Settings.read(root)
     script = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
-    typed = requests.options(argv)
-    given = requests.merged(requests.directives(script), typed)
+    typed = parse_requests.options(argv)
+    given = parse_requests.merged(parse_requests.directives(script), typed)
     for flag in _NOT_DONE:
         if flag in given:
             raise RefusedError(f"bsub: the stand-in does not support {flag}", REFUSED)
     if not script.strip():
         raise RefusedError("No command is specified. Job not submitted.", REFUSED)
-    name, indices = requests.name_and_indices(given.get("-J", ""))
-    walltime_s = requests.walltime_s(given.get("-W", ""))
-    slots = requests.slots_per_node(given)
+    name, indices = parse_requests.name_and_indices(given.get("-J", ""))
+    walltime_s = parse_requests.walltime_s(given.get("-W", ""))
+    slots = parse_requests.slots_per_node(given)
     condition, after = _dependency(given.get("-w", ""), root)
     number = jobs.next_number(root / "next_job", settings.first_job)
     file = root / "home" / ".lsbatch" / f"{int(time.time())}.{number}"

@@ -1,4 +1,4 @@
-"""The simulated cluster: its settings, and the start of jobs in the order of their dependencies."""
+"""The simulated LSF cluster: its settings, and the start of jobs in the order of their dependencies."""
 
 from __future__ import annotations
 

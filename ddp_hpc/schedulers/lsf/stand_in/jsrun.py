@@ -1,4 +1,4 @@
-"""`jsrun`: run ranks in resource sets, with the variables that the job step manager sets (jsrun.1)."""
+"""Stand-in for `jsrun`: runs ranks in resource sets, with the variables of the job step manager (jsrun.1)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
-from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.launchers.start_ranks import Step, places, run_step, spool_directory
 
 _TABLE = Table(
     values=spellings(

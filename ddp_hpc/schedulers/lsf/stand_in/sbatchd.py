@@ -1,4 +1,4 @@
-"""The stand-in for sbatchd, which runs one job: environment, output, signals and run limit.
+"""Stand-in for the daemon sbatchd, which runs one job: environment, output, signals and run limit.
 
 At the run limit all processes of the job get SIGUSR2, and SIGKILL later (bsub -W). bkill sends SIGKILL to a
 parallel job at once, and SIGINT, SIGTERM and SIGKILL to a sequential one (LSB_USE_SEQUENTIAL_SIGNAL).
@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ddp_hpc import processes
+from ddp_hpc import process_control
 from ddp_hpc.rehearse.daemon import Daemon
 from ddp_hpc.schedulers.lsf.stand_in import cluster
 
@@ -40,7 +40,7 @@ class Sbatchd(Daemon):
                 self.finish(spool, 127, "", [])
                 return
             reason = self.watch(shell)
-        left_over = processes.end_descendants(0.5)
+        left_over = process_control.end_descendants(0.5)
         code = shell.returncode
         self.finish(spool, code if code >= 0 else 128 - code, reason, left_over)
 
@@ -104,7 +104,7 @@ class Sbatchd(Daemon):
 
     def send(self, number: int) -> None:
         """Sends a signal to all processes of the job."""
-        processes.send(number, processes.descendants(os.getpid()))
+        process_control.send(number, process_control.descendants(os.getpid()))
 
     def end(self, shell: subprocess.Popen[bytes], before: tuple[signal.Signals, ...]) -> None:
         """Sends these signals with pauses between them, then sends SIGKILL to all remaining processes."""
@@ -114,7 +114,7 @@ class Sbatchd(Daemon):
                 self.wait(shell, self.settings.kill_delay_s)
         if shell.poll() is None:
             shell.kill()
-        processes.end_descendants(0.0)
+        process_control.end_descendants(0.0)
         shell.wait()
 
     def finish(self, spool: Path, code: int, reason: str, left_over: list[str]) -> None:

@@ -1,0 +1,114 @@
+"""Checks whether a file that will be written already exists, and whether there is space for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from data_gen.formats import Contents, ForeignFileError, read_stamp
+from data_gen.signals_during_write import WRITER, signals_held
+from ddp_hpc.errors import RequestError
+from ddp_hpc.partial_files import remove_leftovers
+from ddp_hpc.units import format_bytes
+
+# A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
+_OVERHEAD_BYTES = 64 * 1024
+# Limits for error messages, which quote the recipe of an existing file: the maximum number of characters per
+# value, and the maximum number of differences.
+_MAX_SHOWN, _MAX_DIFFERENCES = 100, 8
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file that will be written to `path`. With `force`, an existing file is overwritten."""
+
+    path: Path
+    """The path given by the user."""
+    contents: Contents
+    force: bool
+
+    @cached_property
+    def file(self) -> Path:
+        """The file that is written, which is the target of the link if `path` is a symbolic link."""
+        return Path(os.path.realpath(self.path))
+
+    @property
+    def suffix(self) -> str:
+        """The suffix that determines the format."""
+        return self.path.suffix.lower()
+
+    def check_regular_file(self) -> None:
+        """Raises RequestError if the path is a directory or a device, or if it cannot be accessed."""
+        try:
+            if self.file.is_dir():
+                raise RequestError(f"{self.path} is a directory; give the name of a file")
+            if self.file.exists() and not self.file.is_file():
+                raise RequestError(f"{self.path} is not a regular file; choose another name")
+        except OSError as error:
+            raise RequestError(
+                f"cannot access {self.path}: {error.strerror}; use another directory"
+            ) from None
+
+    def prepare_directory(self, num_bytes: int) -> None:
+        """Creates the directory if necessary, and removes partial files of killed writers from it.
+
+        Raises:
+            RequestError: the directory cannot be created, or it has no space for `num_bytes` of values.
+        """
+        directory, needed_bytes = self.file.parent, num_bytes + _OVERHEAD_BYTES
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(directory, WRITER)
+            free_bytes = shutil.disk_usage(directory).free
+        except OSError as error:
+            raise RequestError(
+                f"cannot use the directory of {self.path}: {error}; use another directory"
+            ) from error
+        if free_bytes < needed_bytes:
+            raise RequestError(
+                f"{self.path} needs {format_bytes(needed_bytes)}, but {directory} has only "
+                f"{format_bytes(free_bytes)} free. "
+                "Free space, request fewer samples, or use another directory."
+            )
+
+    def exists(self) -> bool:
+        """Returns whether a complete file with these contents already exists.
+
+        Raises:
+            RequestError: a different file exists.
+        """
+        if self.force or not self.file.exists():
+            return False
+        hint = "Choose another name, remove the file, or overwrite it with --force."
+        try:
+            with signals_held():
+                found, arrays = read_stamp(self.file, self.suffix)
+        except ForeignFileError as error:
+            raise RequestError(
+                f"{self.path} exists, and it is damaged or was not written by data_gen ({error}). {hint}"
+            ) from None
+        requested = self.contents.recipe
+        if found != requested:
+            keys = [key for key in sorted({*found, *requested}) if found.get(key) != requested.get(key)]
+            if "kind" in keys:  # files of different kinds have different keys
+                keys = ["kind"]
+            differences = ", ".join(
+                f"{_shown(key)} is {_shown(found.get(key))} instead of {_shown(requested.get(key))}"
+                for key in keys[:_MAX_DIFFERENCES]
+            )
+            raise RequestError(f"{self.path} exists with different contents: {differences}. {hint}")
+        if arrays != self.contents.arrays:
+            shapes = ", ".join(f"{array.name} {array.shape} {array.dtype}" for array in arrays)
+            raise RequestError(
+                f"{self.path} exists with the requested recipe, but is damaged: it contains {shapes}. {hint}"
+            )
+        return True
+
+
+def _shown(value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    plain = "".join(char for char in text[:_MAX_SHOWN] if char.isprintable())
+    return "absent" if value is None else plain

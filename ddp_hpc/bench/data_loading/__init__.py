@@ -1,0 +1,1 @@
+"""`ddp-hpc bench io`: the time to load a batch from each file format."""

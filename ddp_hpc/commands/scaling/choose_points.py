@@ -1,0 +1,108 @@
+"""Chooses the points of `ddp-hpc bench scaling` from the options and earlier requests in its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.bench.scaling import points as scaling
+from ddp_hpc.bench.scaling import scaling_directory
+from ddp_hpc.bench.scaling.points import Point, Settings, Size
+from ddp_hpc.bench.scaling.scaling_directory import Asked
+from ddp_hpc.commands.scaling.point_states import look
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.telemetry.config import read_numbers
+
+TRAINER = ("-m", "ddp_hpc.train")
+# Options that may affect the speed of a point.
+_SPEED_OPTIONS = ("profile", "job_file", "launcher", "mpi", "env", "setup", "fallback", "template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The request of one call. `points` are the points of this call; `asked` also includes those of earlier
+    calls.
+    """
+
+    folder: Path
+    asked: Asked
+    points: tuple[Point, ...]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of all points."""
+        return self.asked.settings
+
+    def arguments(self, point: Point) -> list[str]:
+        """Returns the training options of a point.
+
+        Raises:
+            RequestError: there are too few samples for one step.
+        """
+        return scaling.training_words(point, self.points, self.settings, self.folder / point.folder)
+
+
+def counts(options: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """Returns `--ranks` or `--nodes`, whichever was given, and its numbers; empty if neither was given.
+
+    Raises:
+        RequestError: both were given, or the numbers are not increasing.
+    """
+    typed = [(f"--{name}", options[name]) for name in ("ranks", "nodes") if options[name] is not None]
+    if len(typed) > 1:
+        raise RequestError(
+            "--ranks and --nodes cannot be combined; use --ranks for numbers of ranks, or "
+            "--nodes for full nodes"
+        )
+    if not typed:
+        return "", ()
+    option, text = typed[0]
+    found = read_numbers(option, text)
+    scaling.check_counts(option, found)
+    return option, found
+
+
+def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequence[str] = ()) -> Request:
+    """Creates the request for points of these sizes; `more` are training options in addition to the user's.
+
+    Earlier requests in the directory are ignored if none of their points was started; otherwise strong
+    scaling keeps their global batch.
+
+    Raises:
+        RequestError: a batch is not divisible by the ranks, or the directory contains other points.
+    """
+    folder: Path = options["folder"]
+    modes = scaling.MODES if options["mode"] == "both" else (options["mode"],)
+    before = _earlier_requests(folder)
+    shared = options["global_batch"] or (before.settings.global_batch if before else 0)
+    settings = Settings(
+        batch_size=options["batch_size"],
+        global_batch=(shared or options["batch_size"] * sizes[0].ranks) if "strong" in modes else 0,
+        steps=options["steps"],
+        warm_up=options["warm_up"],
+        trace_steps=options["trace_steps"],
+        training=(*options["training"], *more),
+        launch=tuple(word for name in _SPEED_OPTIONS for word in _as_typed(name, options[name])),
+    )
+    points = {point for mode in modes for point in scaling.mode_points(mode, settings, sizes)}
+    asked = scaling_directory.asked_now(before, settings, dict.fromkeys(modes, tuple(sizes)))
+    return Request(folder=folder, asked=asked, points=tuple(sorted(points)))
+
+
+def _earlier_requests(folder: Path) -> Asked | None:
+    """Returns the earlier requests of the directory, or None if no point is done, pending or running."""
+    before = scaling_directory.read_folder(folder)
+    if before is None:
+        return None
+    in_use = scaling_directory.is_in_use(folder)
+    states = (look(folder, point, before.settings, in_use=in_use) for point in before.points())
+    return before if any(state.measured or state.is_live for state in states) else None
+
+
+def _as_typed(name: str, value: Any) -> list[str]:
+    """Returns an option with its values as command-line arguments; empty if it was not given."""
+    option = "--" + name.removesuffix("_file").replace("_", "-")
+    values = value if isinstance(value, tuple) else [value] if value else []
+    return [word for one in values for word in (option, str(one))]

@@ -1,0 +1,143 @@
+"""Submits points as jobs, each with a script from `render`, in the same way as `ddp-hpc submit`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_hpc.bench.scaling import scaling_directory
+from ddp_hpc.bench.scaling.points import Point, Size
+from ddp_hpc.commands.job_options import request_of
+from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
+from ddp_hpc.commands.scaling.point_states import look
+from ddp_hpc.commands.submit import check_findings
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.jobs import submit as submit_module
+from ddp_hpc.jobs.submit import Submission
+from ddp_hpc.lint.run_checks import LintFinding, lint_script
+from ddp_hpc.render.rejection_warnings import advice
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import lay_out
+from ddp_hpc.schedulers.run_command import held_interrupt, need
+from ddp_hpc.sites.site import Site
+
+# Parameters of `request_of` that scaling sets for each point, so that they cannot be given as options.
+_SET_PER_POINT = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
+
+
+def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
+    """Submits a job for each point that is neither done nor submitted, and prints the job IDs.
+
+    With --dry-run, only prints the scripts.
+
+    Raises:
+        RequestError: the request is invalid for `render`, `lint`, the scheduler or the directory.
+        DdpHpcError: the scheduler does not respond, or the directory is not writable.
+    """
+    option, numbers = counts(options)
+    if not option:
+        raise RequestError("--submit requires --nodes or --ranks, such as --nodes 1,2,4")
+    given = {name: options[name] for name in job_options}
+    job, site = request_of({**given, **dict.fromkeys(_SET_PER_POINT)})
+    request = make_request(options, _sizes(job, site, option, numbers))
+    folder, todo = request.folder, []
+    for point in request.points:
+        state = look(folder, point, request.settings, must_answer=True)
+        if state.measured or state.is_live:
+            _say(state.line(point))
+        else:
+            todo.append(point)
+    submissions, found = _submissions(request, todo, job, site)
+    check_findings(found, force=False)
+    if options["dry_run"]:
+        for submission in submissions.values():
+            sys.stdout.buffer.write(submission.content)
+            sys.stdout.flush()
+            _say(f"would run: {shlex.join(submission.argv())}")
+    elif submissions:
+        scheduler = next(iter(submissions.values())).scheduler
+        what = f"the jobs are for {scheduler.title}"
+        program = scheduler.submit_program
+        need(program, f"{what}, where {program} submits them")
+        with scaling_directory.locked(folder), held_interrupt(program) as is_interrupted:
+            scaling_directory.write_folder(folder, request.asked)
+            _send(folder, submissions, is_interrupted)
+    else:
+        _say("all points are done or submitted; use --gather for the table")
+
+
+def _send(folder: Path, submissions: Mapping[Point, Submission], is_interrupted: Callable[[], bool]) -> None:
+    for number, (point, submission) in enumerate(submissions.items()):
+        so_far = (
+            f"{number} of {len(submissions)} jobs were submitted; run the same command again for the others"
+        )
+        if is_interrupted():
+            _say(so_far)
+            raise KeyboardInterrupt
+        scaling_directory.empty_point(folder / point.folder)
+        submit_module.prepare(submission)
+        try:
+            for job_id, problem in submit_module.submit_one(submission):
+                click.echo(job_id)
+                _say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
+        except DdpHpcError as error:
+            if not number:
+                raise
+            raise DdpHpcError(f"{point}: {so_far}") from error
+
+
+def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Size]:
+    per_node = lay_out(job, site).ranks_per_node
+    if option == "--nodes":
+        return [Size(number * per_node, number, per_node) for number in numbers]
+    for number in numbers:
+        if number > per_node and number % per_node:
+            raise RequestError(
+                f"--ranks {number} is not a multiple of {per_node}, the number of ranks per node; use a "
+                "multiple, or set --ranks-per-node"
+            )
+    return [Size(number, max(1, number // per_node), min(number, per_node)) for number in numbers]
+
+
+def _submissions(
+    request: Request, points: Sequence[Point], job: Job, site: Site
+) -> tuple[dict[Point, Submission], list[LintFinding]]:
+    """Returns the job of each point, and the findings of lint without duplicates."""
+    submissions: dict[Point, Submission] = {}
+    findings: dict[tuple[str, str], LintFinding] = {}
+    warnings: dict[str, None] = {}
+    for point in points:
+        of_point = replace(
+            job,
+            num_nodes=point.size.nodes,
+            ranks_per_node=point.size.ranks_per_node,
+            name=f"{job.name}-{point.size.ranks}x{point.batch_size}",
+            run_dir=str(request.folder / point.folder),
+            command=("python", *TRAINER, *request.arguments(point)),
+        )
+        text = render(of_point, site)
+        submissions[point] = submission = submit_module.submission_of_request(
+            text, site.scheduler, Path.cwd()
+        )
+        if submission.run_dir is None:  # without a run directory, --gather could not find the job
+            raise RequestError(
+                f"the run directory of {point} cannot be determined from its script. Use a --dir "
+                "without $ and `, and a --template that exports DDP_HPC_RUN_DIR."
+            )
+        warnings |= dict.fromkeys(advice(of_point, site))
+        for one in lint_script(text, site, num_nodes=point.size.nodes):
+            findings.setdefault((one.check, one.what), one)
+    for line in warnings:
+        _say(f"warning: {line}")
+    return submissions, list(findings.values())
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

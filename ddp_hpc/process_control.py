@@ -1,0 +1,100 @@
+"""Finds processes in /proc by parent or session, signals them, and ends all processes of a job."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.process_status import process_stat
+
+# The parent directory of the package, for Python processes that start without site-packages.
+PACKAGES = Path(__file__).resolve().parents[1]
+
+_KILL_S = 10.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, read from /proc/PID/stat. This module ignores zombies."""
+
+    pid: int
+    parent: int
+    session: int
+
+
+def processes() -> list[Process]:
+    """Returns all processes of the machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        state, parent, _, session = (process_stat(int(path.name)) or ["X", "", "", ""])[:4]
+        if state not in "ZX":
+            found.append(Process(int(path.name), int(parent), int(session)))
+    return found
+
+
+def of_session(number: int) -> list[Process]:
+    """Returns the processes of one session."""
+    return [process for process in processes() if process.session == number]
+
+
+def descendants(*ancestors: int) -> list[Process]:
+    """Returns all descendants of these processes, in any session."""
+    everything, family = processes(), set(ancestors)
+    while more := {p.pid for p in everything if p.parent in family} - family:
+        family |= more
+    return [p for p in everything if p.pid in family and p.pid not in ancestors]
+
+
+def send(number: int, targets: Iterable[Process]) -> None:
+    """Sends a signal to each process that still exists and that this user may signal."""
+    for process in targets:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, number)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of all orphaned descendants, so that `descendants` finds them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Makes this process receive a signal when its parent ends. Requires Linux: prctl(2)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def end_descendants(grace_s: float) -> list[str]:
+    """Kills the descendants that remain after `grace_s`, and returns their command lines."""
+    end_s = time.monotonic() + grace_s
+    while descendants(os.getpid()) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    command_lines: dict[int, str] = {}
+    # The loop repeats because processes can start new ones, and is limited because a process can be
+    # unkillable.
+    end_s = time.monotonic() + _KILL_S
+    while (left := descendants(os.getpid())) and time.monotonic() < end_s:
+        for process in left:
+            with suppress(OSError):
+                line = Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace")
+                command_lines.setdefault(process.pid, line.replace("\0", " ").strip())
+        send(signal.SIGKILL, left)
+        time.sleep(0.01)
+    return list(command_lines.values())
+
+
+def reap() -> None:
+    """Reaps all dead children, adopted ones included. Their exit codes are lost."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process with this id exists."""
+    return Path(f"/proc/{pid}").exists()

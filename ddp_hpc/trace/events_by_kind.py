@@ -1,0 +1,204 @@
+"""Sorts the events of one rank's trace by kind, and keeps the fields that the report needs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ddp_hpc.trace import event_names as names
+from ddp_hpc.trace.event_columns import Columns
+from ddp_hpc.trace.parse_events import Event
+
+_OLD_CATEGORIES = {
+    "Operator": "cpu_op",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+}
+_RUNTIMES = ("_runtime", "_driver")
+"""The ends of the categories of calls that launch work: cuda_runtime, cuda_driver, xpu_runtime."""
+_DEVICE_TYPES = {
+    0: "cpu",
+    1: "cuda",
+    6: "hip",
+    12: "xpu",
+    13: "mps",
+    15: "hpu",
+    19: "mtia",
+    20: "privateuseone",
+}
+"""The values of c10::DeviceType, which torch writes as a number."""
+_MOST_CALLS = 1_000_000
+_MOST = 2**63
+
+
+class _Memory(msgspec.Struct, gc=False):
+    allocated: int = msgspec.field(name="Total Allocated", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=0)
+    device_id: int = msgspec.field(name="Device Id", default=-1)
+
+
+class _Message(msgspec.Struct, gc=False):
+    """The arguments of a collective: gloo writes the first two, NCCL the others."""
+
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
+    kind: str = msgspec.field(name="Collective name", default="")
+    num_in: int = msgspec.field(name="In msg nelems", default=0)
+    num_out: int = msgspec.field(name="Out msg nelems", default=0)
+    num_ranks: int = msgspec.field(name="Group size", default=0)
+    group: str = msgspec.field(name="Process Group Name", default="")
+    dtype: str = ""
+
+
+class _Link(msgspec.Struct, gc=False):
+    """The argument that connects a kernel or a copy with the call on the host that launched it."""
+
+    correlation: int = -1
+
+
+_LINK = msgspec.json.Decoder(_Link)
+_MEMORIES = msgspec.json.Decoder(list[_Memory])
+_MESSAGE = msgspec.json.Decoder(_Message)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective in the trace, with times in microseconds."""
+
+    kind: str
+    group: str
+    num_ranks: int
+    """Number of ranks in the group, or 0 if unknown."""
+    bytes: int
+    start_us: float
+    dur_us: float
+    on_device: bool
+
+
+@dataclass
+class RankEvents:
+    """The events of a rank by kind."""
+
+    host: Columns = field(default_factory=Columns)
+    """Operators and annotations."""
+    launches: Columns = field(init=False)
+    """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
+    device: Columns = field(default_factory=Columns)
+    """Kernels and copies, with correlation IDs."""
+    calls: list[Call] = field(default_factory=list)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    num_calls_dropped: int = 0
+
+    def __post_init__(self) -> None:
+        self.launches = Columns(self.host.threads)
+
+    @property
+    def lacks_device(self) -> bool:
+        """Whether the host launched work on a device whose activity was not recorded."""
+        return len(self.launches) > 0 and not len(self.device)
+
+
+COLLECTIVE = "collective"
+"""The category of collective kernels in `RankEvents.device`."""
+
+
+def add_events(events: list[Event], rank_events: RankEvents, world_size: int) -> None:
+    """Adds events to `rank_events`."""
+    of: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        of[event.cat].append(event)
+    for old, new in _OLD_CATEGORIES.items():
+        for event in of.pop(old, ()):
+            event.cat = new
+            of[new].append(event)
+    # Annotations come first, so that they enclose operators of the same duration.
+    host = of["user_annotation"] + of["cpu_op"]
+    rank_events.host.add([event for event in host if event.ph == "X"])
+    for category in of:
+        if category.endswith(_RUNTIMES):
+            _add_linked(rank_events.launches, of[category])
+    calls = [
+        _call(event, kind, world_size, on_device=False)
+        for event in of["user_annotation"]
+        if (kind := names.annotated_kind(event.name))
+    ]
+    for event in of["kernel"]:
+        if kind := names.kernel_kind(event.name):
+            event.cat = COLLECTIVE
+            calls.append(_call(event, kind, world_size, on_device=True))
+    _add_linked(rank_events.device, of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
+    room = max(0, _MOST_CALLS - len(rank_events.calls))
+    rank_events.num_calls_dropped += max(0, len(calls) - room)
+    rank_events.calls += calls[:room]
+    _count_memory([e for e in of["cpu_instant_event"] if e.name == "[memory]"], rank_events.peak_bytes)
+
+
+def _add_linked(columns: Columns, events: list[Event]) -> None:
+    columns.add(events)
+    columns.add_correlations([_correlation(event) for event in events])
+
+
+def _correlation(event: Event) -> int:
+    try:
+        number = _LINK.decode(event.args).correlation
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return -1
+    return number if -1 <= number < _MOST else -1
+
+
+def _count_memory(events: list[Event], peak_bytes: dict[str, int]) -> None:
+    peaks: dict[tuple[int, int], int] = {}
+    for memory in _memories(events):
+        key = (memory.device_type, memory.device_id)
+        if memory.allocated > peaks.get(key, -1):
+            peaks[key] = memory.allocated
+    for (device_type, device_id), allocated in peaks.items():
+        device = _DEVICE_TYPES.get(device_type, f"device type {device_type}")
+        if device_id >= 0 and device != "cpu":
+            device = f"{device}:{device_id}"
+        peak_bytes[device] = max(peak_bytes.get(device, 0), allocated)
+
+
+def _memories(events: list[Event]) -> list[_Memory]:
+    # These events are frequent, and decoding all of them in one call is faster.
+    try:
+        return _MEMORIES.decode(b"[" + b",".join([event.args for event in events]) + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if len(events) <= 1:
+            return []
+    return [memory for event in events for memory in _memories([event])]
+
+
+def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
+    try:
+        message = _MESSAGE.decode(event.args)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = _Message()
+    kind = names.kind_of(message.kind) if message.kind else kind
+    num_ranks = message.num_ranks or world_size
+    if message.dtype:
+        num_bytes = max(message.num_in, message.num_out) * names.element_bytes(message.dtype)
+    else:
+        num_bytes = _bytes_in(message)
+        if kind == "all_gather":  # gloo's annotation contains the size of this rank's input only
+            num_bytes *= max(1, num_ranks)
+    if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
+        num_bytes = num_ranks = 0  # the size is invalid, because no buffer can be this large
+    return Call(kind, message.group, num_ranks, num_bytes, event.ts, event.dur, on_device)
+
+
+def _bytes_in(message: _Message) -> int:
+    """Returns the total size of the input tensors, given as `[[4, 3], [2]]` and `["float", "float"]`."""
+    if not isinstance(message.dims, list) or not isinstance(message.types, list):
+        return 0
+    total = 0
+    for dims, dtype in zip(message.dims, message.types, strict=False):
+        if isinstance(dtype, str) and isinstance(dims, list) and all(isinstance(dim, int) for dim in dims):
+            total += math.prod(dims) * names.element_bytes(dtype) if dims else 0
+    return total

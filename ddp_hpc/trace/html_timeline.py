@@ -1,0 +1,251 @@
+"""The timeline of the page: lanes with the regions, the collectives and the device of each rank."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ddp_hpc.trace.analysis_results import PARTS, REGIONS, Capture, RankTrace, Times
+from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
+from ddp_hpc.units import format_bytes
+
+_Steps: TypeAlias = tuple[tuple[int, float, float], ...]
+
+MAX_RANKS = 32
+MAX_SPANS = 10_000
+_MAX_MARKS = 200
+_WAITS = ("comm_exposed_s", "idle_s")
+_LABELED_RANKS = 8
+"""With more ranks, the lanes are thinner and only the ranks have labels."""
+_LANE_PX, _THIN_LANE_PX = 20, 11
+_BUSY = "device busy"
+_BUSY_COLOR = "#6e7781"
+_COLLECTIVE = "collective"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One of the lanes in the row of each rank."""
+
+    title: str
+    """What the lane shows, and whether the times are those of the host or of the device."""
+    categories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A category that the timeline shows, with its color."""
+
+    name: str
+    color: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The timeline of a capture, and notes on what it omits."""
+
+    figure: Figure
+    ranks: tuple[int, ...]
+    """The ranks shown, from top to bottom."""
+    steps: _Steps
+    """Number, start and end of each step in milliseconds of the figure, over all ranks shown."""
+    lanes: tuple[Lane, ...]
+    """The lanes of each rank, from top to bottom."""
+    legend: tuple[LegendEntry, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Bar:
+    category: str
+    """The name of a region, `collective`, or `device busy`."""
+    row: int
+    start_s: float
+    dur_s: float
+    step: int | None
+    what: str
+
+
+def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
+    """Returns a timeline of at most `MAX_RANKS` ranks and the `max_spans` longest bars."""
+    drawn, notes = _choose_ranks(capture)
+    bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row)]
+    if len(bars) > max_spans:
+        num_omitted = len(bars) - max_spans
+        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
+        notes.append(f"The {num_omitted:,} shortest of {num_omitted + max_spans:,} spans are not shown")
+    begins = [bar.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
+    zero_s = min(begins, default=0.0)
+    steps = _steps(drawn, zero_s)
+    ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
+    end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
+    lanes = _lanes(capture, {bar.category for bar in bars})
+    data = [
+        _trace(category, lanes, some, zero_s)
+        for category in (*REGIONS, _COLLECTIVE, _BUSY)
+        if (some := [bar for bar in bars if bar.category == category])
+    ]
+    layout = base_layout() | {
+        "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
+        "barmode": "overlay",
+        "dragmode": "zoom",
+        "shapes": [_mark(start) for _, start, _ in steps[:: -(-len(steps) // _MAX_MARKS) or 1]],
+        "annotations": _numbers(steps, end),
+        "xaxis": axis("milliseconds", range=[0, end], showgrid=False),
+        "yaxis": axis(
+            range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False, **_labels(drawn, lanes)
+        ),
+    }
+    ranks = tuple(trace.rank for trace in drawn)
+    lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
+    height = (lane_px * len(lanes) + 8) * len(drawn) + 90
+    figure = {"data": data, "layout": layout, "height": height, "ranks": ranks}
+    legend = tuple(LegendEntry(trace["name"], trace["marker"]["color"]) for trace in data)
+    return Timeline(figure, ranks, steps, lanes, legend, tuple(notes))
+
+
+def _lanes(capture: Capture, categories: set[str]) -> tuple[Lane, ...]:
+    """Returns the lanes that contain bars."""
+    if any(trace.busy for trace in capture.ranks):
+        lanes = [
+            Lane("host: data", ("data",)),
+            Lane("device: regions", tuple(region for region in REGIONS if region != "data")),
+            Lane("device: collectives", (_COLLECTIVE,)),
+            Lane("device: busy", (_BUSY,)),
+        ]
+    else:
+        lanes = [Lane("host: regions", REGIONS), Lane("host: collectives", (_COLLECTIVE,))]
+    return tuple(lane for lane in lanes if categories & {*lane.categories}) or tuple(lanes[:1])
+
+
+def _offset(lanes: Sequence[Lane], number: int) -> float:
+    """Returns the position of a lane relative to the middle of its row, whose height is 1."""
+    return (number + 0.5) / len(lanes) * 0.9 - 0.45
+
+
+def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Returns the labels of the lanes; if there are many ranks, only the labels of the rows."""
+    if len(drawn) > _LABELED_RANKS:
+        return {
+            "tickvals": list(range(len(drawn))),
+            "ticktext": [f"rank {trace.rank}" for trace in drawn],
+        }
+    return {
+        "tickvals": [row + _offset(lanes, i) for row in range(len(drawn)) for i in range(len(lanes))],
+        "ticktext": [
+            f"rank {trace.rank}, {lane.title}" if not i else lane.title
+            for trace in drawn
+            for i, lane in enumerate(lanes)
+        ],
+    }
+
+
+def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
+    """Returns all ranks; if there are many, those with the longest and the shortest work, and some of the
+    others.
+    """
+    if len(capture.ranks) <= MAX_RANKS:
+        return list(capture.ranks), []
+    by_work = sorted(
+        range(len(capture.ranks)), key=lambda index: _worked_s(capture.rank_means[index]), reverse=True
+    )
+    quarter = MAX_RANKS // 4
+    chosen = {*by_work[:quarter], *by_work[-quarter:]}
+    chosen |= {
+        index for index, trace in enumerate(capture.ranks)
+        if capture.straggler and trace.rank == capture.straggler.rank
+    }  # fmt: skip
+    others = [index for index in range(len(capture.ranks)) if index not in chosen]
+    num = MAX_RANKS - len(chosen)
+    chosen |= {others[number * len(others) // num] for number in range(num)}
+    note = (
+        f"{MAX_RANKS} of {len(capture.ranks)} ranks are shown: the {quarter} with the longest work per step, "
+        f"the {quarter} with the shortest, and others at regular intervals"
+    )
+    return [capture.ranks[index] for index in sorted(chosen)], [note]
+
+
+def _worked_s(times: Times) -> float:
+    return float(sum(getattr(times, part) for part in PARTS if part not in _WAITS))
+
+
+def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
+    for span in trace.spans:
+        if span.name in REGIONS:
+            yield _Bar(span.name, row, span.start_s, span.dur_s, span.step, span.name)
+    for one in trace.collectives:
+        what = [plain(one.kind)]
+        what += [format_bytes(one.bytes)] if one.bytes else []
+        what += [f"{one.num_ranks} ranks"] if one.num_ranks else []
+        yield _Bar(_COLLECTIVE, row, one.start_s, one.dur_s, one.step, ", ".join(what))
+    steps = [(step.start_s, step.start_s + step.times.wall_s, step.number) for step in trace.steps]
+    for start_s, end_s in trace.busy:
+        at = bisect_right(steps, (start_s, math.inf, 0)) - 1
+        step = steps[at][2] if at >= 0 and start_s < steps[at][1] else None
+        yield _Bar(_BUSY, row, start_s, end_s - start_s, step, _BUSY)
+
+
+def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
+    number = next(i for i, lane in enumerate(lanes) if category in lane.categories)
+    # Many bars have the same text, so the page contains each text once, and its number for each bar.
+    texts: dict[str, int] = {}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": category,
+        "width": 0.72 / len(lanes),
+        "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
+        "x": [milliseconds(bar.dur_s) for bar in bars],
+        "y": [round(bar.row + _offset(lanes, number), 3) for bar in bars],
+        # Concurrent collectives overlap, so their bars are translucent.
+        "marker": {
+            "color": COLORS["comm_exposed"] if category == _COLLECTIVE else COLORS.get(category, _BUSY_COLOR),
+            "opacity": 0.6 if category == _COLLECTIVE else 1,
+            "line": {"width": 0},
+        },
+        "meta": {
+            "step": [bar.step for bar in bars],
+            "what": [texts.setdefault(bar.what, len(texts)) for bar in bars],
+            "texts": list(texts),
+            "lane": lanes[number].title,
+        },
+    }
+
+
+def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
+    found: dict[int, tuple[float, float]] = {}
+    for trace in drawn:
+        for step in trace.steps:
+            start_s, end_s = step.start_s - zero_s, step.start_s - zero_s + step.times.wall_s
+            first, last = found.get(step.number, (start_s, end_s))
+            found[step.number] = (min(first, start_s), max(last, end_s))
+    return tuple(
+        (number, milliseconds(first), milliseconds(last)) for number, (first, last) in sorted(found.items())
+    )
+
+
+def _mark(start: float) -> dict[str, Any]:
+    return {
+        "type": "line", "x0": start, "x1": start, "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"width": 1, "dash": "dot"},
+    }  # fmt: skip
+
+
+def _numbers(steps: _Steps, end: float) -> list[dict[str, Any]]:
+    """Returns labels with the numbers of the steps, except those that would overlap on a phone."""
+    numbers: list[dict[str, Any]] = []
+    free = 0.0
+    for number, start, _ in steps:
+        if start >= free:
+            numbers.append(
+                {
+                    "text": str(number) if numbers else f"step {number}", "x": start, "y": 1, "yref": "paper",
+                    "xanchor": "left", "yanchor": "bottom", "showarrow": False,
+                }
+            )  # fmt: skip
+            free = start + end * (0.07 if len(numbers) > 1 else 0.16)
+    return numbers

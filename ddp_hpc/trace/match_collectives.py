@@ -1,0 +1,150 @@
+"""Matches the calls of each collective across ranks, corrects clocks, and measures transfer times."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, RankTrace
+from ddp_hpc.trace.event_names import busbw_factor
+
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""The collectives that end on no rank before all ranks have started them."""
+_LEAST_CLOCK_S = 1e-3
+
+_Kind: TypeAlias = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """One collective with the call of each rank."""
+
+    calls: dict[int, Collective]
+
+    @property
+    def last(self) -> int:
+        """The rank that started last. It did not wait, so its call is the shortest; no clocks are needed."""
+        return min(self.calls, key=lambda rank: self.calls[rank].dur_s)
+
+    @property
+    def transfer_s(self) -> float:
+        """Time from the start on the last rank to the end."""
+        return self.calls[self.last].dur_s
+
+
+def _kind(call: Collective) -> _Kind:
+    return call.kind, call.group, call.num_ranks, call.bytes
+
+
+def match(ranks: Sequence[RankTrace]) -> list[Matched]:
+    """Matches the k-th call of each kind and size on all ranks of the group.
+
+    If the ranks have recorded different numbers of calls, the calls are counted within each step.
+    """
+    by_kind: defaultdict[_Kind, dict[int, list[Collective]]] = defaultdict(dict)
+    for trace in ranks:
+        for call in trace.collectives:
+            by_kind[_kind(call)].setdefault(trace.rank, []).append(call)
+    matched = []
+    for (kind, _, num_ranks, _), calls in by_kind.items():
+        # If a backend does not record the group, calls in several groups could be mistaken for one.
+        if kind in _TOGETHER and 1 < len(calls) <= num_ranks and len(calls) == min(num_ranks, len(ranks)):
+            matched += [Matched(group) for group in _same(calls)]
+    return matched
+
+
+def _same(calls: dict[int, list[Collective]]) -> Iterator[dict[int, Collective]]:
+    if len({len(own) for own in calls.values()}) == 1:
+        for row in zip(*calls.values(), strict=True):
+            yield dict(zip(calls, row, strict=True))
+        return
+    steps: defaultdict[int | None, dict[int, list[Collective]]] = defaultdict(dict)
+    for rank, own in calls.items():
+        for call in own:
+            steps[call.step].setdefault(rank, []).append(call)
+    for step, of_step in steps.items():
+        if step is not None and len(of_step) == len(calls) and len({len(o) for o in of_step.values()}) == 1:
+            yield from _same(of_step)
+
+
+def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:
+    """Corrects all times to the clock of the first rank's host; also returns a note per corrected host.
+
+    A collective ends on all ranks at the same time, so differences between the ends are clock offsets.
+    """
+    reference = ranks[0]
+    if all(trace.host == reference.host for trace in ranks):
+        return tuple(ranks), []
+    differences: defaultdict[str, list[float]] = defaultdict(list)
+    for one in match(ranks):
+        if (own := one.calls.get(reference.rank)) is None:
+            continue
+        for trace in ranks:
+            if trace.host != reference.host and (call := one.calls.get(trace.rank)):
+                differences[trace.host].append(call.start_s + call.dur_s - own.start_s - own.dur_s)
+    offsets, notes = {}, []
+    for host, values in sorted(differences.items()):
+        offset_s = statistics.median(values)
+        spread_s = statistics.median(abs(value - offset_s) for value in values)
+        if abs(offset_s) > max(_LEAST_CLOCK_S, 3 * spread_s):
+            offsets[host] = offset_s
+            side = "ahead of" if offset_s > 0 else "behind"
+            notes.append(
+                f"the clock of {host} is {abs(offset_s) * 1e3:.1f} ms {side} that of {reference.host} "
+                f"(measured by {len(values)} collectives); its times were corrected"
+            )
+    return tuple(_moved(trace, -offsets.get(trace.host, 0.0)) for trace in ranks), notes
+
+
+def _moved(trace: RankTrace, by_s: float) -> RankTrace:
+    if not by_s:
+        return trace
+    return replace(
+        trace,
+        clock_s=by_s,
+        steps=tuple(replace(step, start_s=step.start_s + by_s) for step in trace.steps),
+        spans=tuple(replace(span, start_s=span.start_s + by_s) for span in trace.spans),
+        collectives=tuple(replace(call, start_s=call.start_s + by_s) for call in trace.collectives),
+    )
+
+
+def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:
+    """Returns a row per kind and size, sorted by total transfer time without waits for late ranks."""
+    calls: defaultdict[_Kind, list[tuple[int, Collective]]] = defaultdict(list)
+    for trace in ranks:
+        for call in trace.collectives:
+            calls[_kind(call)].append((trace.rank, call))
+    transfers: defaultdict[_Kind, list[float]] = defaultdict(list)
+    for one in matched:
+        transfers[_kind(next(iter(one.calls.values())))].append(one.transfer_s)
+    found = []
+    for key, own in calls.items():
+        kind, group, num_ranks, num_bytes = key
+        durations = [call.dur_s for _, call in own]
+        median_s = statistics.median(durations)
+        transfer_s = statistics.median(transfers[key]) if key in transfers else median_s
+        slowest_rank, slowest = max(own, key=lambda item: item[1].dur_s)
+        num_callers = len({rank for rank, _ in own})
+        found.append(
+            CollectiveRow(
+                kind=kind,
+                group=group,
+                num_ranks=num_ranks,
+                bytes=num_bytes,
+                num_calls=round(len(own) / num_callers),
+                median_s=median_s,
+                total_s=sum(durations) / num_callers,
+                transfer_s=transfer_s,
+                is_transfer_known=key in transfers or num_ranks == 1,
+                busbw_bytes_per_s=busbw_factor(kind, num_ranks) * num_bytes / transfer_s
+                if transfer_s
+                else 0.0,
+                slowest_s=slowest.dur_s,
+                slowest_rank=slowest_rank,
+                slowest_step=slowest.step,
+            )
+        )
+    return tuple(sorted(found, key=lambda row: -row.num_calls * row.transfer_s))

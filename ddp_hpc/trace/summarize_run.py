@@ -1,0 +1,214 @@
+"""Combines the traces of all ranks of a run: mean times, the straggler, and the main findings."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_hpc.trace.analysis_results import (
+    REGIONS,
+    TIMES,
+    Capture,
+    CollectiveRow,
+    RankTrace,
+    SlowLoad,
+    Straggler,
+    Times,
+)
+from ddp_hpc.trace.critical_path import critical_path
+from ddp_hpc.trace.findings import findings
+from ddp_hpc.trace.match_collectives import Matched, aligned, match, rows
+from ddp_hpc.trace.trace_files import read_ranks, trace_files
+from ddp_hpc.units import duration
+
+_SLOW = 0.05
+"""Fraction of a step by which a rank must be slower than the others to be reported."""
+_LATE = 0.6
+"""Fraction of the waiting in collectives that one rank must cause to be named as late."""
+
+
+_MOST_NAMED = 8
+
+
+def read_capture(
+    path: Path,
+    name: str | None = None,
+    num_processes: int | None = None,
+    seen: Callable[[Path], None] = lambda _: None,
+) -> Capture:
+    """Reads the traces in a directory; calls `seen` with each file that has been read.
+
+    Raises:
+        RequestError: there are no traces, or none of them can be used.
+        DdpHpcError: a file cannot be read.
+    """
+    found = read_ranks(trace_files(path), num_processes, seen)
+    ranks, moved = aligned(found.ranks)
+    capture = capture_of(name or path.resolve().name, ranks, (*found.notes, *moved))
+    return replace(capture, warnings=_cut_off(found.cut_off, found.num_files))
+
+
+def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Capture:
+    """Combines the ranks of one run."""
+    world_size = max(ranks[0].world_size, ranks[-1].rank + 1)
+    missing = tuple(sorted(set(range(world_size)) - {trace.rank for trace in ranks}))
+    matched = match(ranks)
+    means = tuple(mean([step.times for step in trace.steps]) for trace in ranks)
+    overall = mean([step.times for trace in ranks for step in trace.steps])
+    collectives = rows(ranks, matched)
+    straggler = _straggler(ranks, matched, overall)
+    load = _slowest_load(ranks)
+    path = critical_path(ranks, matched)
+    return Capture(
+        name=name,
+        world_size=world_size,
+        ranks=tuple(ranks),
+        missing=missing,
+        mean=overall,
+        rank_means=means,
+        collectives=collectives,
+        straggler=straggler,
+        slowest_load=load,
+        findings=tuple(findings(ranks, overall, straggler, load, collectives, path)),
+        notes=tuple(notes) + _missing(missing, world_size) + _alone(ranks, world_size, collectives),
+        path=path,
+    )
+
+
+def _cut_off(names: Sequence[str], num_files: int) -> tuple[str, ...]:
+    if not names:
+        return ()
+    if num_files == 1:
+        return (f"Warning: {names[0]} is cut off, so the times after the cut are missing.",)
+    shown = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"Warning: {len(names)} of {num_files} traces {are} cut off, so the times after the cut are missing: "
+        f"{shown}.",
+    )
+
+
+def mean(times: Sequence[Times]) -> Times:
+    """Returns the mean of each part of a step's time."""
+    return Times(**{part: statistics.fmean(getattr(one, part) for one in times) for part in TIMES})
+
+
+def _missing(missing: Sequence[int], world_size: int) -> tuple[str, ...]:
+    if not missing:
+        return ()
+    shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
+    return (f"traces of {len(missing)} of {world_size} ranks are missing: {shown}",)
+
+
+def _alone(
+    ranks: Sequence[RankTrace], world_size: int, collectives: Sequence[CollectiveRow]
+) -> tuple[str, ...]:
+    if len(ranks) > 1 or world_size == 1 or not collectives:
+        return ()
+    return (
+        "only one rank's trace was given, so it is unknown how long a collective waited for other ranks and "
+        "how long it transferred data; record all ranks to see both",
+    )
+
+
+def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
+    """Returns the rank that the others wait for, if they wait for a significant part of a step."""
+    if len(ranks) < 2:
+        return None
+    return _slow_rank(ranks, matched, overall) or _late_rank(ranks, matched, overall)
+
+
+def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
+    """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
+    # The median over the steps is used, so that a single slow step has no effect.
+    excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
+    own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
+    rank = max(own, key=lambda rank: own[rank])
+    region = max(excess, key=lambda region: excess[region][rank])
+    excess_s = excess[region][rank]
+    if min(own[rank], excess_s) < _SLOW * overall.wall_s:
+        return None
+    others = [trace for trace in ranks if trace.rank != rank]
+    waited_s = statistics.fmean(step.times.comm_exposed_s for trace in others for step in trace.steps)
+    slow = next(trace for trace in ranks if trace.rank == rank)
+    waited_s -= statistics.fmean(step.times.comm_exposed_s for step in slow.steps)
+    if waited_s < excess_s / 2:
+        return None  # the other ranks do not wait for it
+    last = Counter(one.last for one in matched)[rank]
+    evidence = (
+        f"its {region} takes {duration(excess_s)} per step longer than the median of the other ranks, "
+        f"which wait {duration(waited_s)} per step longer in collectives"
+    )
+    if matched:
+        evidence += f"; it was the last to start {last} of {len(matched)} collectives"
+    return Straggler(rank, region, excess_s, excess_s / overall.wall_s, evidence)
+
+
+def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
+    """Returns the rank that is most often the last to start a collective, if the others wait for it for a
+    significant time.
+
+    The waiting time of a rank is the time by which its call of a collective is longer than that of the last
+    rank.
+    """
+    num_steps = max(len(trace.steps) for trace in ranks)
+    waited: defaultdict[int, float] = defaultdict(float)
+    for one in matched:
+        others = [call.dur_s for rank, call in one.calls.items() if rank != one.last]
+        waited[one.last] += (statistics.median(others) - one.transfer_s) / num_steps
+    if not waited:
+        return None
+    rank = max(waited, key=lambda rank: waited[rank])
+    if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
+        return None
+    last = Counter(one.last for one in matched)[rank]
+    evidence = (
+        f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
+        f"{duration(waited[rank])} per step for it (median of the ranks)"
+    )
+    return Straggler(rank, "idle", waited[rank], waited[rank] / overall.wall_s, evidence)
+
+
+def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
+    """Returns, for each rank, how much longer it takes for a part of a step than the median of the other
+    ranks.
+
+    The differences are in seconds and medians over the steps.
+    """
+    by_step: defaultdict[int, list[float]] = defaultdict(list)
+    for trace in ranks:
+        for step in trace.steps:
+            insort(by_step[step.number], getattr(step.times, part))
+    return {
+        trace.rank: statistics.median(
+            own - _median_without(by_step[step.number], own) if len(by_step[step.number]) > 1 else 0.0
+            for step in trace.steps
+            for own in [getattr(step.times, part)]
+        )
+        for trace in ranks
+    }
+
+
+def _median_without(ordered: list[float], own: float) -> float:
+    """Returns the median of the values without one occurrence of `own`."""
+    at = bisect_left(ordered, own)
+    last = len(ordered) - 2
+    low, high = (ordered[i if i < at else i + 1] for i in (last // 2, (last + 1) // 2))
+    return (low + high) / 2
+
+
+def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:
+    loads = [
+        (span.dur_s, trace.rank, span.step)
+        for trace in ranks
+        for span in trace.spans
+        if span.name == "data" and span.step is not None
+    ]
+    if not loads:
+        return None
+    dur_s, rank, step = max(loads)
+    return SlowLoad(rank, step, dur_s, statistics.median(load[0] for load in loads))
