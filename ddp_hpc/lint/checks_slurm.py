@@ -28,7 +28,8 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     if (
         _one_device_by_design(subject)
         or not trains_with_torch(subject)
-        or re.search(r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text)
+        # An explicit --gpu-bind replaces the implied one; SLURM006 checks it.
+        or re.search(r"allow-task-sharing|--gpu-bind|gres/gpu:none", script.text)
     ):
         return
     # Only srun binds GPUs; processes of the batch shell, such as those of horovodrun, see all of them.

@@ -439,6 +439,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM005", False, FOUR + "#SBATCH --gpus-per-task=4\nsrun torchrun --nnodes=4 train.py\n"),
     ("SLURM005", False, RANKS + "srun --gpus-per-task=1 ./cuda_program\n".replace("python", "")),
     ("SLURM005", True, RANKS + "#SBATCH --gpus-per-task=1\nsrun python train.py\n"),
+    ("SLURM005", False, RANKS + "#SBATCH --gpus-per-task=1\nsrun --gpu-bind=verbose,none python train.py\n"),
     ("SLURM005", False, RANKS + "#SBATCH --gpus-per-task=0\nsrun python train.py\n"),
     ("SLURM005", False, RANKS + "#SBATCH --gpus-per-task=1\nhorovodrun -np 8 python train.py\n"),
     (
