@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rendezvous import store_server
+from ddp_hpc.rendezvous import frame_server
 from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
@@ -148,7 +148,7 @@ def test_the_key_itself_is_never_sent(served: Served) -> None:
 def test_an_idle_unauthenticated_connection_is_closed(
     served: Served, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_server, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(frame_server, "HANDSHAKE_S", 0.5)
     stranger, _ = connect_as_stranger(served)
     with stranger:
         stranger.sendall(bytes(num_bytes))
