@@ -120,7 +120,7 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
 
     try:
         if world.rank != 0 and uses_relay(world, environ):
-            store, process = connect_through_relay(key, connect_directly, limit_s)
+            store, process = connect_through_relay(key, world.hostname, connect_directly, limit_s)
         else:
             store = connect_directly(limit_s)
     except RendezvousError as error:
@@ -158,12 +158,9 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
         def read_key_again() -> bytes:
             return shared_key(environ, point.launch)[0]
 
-        joining = _Joining(point, read_key_again, world.rank, _name(world))
+        joining = Joining(point, read_key_again, world.rank, _name(world))
         if uses_relay(world, environ):
-            store, process = connect_through_relay(key, joining.connect, timeout_s)
-            if process is None and store.relay is not None and not joining.is_first(store):
-                store.close()  # the relay of an earlier attempt
-                store = joining.connect(timeout_s)
+            store, process = joining.connect_through_relay(key, world.hostname, timeout_s)
         else:
             store = joining.connect(timeout_s)
         # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
@@ -239,13 +236,13 @@ def join_store(
         RendezvousError: the store was not found.
         ReportedElsewhereError: rank 0 has reported why the job cannot continue.
     """
-    joining = _Joining(point, key, number, name)
+    joining = Joining(point, key, number, name)
     store = joining.connect(connect_s)
     return store, joining.join(store, result_s)
 
 
 @dataclass(frozen=True)
-class _Joining:
+class Joining:
     """A rank other than 0 that joins without MPI."""
 
     point: RendezvousPoint
@@ -273,7 +270,7 @@ class _Joining:
                 raise RendezvousError(
                     f"{self.name} cannot reach rank 0 ({point.why}; local interface: {interface or 'none'})"
                 ) from error
-            if self.is_first(store):
+            if self.is_first(store, timeout_s):
                 return store
             store.close()
             if time.monotonic() > end_s:
@@ -284,10 +281,23 @@ class _Joining:
             ports.sort(key=store.port.__eq__)  # move this port to the end
             time.sleep(_RETRY_S)
 
-    def is_first(self, store: StoreClient) -> bool:
+    def connect_through_relay(
+        self, key: bytes, node: str, timeout_s: float
+    ) -> tuple[StoreClient, ServerProcess | None]:
+        """Like `connect`, through the relay of this node.
+
+        Returns the relay's process, too, if this rank has started it.
+        """
+        store, process = connect_through_relay(key, node, self.connect, timeout_s)
+        if process is None and store.relay is not None and not self.is_first(store, timeout_s):
+            store.close()  # the relay belongs to an earlier attempt
+            store = self.connect(timeout_s)
+        return store, process
+
+    def is_first(self, store: StoreClient, timeout_s: float) -> bool:
         """Returns whether no other process has joined this store with this number, and registers this one."""
         with suppress(ConnectionError):
-            return store.add(f"{_SHARED}/{self.number}/arrivals", 1, _ANSWER_S) == 1
+            return store.add(f"{_SHARED}/{self.number}/arrivals", 1, max(timeout_s, _ANSWER_S)) == 1
         return False
 
     def join(self, store: StoreClient, result_s: float) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ddp_hpc.rendezvous.store_protocol import ProtocolError
 RELAY = "DDP_HPC_RELAY"
 MIN_RANKS = 512
 """The number of ranks from which on relays are used, unless the user has set `DDP_HPC_RELAY`."""
-_START_S = 10.0  # time limit for the start of a relay, and the time that remains to connect without it
+_START_S = 10.0  # the time that remains to connect without the relay
 _BACKLOG = 1024
 
 
@@ -50,17 +50,17 @@ def num_connections(world: World, environ: Environ) -> int:
 
 
 def connect_through_relay(
-    key: bytes, connect_directly: Callable[[float], StoreClient], limit_s: float
+    key: bytes, node: str, connect_directly: Callable[[float], StoreClient], limit_s: float
 ) -> tuple[StoreClient, RelayProcess | None]:
     """Returns a connection to the store through the relay of this node, or else without it.
 
     Returns the relay's process, too, if this rank has started it. `connect_directly` connects to the store
-    within a number of seconds.
+    within a number of seconds. `node` is the name of this node.
 
     Raises:
         RendezvousError: from `connect_directly`.
     """
-    relay, end_s = Relay(_name(key), key), time.monotonic() + limit_s
+    relay, end_s = Relay(_name(key, node), key), time.monotonic() + limit_s
     while (left_s := end_s - time.monotonic()) > _START_S:
         try:
             if (listener := _listen(relay.address)) is not None:
@@ -75,8 +75,8 @@ def connect_through_relay(
     return connect_directly(max(end_s - time.monotonic(), min(limit_s, _START_S))), None
 
 
-def _name(key: bytes) -> str:
-    return f"\0ddp-hpc-{hmac.digest(key, b'the relay of a node', 'sha256')[:16].hex()}"
+def _name(key: bytes, node: str) -> str:
+    return f"\0ddp-hpc-{hmac.digest(key, f'relay of {node}'.encode(), 'sha256')[:16].hex()}"
 
 
 def _listen(address: str) -> socket.socket | None:
@@ -107,7 +107,7 @@ def _start(
         except RendezvousError:
             return store, None
     try:
-        shared = connect_to_relay(relay, _START_S)
+        shared = connect_to_relay(relay, max(limit_s / 2, _START_S))
     except (OSError, ProtocolError):
         process.close()
         return store, None

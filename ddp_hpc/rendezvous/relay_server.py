@@ -150,8 +150,8 @@ class Relay(FrameServer):
             self._deliver(op, request, fields)
         elif connection is self._monitor:
             self._pass_to_ranks(fields[0])
-        elif op == _LINE:
-            self._pass_to_monitor(connection, fields[0])
+        elif connection in self._rank_of:
+            self._send_to_monitor(self._rank_of[connection], fields[0])
         elif op == Op.CANCEL:
             self._cancel(connection, request)
         elif op == Op.GIVE:
@@ -165,7 +165,7 @@ class Relay(FrameServer):
             self._asked[number].askers.append((connection, request))
             connection.requests[request] = number
         else:
-            number = self._ask(op, fields, [(connection, request)])
+            number = self._ask(Op(op), fields, [(connection, request)])
             if op in _WAITS and number in self._asked:
                 connection.requests[request] = number
                 if op == Op.GET_SHARED and fields:
@@ -261,9 +261,6 @@ class Relay(FrameServer):
         self._monitor = Connection(monitor, "monitor", reader=_LineReader(), writer=_LineWriter())
         self._add(self._monitor)
         self._queue(self._monitor, b"hello %s relay %s\n" % (nonce, node))
-
-    def _pass_to_monitor(self, connection: Connection, line: bytes) -> None:
-        self._send_to_monitor(self._rank_of[connection], line)
 
     def _send_to_monitor(self, rank: bytes, line: bytes) -> None:
         if self._monitor is not None:

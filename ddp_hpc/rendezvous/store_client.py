@@ -363,9 +363,10 @@ def connect_to_relay(relay: Relay, timeout_s: float) -> StoreClient:
         OSError, ProtocolError: there is no relay, it does not answer within `timeout_s`, or it does not have
             the key.
     """
+    end_s = time.monotonic() + timeout_s
     client = StoreClient(open_channel(relay, timeout_s), "this node", 0, relay)
     try:
-        host, port = client._call(Op.WHERE, [], _TRY_S)
+        host, port = client._call(Op.WHERE, [], end_s - time.monotonic())
     except BaseException:
         client.close()
         raise
@@ -375,10 +376,17 @@ def connect_to_relay(relay: Relay, timeout_s: float) -> StoreClient:
 
 def open_channel(relay: Relay, timeout_s: float) -> Channel:
     """Returns a connection to the relay. Raises OSError or ProtocolError like `connect_to_relay`."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection, end_s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + timeout_s
     try:
         connection.settimeout(timeout_s)
-        connection.connect(relay.address)
+        while True:
+            try:
+                connection.connect(relay.address)
+                break
+            except BlockingIOError:  # too many connections wait for the relay to accept them
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.01)
         return _shake_hands(connection, relay.key, timeout_s)
     except BaseException:
         connection.close()

@@ -175,6 +175,19 @@ def test_many_idle_unauthenticated_connections_do_not_block_a_rank() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_as_many_handshakes_as_there_are_ranks_may_be_incomplete_at_once() -> None:
+    ranks: list[socket.socket] = []
+    try:
+        with store_in_process(num_clients=700) as served:
+            first, nonce = connect_as_stranger(served)
+            ranks += [first, *(connect_as_stranger(served)[0] for _ in range(650))]
+            first.sendall(response(served.key, nonce, bytes(32)))
+            assert len(receive(first, PROOF_BYTES)) == PROOF_BYTES
+    finally:
+        for rank in ranks:
+            rank.close()
+
+
 def test_unauthenticated_connections_do_not_fill_the_servers_memory() -> None:
     with store_in_process() as served:
         rank = served.client()

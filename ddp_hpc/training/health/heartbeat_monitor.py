@@ -139,6 +139,8 @@ class Monitor(HeartbeatThread):
         ]
         self._ranks[0].host = world.hostname
         self._connections: set[_Connection] = set()
+        self._unidentified: dict[_Connection, None] = {}  # in the order of their arrival
+        self._num_gone = 0
         self._begun = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._resumed_s, self._updated_s = 0.0, time.monotonic()
@@ -196,11 +198,11 @@ class Monitor(HeartbeatThread):
         except OSError:
             time.sleep(0.05)  # possibly out of file descriptors; unidentified connections are closed soon
             return
-        unidentified = [one for one in self._connections if not one.is_identified]
-        if len(unidentified) >= max(_MAX_UNIDENTIFIED, 2 * len(self._ranks)):
-            self._close(min(unidentified, key=lambda one: one.opened_s))
+        if len(self._unidentified) >= max(_MAX_UNIDENTIFIED, 2 * len(self._ranks)):
+            self._close(next(iter(self._unidentified)))
         connection = _Connection(accepted, time.monotonic())
         self._connections.add(connection)
+        self._unidentified[connection] = None
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _read(self, connection: _Connection) -> None:
@@ -231,6 +233,7 @@ class Monitor(HeartbeatThread):
                 connection.is_relay = True
             else:
                 self._identify(connection, int(who), host)
+            del self._unidentified[connection]
         elif not connection.is_relay:
             self._receive_from(next(iter(connection.ranks.values())), line)
         else:
@@ -255,6 +258,7 @@ class Monitor(HeartbeatThread):
         rank.connection, rank.host = connection, host
         if rank.gone_s is not None:
             rank.gone_s, rank.cut_off = None, False
+            self._num_gone -= 1
             self._announce()
 
     def _receive_from(self, rank: _Rank, line: str) -> None:
@@ -278,26 +282,29 @@ class Monitor(HeartbeatThread):
         lost = [rank for rank in ranks if not rank.left]
         for rank in lost:
             rank.gone_s, rank.cut_off = time.monotonic(), cut_off
+        self._num_gone += len(lost)
         if lost:
             self._announce()
 
     def _announce(self) -> None:
+        if self._num_gone > _MAX_ANNOUNCED:
+            return
         gone = [r for r in self._ranks if r.gone_s is not None]
-        if len(gone) <= _MAX_ANNOUNCED:
-            self.set_gone(name_ranks(gone) if gone else "")
-            for connection in self._connections:
-                connection.send_to_all(f"gone {self.gone}")
+        self.set_gone(name_ranks(gone) if gone else "")
+        for connection in self._connections:
+            connection.send_to_all(f"gone {self.gone}")
 
     def _close(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+        self._unidentified.pop(connection, None)
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
     def _update(self) -> None:
         """Closes connections without a greeting, and updates rank 0's own beat."""
         now = time.monotonic()
-        for connection in list(self._connections):
-            if not connection.is_identified and now - connection.opened_s > _GREETING_S:
+        for connection in list(self._unidentified):
+            if now - connection.opened_s > _GREETING_S:
                 self._close(connection)
         if now - self._updated_s > self._limits.gap_s:
             # The process was suspended and resumed, for example with its job: do not count the time in
