@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ddp_hpc.rendezvous.store_client import StoreClient, connect
-from ddp_hpc.rendezvous.store_process import StoreProcess
+from ddp_hpc.rendezvous.store_client import Relay, StoreClient, connect, connect_to_relay
+from ddp_hpc.rendezvous.store_process import RelayProcess, StoreProcess
 from ddp_hpc.rendezvous.store_server import StoreServer
 
 HERE = "127.0.0.1"
@@ -27,11 +27,30 @@ class Served:
     warnings: list[str] = field(default_factory=list)
     owner_pipe: int = -1
     clients: list[StoreClient] = field(default_factory=list)
+    server: StoreServer | None = None
+    relay: Relay | None = None
+    relay_process: RelayProcess | None = None
 
     def client(self) -> StoreClient:
-        client = connect(HERE, [self.port], lambda: self.key, 10.0)
+        if self.relay is not None:
+            client = connect_to_relay(self.relay, 10.0)
+        else:
+            client = connect(HERE, [self.port], lambda: self.key, 10.0)
         self.clients.append(client)
         return client
+
+    def start_relay(self) -> None:
+        """Starts a relay, to which `client` connects from now on."""
+        self.relay = Relay(f"\0ddp-hpc-test-{os.urandom(8).hex()}", self.key)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self.relay.address)
+        listener.listen(64)
+        self.relay_process = RelayProcess(listener, self.key, HERE, self.port)
+
+    def kill_relay(self) -> None:
+        assert self.relay_process is not None
+        self.relay_process._process.kill()
+        self.relay_process._process.wait(10.0)
 
     def end_owner(self) -> None:
         os.close(self.owner_pipe)
@@ -39,16 +58,22 @@ class Served:
 
 
 @contextmanager
-def store_in_process() -> Iterator[Served]:
+def store_in_process(num_clients: int = 0) -> Iterator[Served]:
     listener, key = socket.create_server((HERE, 0), backlog=4096), os.urandom(32)
     served = Served(listener.getsockname()[1], key)
-    served.process = StoreProcess(listener, key, WILL)
+    served.process = StoreProcess(listener, key, WILL, num_clients)
     try:
         yield served
     finally:
-        for client in served.clients:
-            client.close()
+        _close(served)
         served.process.close()
+
+
+def _close(served: Served) -> None:
+    for client in served.clients:
+        client.close()
+    if served.relay_process is not None:
+        served.relay_process.close()
 
 
 @contextmanager
@@ -65,13 +90,13 @@ def store_in_thread(max_bytes: int = 2**30) -> Iterator[Served]:
         warn=served.warnings.append,
         max_bytes=max_bytes,
     )
+    served.server = server
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
         yield served
     finally:
-        for client in served.clients:
-            client.close()
+        _close(served)
         if served.owner_pipe >= 0:
             served.end_owner()
         thread.join(15)

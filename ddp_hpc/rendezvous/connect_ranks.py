@@ -27,12 +27,14 @@ from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_togethe
 from ddp_hpc.rendezvous.address import LOOPBACK, RendezvousPoint, choose_address, read_port, rendezvous_point
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
+from ddp_hpc.rendezvous.node_relay import connect_through_relay, num_connections, uses_relay
 from ddp_hpc.rendezvous.store_client import StoreClient, connect
-from ddp_hpc.rendezvous.store_process import StoreProcess
+from ddp_hpc.rendezvous.store_process import ServerProcess, StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
 """The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
 _CONNECT_S = 20.0  # rank 0 already listens when the others start, so a longer wait would not help
+_RANKS_PER_S = 100  # a cautious estimate of how many ranks rank 0 can accept per second
 _LATER_S = 10.0  # the other ranks wait longer, so that rank 0, which knows the missing ranks, reports first
 _ANSWER_S = 20.0
 _RETRY_S = 0.2
@@ -47,7 +49,7 @@ class Endpoint:
     why: str  # the reason for this address
     interface: str | None  # this host's network interface that leads to rank 0
     store: StoreClient
-    process: StoreProcess | None = None  # on rank 0: the store's server
+    process: ServerProcess | None = None  # on rank 0: the store's server; on one rank per node: the relay
     listen: str = ""  # on rank 0: the address for further listening sockets; empty: all addresses
     note: str = ""  # a note to print for the user; empty if there is none
 
@@ -57,7 +59,7 @@ class Endpoint:
         return self.store.port
 
     def close(self) -> None:
-        """Closes the connection to the store, and on rank 0 its server. Not collective; never raises."""
+        """Closes the connection to the store, and the server of this rank. Not collective; never raises."""
         self.store.close()
         if self.process is not None:
             self.process.close()
@@ -95,14 +97,15 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
     """Broadcasts rank 0's address, port and a new key; then every rank connects. Collective."""
     ports = [read_port(environ)] if "MASTER_PORT" in environ else [0]
     watchdog.stage("in MPI for rank 0's address")
-    failure, key, host, port, why, listen, process = "", b"", "", 0, "", "", None
+    failure, key, host, port, why, listen = "", b"", "", 0, "", ""
+    process: ServerProcess | None = None
     if world.rank == 0:
         try:
-            address = choose_address(world, environ)
-            listener = open_listener(ports, address.listen)
+            address, num_clients = choose_address(world, environ), num_connections(world, environ)
+            listener = open_listener(ports, address.listen, num_clients)
             host, why, listen, port = address.host, address.why, address.listen, listener.getsockname()[1]
             key = new_secret()
-            process = StoreProcess(listener, key, RANK_0_GONE)
+            process = StoreProcess(listener, key, RANK_0_GONE, num_clients)
         except RendezvousError as error:
             failure = str(error)
     failure, key, host, port, why = comm.bcast((failure, key, host, port, why))
@@ -110,8 +113,16 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
         stop_together(world.rank, RendezvousError(failure))
     watchdog.stage(f"in MPI for every rank to reach {host}:{port}")
     problem, store = "", None
+    limit_s = min(timeout_s, _CONNECT_S + world.world_size // _RANKS_PER_S)
+
+    def connect_directly(limit_s: float) -> StoreClient:
+        return connect(host, [port], lambda: key, limit_s)
+
     try:
-        store = connect(host, [port], lambda: key, min(timeout_s, _CONNECT_S))
+        if world.rank != 0 and uses_relay(world, environ):
+            store, process = connect_through_relay(key, world.hostname, connect_directly, limit_s)
+        else:
+            store = connect_directly(limit_s)
     except RendezvousError as error:
         problem = f"{_name(world)} cannot reach rank 0 at {host}:{port}: {error}"
     problem, num_affected = comm.combine(problem, _first_and_number)
@@ -135,10 +146,11 @@ def _first_and_number(problems: list[str]) -> tuple[str, int]:
 
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     """Connects the ranks with a host, ports and a key that every rank can determine. Collective."""
-    point, process, listen = rendezvous_point(world, environ), None, ""
+    point, listen = rendezvous_point(world, environ), ""
+    process: ServerProcess | None = None
     key, note = shared_secret(environ, point.launch)
     if world.rank == 0:
-        process, store = serve_store(point, key, world.hostname)
+        process, store = serve_store(point, key, world.hostname, num_connections(world, environ))
         host, why, listen = _host_of_store(point, environ)
         wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
     else:
@@ -146,9 +158,13 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
         def read_key_again() -> bytes:
             return shared_secret(environ, point.launch)[0]
 
+        joining = Joining(point, read_key_again, world.rank, _name(world))
+        if uses_relay(world, environ):
+            store, process = joining.connect_through_relay(key, world.hostname, timeout_s)
+        else:
+            store = joining.connect(timeout_s)
         # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
-        result_s = timeout_s + _LATER_S
-        store, answer = join_store(point, read_key_again, world.rank, _name(world), timeout_s, result_s)
+        answer = joining.join(store, timeout_s + _LATER_S)
         host, why = answer["host"], answer["why"]
     return Endpoint(
         host=host,
@@ -165,11 +181,16 @@ def _name(world: World) -> str:
     return f"node {world.hostname} (rank {world.rank})"
 
 
-def serve_store(point: RendezvousPoint, key: bytes, hostname: str) -> tuple[StoreProcess, StoreClient]:
+def serve_store(
+    point: RendezvousPoint, key: bytes, hostname: str, num_clients: int = 0
+) -> tuple[StoreProcess, StoreClient]:
     """Starts the store on rank 0; returns its process and rank 0's own connection to it.
 
+    `num_clients` is the number of connections to expect.
+
     Raises:
-        RendezvousError: rank 0 is not on the host of `point`, or no port is free.
+        RendezvousError: rank 0 is not on the host of `point`, or no port is free, or too few files can
+            be opened.
     """
     # With `srun --distribution=arbitrary`, rank 0 may not be on the first node of the node list.
     if not is_own_address(point.host) and point.host.partition(".")[0] != hostname:
@@ -177,9 +198,9 @@ def serve_store(point: RendezvousPoint, key: bytes, hostname: str) -> tuple[Stor
             f"the ranks try to connect to rank 0 at {point.host}, but rank 0 runs on {hostname}; export "
             f"MASTER_ADDR={hostname} before you start the ranks"
         )
-    listener = open_listener(point.ports, point.listen)
+    listener = open_listener(point.ports, point.listen, num_clients)
     port = listener.getsockname()[1]
-    process = StoreProcess(listener, key, RANK_0_GONE)
+    process = StoreProcess(listener, key, RANK_0_GONE, num_clients)
     return process, connect(point.listen or LOOPBACK, [port], lambda: key, _CONNECT_S)
 
 
@@ -215,50 +236,90 @@ def join_store(
         RendezvousError: the store was not found.
         ReportedElsewhereError: rank 0 has reported why the job cannot continue.
     """
-    store = _connect_as(point, key, number, name, connect_s)
-    try:
-        store.give(_SHARED, number, short_hostname().encode(), _ANSWER_S)
-        result = store.get([f"{_SHARED}/result"], result_s)[0].decode("utf-8", "replace")
-    except (ConnectionError, TimeoutError) as error:
-        where = f"{point.host}:{store.port}"
-        raise RendezvousError(
-            f"{name}: rank 0 at {where} has ended, or is waiting for other ranks; check their errors"
-        ) from error
-    word, _, text = result.partition(" ")
-    if word != "ok":
-        raise ReportedElsewhereError(text)
-    return store, json.loads(text)
+    joining = Joining(point, key, number, name)
+    store = joining.connect(connect_s)
+    return store, joining.join(store, result_s)
 
 
-def _connect_as(
-    point: RendezvousPoint, key: Callable[[], bytes], number: int, name: str, timeout_s: float
-) -> StoreClient:
-    """Returns a connection to a store in which no other rank has joined with this number.
+@dataclass(frozen=True)
+class Joining:
+    """A rank other than 0 that joins without MPI."""
 
-    Under torchrun the store of an earlier attempt may still run for a moment. In that store, all ranks have
-    already joined. The store of this attempt uses another port, or starts later.
-    """
-    end_s, ports = time.monotonic() + timeout_s, list(point.ports)
-    while True:
-        try:
-            store = connect(point.host, ports, key, max(end_s - time.monotonic(), 0.1))
-        except RendezvousError as error:
-            address = local_address_towards(point.host, point.ports[0])
-            interface = interface_of(address) if address else None
-            raise RendezvousError(
-                f"{name} cannot reach rank 0 ({point.why}; local interface: {interface or 'none'})"
-            ) from error
-        with suppress(ConnectionError):
-            if store.add(f"{_SHARED}/{number}/arrivals", 1, _ANSWER_S) == 1:
+    point: RendezvousPoint
+    key: Callable[[], bytes]
+    number: int
+    name: str
+
+    def connect(self, timeout_s: float) -> StoreClient:
+        """Returns a connection to a store in which no other rank has joined with this number.
+
+        Under torchrun the store of an earlier attempt may still run for a moment. In that store, all ranks
+        have already joined. The store of this attempt uses another port, or starts later.
+
+        Raises:
+            RendezvousError: there is no such store.
+        """
+        point, end_s = self.point, time.monotonic() + timeout_s
+        ports = list(point.ports)
+        while True:
+            try:
+                store = connect(point.host, ports, self.key, max(end_s - time.monotonic(), 0.1))
+            except RendezvousError as error:
+                address = local_address_towards(point.host, point.ports[0])
+                interface = interface_of(address) if address else None
+                raise RendezvousError(
+                    f"{self.name} cannot reach rank 0 ({point.why}; local interface: {interface or 'none'})"
+                ) from error
+            if self.is_first(store, timeout_s):
                 return store
-        store.close()
-        if time.monotonic() > end_s:
+            store.close()
+            if time.monotonic() > end_s:
+                raise RendezvousError(
+                    f"{self.name}: another process has already joined as rank {self.number} at "
+                    f"{point.host}:{store.port}; check for processes of an earlier launch"
+                )
+            ports.sort(key=store.port.__eq__)  # move this port to the end
+            time.sleep(_RETRY_S)
+
+    def connect_through_relay(
+        self, key: bytes, node: str, timeout_s: float
+    ) -> tuple[StoreClient, ServerProcess | None]:
+        """Like `connect`, through the relay of this node.
+
+        Returns the relay's process, too, if this rank has started it.
+        """
+        store, process = connect_through_relay(key, node, self.connect, timeout_s)
+        if process is None and store.relay is not None and not self.is_first(store, timeout_s):
+            store.close()  # the relay belongs to an earlier attempt
+            store = self.connect(timeout_s)
+        return store, process
+
+    def is_first(self, store: StoreClient, timeout_s: float) -> bool:
+        """Returns whether no other process has joined this store with this number, and registers this one."""
+        with suppress(ConnectionError):
+            return store.add(f"{_SHARED}/{self.number}/arrivals", 1, max(timeout_s, _ANSWER_S)) == 1
+        return False
+
+    def join(self, store: StoreClient, result_s: float) -> dict[str, str]:
+        """Waits for all ranks and returns rank 0's answer.
+
+        Raises:
+            RendezvousError: rank 0 has ended.
+            ReportedElsewhereError: rank 0 has reported why the job cannot continue.
+        """
+        try:
+            store.give(_SHARED, self.number, short_hostname().encode(), result_s)
+            result = store.get_shared(f"{_SHARED}/result", result_s).decode("utf-8", "replace")
+        except (ConnectionError, TimeoutError) as error:
+            where = f"{self.point.host}:{store.port}"
             raise RendezvousError(
-                f"{name}: another process has already joined as rank {number} at {point.host}:{store.port}; "
-                "check for processes of an earlier launch"
-            )
-        ports.sort(key=store.port.__eq__)  # move this port to the end
-        time.sleep(_RETRY_S)
+                f"{self.name}: rank 0 at {where} has ended, or is waiting for other ranks; check their errors"
+            ) from error
+        word, _, text = result.partition(" ")
+        if word != "ok":
+            raise ReportedElsewhereError(text)
+        answer: dict[str, str] = json.loads(text)
+        return answer
 
 
 def _host_of_store(point: RendezvousPoint, environ: Environ) -> tuple[str, str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import math
 import resource
 import socket
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from ddp_hpc.errors import RendezvousError
 
 # These ports are below Linux's ephemeral range (32768 to 60999), from which the kernel assigns ports.
 _FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 20000, 12000, 32
-_BACKLOG = 4096
+_BACKLOG = 16384  # the kernel uses net.core.somaxconn if that is less
+_OTHER_FILES = 100  # open files of rank 0 and of the store besides connections from ranks
 
 
 def candidate_ports(launch: str) -> list[int]:
@@ -24,16 +26,24 @@ def candidate_ports(launch: str) -> list[int]:
     return [_FIRST_PORT + (start + i * step) % _NUM_PORTS for i in range(_NUM_CANDIDATES)]
 
 
-def open_listener(ports: Sequence[int], address: str = "") -> socket.socket:
+def open_listener(ports: Sequence[int], address: str = "", num_connections: int = 0) -> socket.socket:
     """Returns a listening socket on the first free port of the list; for port 0 the kernel chooses one.
 
     `address` is an address or name of this host; empty means all its addresses, IPv4 and IPv6. The limit on
-    open files of this process is raised to its maximum, because rank 0 has a connection to every rank.
+    open files of this process is raised to its maximum, because rank 0 may have a connection to every rank.
+    `num_connections` is the number of connections to expect.
 
     Raises:
-        RendezvousError: no port is free, or the address does not belong to this host.
+        RendezvousError: no port is free, the address does not belong to this host, or the limit on open files
+            is too low.
     """
-    _raise_file_limit()
+    limit = _raise_file_limit()
+    if num_connections + _OTHER_FILES > limit:
+        raise RendezvousError(
+            f"rank 0 needs {num_connections + _OTHER_FILES} open files for {num_connections} connections "
+            f"from other ranks, but the hard limit on {socket.gethostname()} is {limit} (ulimit -Hn); ask "
+            "the site to raise it, or use fewer ranks"
+        )
     for port in ports:
         try:
             return _listen(address, port)
@@ -71,8 +81,11 @@ def _listen(address: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def _raise_file_limit() -> None:
+def _raise_file_limit() -> float:
+    """Raises the limit on open files of this process to the hard limit, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return math.inf if soft == resource.RLIM_INFINITY else soft

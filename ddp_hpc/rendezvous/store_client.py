@@ -2,6 +2,9 @@
 
 All threads of a rank share one connection: a background thread reads the answers and passes each to
 the thread that waits for it. Every wait has a time limit and can be interrupted by signals.
+
+In a large job the connection leads to the relay of the node (`node_relay`). If the relay ends before the
+store, the client connects to the store itself.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ import contextlib
 import hmac
 import itertools
 import os
+import random
 import selectors
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from ddp_hpc.errors import RendezvousError
@@ -35,12 +40,41 @@ from ddp_hpc.rendezvous.store_protocol import (
 )
 
 _TRY_S = 5.0  # time limit of one attempt to connect, including the handshake
-_RETRY_S = 0.2
+_RETRY_S, _MAX_RETRY_S = 0.2, 2.0
 # The connection is closed if the other host does not respond for this time; heartbeats detect this earlier.
 _DEAD_PEER_S = 120.0
 
+# Requests that may be repeated if it is unknown whether the store has received them.
+_REPEATABLE = frozenset(
+    (Op.SET, Op.GET, Op.GET_SHARED, Op.WAIT, Op.CHECK, Op.GIVE, Op.GIVEN, Op.COUNT, Op.LIST, Op.GOODBYE)
+)
+
 Answer = list[bytes] | RendezvousError
 """The fields of the store's answer, or the error that occurred instead."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A connection over which both sides have proved that they have the key."""
+
+    socket: socket.socket
+    writer: FrameWriter
+    reader: FrameReader
+
+
+@dataclass(frozen=True)
+class Relay:
+    """The relay of this node: the address of its socket, and the job's key."""
+
+    address: str
+    key: bytes
+
+
+@dataclass(frozen=True)
+class _Request:
+    op: Op
+    fields: list[bytes]
+    call: Callable[[Answer], None]
 
 
 class StoreTimeoutError(RendezvousError, TimeoutError):
@@ -63,14 +97,16 @@ class StoreClient:
         StoreLostError: every method except `close` raises it after the connection has ended.
     """
 
-    def __init__(
-        self, connection: socket.socket, writer: FrameWriter, reader: FrameReader, host: str, port: int
-    ) -> None:
+    def __init__(self, channel: Channel, host: str, port: int, relay: Relay | None = None) -> None:
         self.host, self.port = host, port
-        self._connection, self._writer, self._reader = connection, writer, reader
+        self.relay = relay
+        """The relay to which this client is connected; None if it is connected to the store itself."""
+        self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
         self._wake_writer, self._wake_reader = socket.socketpair()
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
-        self._waiting: dict[int, Callable[[Answer], None]] = {}
+        self._waiting: dict[int, _Request] = {}
+        self._sent: set[int] = set()  # the waiting requests that have been sent
+        self._closed = False
         self._numbers = itertools.count(1)
         self._lost: StoreLostError | None = None
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -84,6 +120,10 @@ class StoreClient:
     def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
         """Waits until all keys exist, and returns their values."""
         return self._call(Op.GET, [key.encode() for key in keys], timeout_s)
+
+    def get_shared(self, key: str, timeout_s: float) -> bytes:
+        """Waits until a key exists that is set only once, and returns its value."""
+        return self._call(Op.GET_SHARED, [key.encode()], timeout_s)[0]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None:
         """Waits until all keys exist."""
@@ -140,13 +180,15 @@ class StoreClient:
     def when_set(self, key: str, call: Callable[[Answer], None]) -> None:
         """Calls `call` with the key's value once the key exists, or with an error if the connection ends.
 
-        The background thread of the connection makes the call, so `call` must not block.
+        If the key is set more than once, `call` may receive any of its values. The background thread of the
+        connection makes the call, so `call` must not block.
         """
-        self._send(Op.GET, [key.encode()], call)
+        self._send(Op.GET_SHARED, [key.encode()], call)
 
     def close(self) -> None:
         """Closes the connection; waiting threads receive StoreLostError. Not collective; never raises."""
         _open_clients.discard(self)
+        self._closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
@@ -172,7 +214,7 @@ class StoreClient:
 
     def _send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
         request = next(self._numbers) % 2**32
-        self._waiting[request] = call
+        self._waiting[request] = _Request(op, fields, call)
         # Checked after the request is registered: either `_end` sees the request, or `_lost` is already set.
         if self._lost is not None:
             self._waiting.pop(request, None)
@@ -187,15 +229,43 @@ class StoreClient:
             self._wake_writer.send(b"!")
 
     def _run(self) -> None:
+        while True:
+            error: Exception | None = None
+            try:
+                with selectors.DefaultSelector() as selector:
+                    selector.register(self._connection, selectors.EVENT_READ)
+                    selector.register(self._wake_reader, selectors.EVENT_READ)
+                    while self._exchange({key.fileobj for key, _ in selector.select()}):
+                        pass
+            except (OSError, ProtocolError) as caught:
+                error = caught
+            if not self._leave_relay(error):
+                self._end(error)
+                return
+
+    def _leave_relay(self, error: Exception | None) -> bool:
+        """Connects to the store itself if the relay has ended; returns whether the client is connected."""
+        if self.relay is None or self._closed or not self.port or isinstance(error, StoreLostError):
+            return False
+        relay, self.relay = self.relay, None
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._connection, selectors.EVENT_READ)
-                selector.register(self._wake_reader, selectors.EVENT_READ)
-                while self._exchange({key.fileobj for key, _ in selector.select()}):
-                    pass
-            self._end(None)
-        except (OSError, ProtocolError) as error:
-            self._end(error)
+            channel = connect_once(self.host, self.port, relay.key, _TRY_S)
+        except (OSError, UnicodeError, ProtocolError):
+            return False
+        old, self._connection = self._connection, channel.socket
+        old.close()
+        self._writer, self._reader = channel.writer, channel.reader
+        sent, self._sent = sorted(self._sent), set()
+        for number in sent:
+            if (request := self._waiting.get(number)) is None:
+                continue
+            if request.op in _REPEATABLE:
+                self._post(request.op, number, request.fields)
+            else:
+                where = f"{self.host}:{self.port}"
+                text = f"the relay of this node has ended during a request to the ranks' store at {where}"
+                self._deliver(number, StoreLostError(text))
+        return True
 
     def _exchange(self, ready: Container[object]) -> bool:
         """Sends queued requests and delivers received answers; returns False once the server has ended."""
@@ -203,6 +273,8 @@ class StoreClient:
             self._wake_reader.recv(4096)
             while not self._outgoing.empty():
                 op, request, fields = self._outgoing.get()
+                if request in self._waiting:
+                    self._sent.add(request)
                 try:
                     self._connection.sendall(self._writer.frame(op, request, fields))
                 except ValueError as error:
@@ -212,13 +284,17 @@ class StoreClient:
             if not received:
                 return False
             for status, request, fields in self._reader.messages(received):
-                self._deliver(request, _answer(status, fields))
+                answer = _answer(status, fields)
+                if isinstance(answer, StoreLostError):
+                    raise answer
+                self._deliver(request, answer)
         return True
 
     def _deliver(self, request: int, answer: Answer) -> None:
-        call = self._waiting.pop(request, None)
-        if call is not None:
-            call(answer)
+        self._sent.discard(request)
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:
+            waiting.call(answer)
 
     def _end(self, error: Exception | None) -> None:
         why = f": {_cause(error)}" if error is not None else ""
@@ -231,6 +307,8 @@ class StoreClient:
 def _answer(status: int, fields: list[bytes]) -> Answer:
     if status == Status.DONE:
         return fields
+    if status == Status.LOST:
+        return StoreLostError(fields[0].decode("utf-8", "replace") if fields else "the store is lost")
     return StoreRefusedError(fields[0].decode("utf-8", "replace") if fields else "refused")
 
 
@@ -257,7 +335,7 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
         RendezvousError: after `timeout_s`, with the last cause. Until then every failure is considered
             temporary, because rank 0 may not have started yet.
     """
-    end_s = time.monotonic() + timeout_s
+    end_s, retry_s = time.monotonic() + timeout_s, _RETRY_S
     causes: dict[int, str] = {}
     while True:
         for port in ports:
@@ -265,37 +343,115 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
             if left_s <= 0:
                 break
             try:
-                return _connect_once(host, port, key(), min(_TRY_S, left_s))
+                return StoreClient(connect_once(host, port, key(), min(_TRY_S, left_s)), host, port)
             except (OSError, UnicodeError, ProtocolError) as error:
                 causes[port] = _cause(error)
         if time.monotonic() + _RETRY_S > end_s:
             first = causes.get(ports[0], "no answer in time")
             where = f"port {ports[0]}" if len(ports) == 1 else f"{len(ports)} ports ({ports[0]}, ...)"
             raise RendezvousError(f"no answer from {host}, {where}, within {timeout_s:.3g} s: {first}")
-        time.sleep(_RETRY_S)
+        # A random delay that grows, because thousands of ranks may try to connect at the same time.
+        wait_s = retry_s * random.uniform(0.5, 1.5)  # noqa: S311 - not for cryptography
+        time.sleep(max(min(wait_s, end_s - _RETRY_S - time.monotonic()), 0.0))
+        retry_s = min(1.5 * retry_s, _MAX_RETRY_S)
 
 
-def _connect_once(host: str, port: int, key: bytes, timeout_s: float) -> StoreClient:
+def connect_to_relay(relay: Relay, timeout_s: float) -> StoreClient:
+    """Returns a connection to the store through the relay of this node.
+
+    Raises:
+        OSError, ProtocolError: there is no relay, it does not answer within `timeout_s`, or it does not have
+            the key.
+    """
+    end_s = time.monotonic() + timeout_s
+    client = StoreClient(open_channel(relay, timeout_s), "this node", 0, relay)
+    try:
+        host, port = client._call(Op.WHERE, [], end_s - time.monotonic())
+    except BaseException:
+        client.close()
+        raise
+    client.host, client.port = host.decode(), int(port)
+    return client
+
+
+def open_channel(relay: Relay, timeout_s: float) -> Channel:
+    """Returns a connection to the relay. Raises OSError or ProtocolError like `connect_to_relay`."""
+    connection, end_s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + timeout_s
+    try:
+        connection.settimeout(timeout_s)
+        while True:
+            try:
+                connection.connect(relay.address)
+                break
+            except BlockingIOError:  # too many connections wait for the relay to accept them
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.01)
+        return _shake_hands(connection, relay.key, timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def open_heartbeat(
+    relay: Relay, rank: int, monitor: tuple[str, int, str], node: str, silent_s: float, timeout_s: float
+) -> socket.socket:
+    """Returns a connection for the lines of this rank's heartbeat, which the relay passes on.
+
+    `monitor` is the host, the port and the nonce of rank 0's heartbeat.
+
+    Raises:
+        OSError, ProtocolError: the relay has ended, or cannot reach rank 0.
+    """
+    channel = open_channel(relay, timeout_s)
+    try:
+        channel.socket.settimeout(timeout_s)
+        words = [str(rank), *map(str, monitor), node, str(silent_s)]
+        channel.socket.sendall(channel.writer.frame(Op.HEARTBEAT, 0, [word.encode() for word in words]))
+        while not (answers := list(channel.reader.messages(received := channel.socket.recv(4096)))):
+            if not received:
+                raise ConnectionResetError("the relay of this node has ended")
+        status, _, fields = answers[0]
+        if status != Status.DONE:
+            raise ConnectionRefusedError(fields[0].decode("utf-8", "replace"))
+    except BaseException:
+        channel.socket.close()
+        raise
+    return channel.socket
+
+
+def connect_once(host: str, port: int, key: bytes, timeout_s: float) -> Channel:
+    """Returns a connection to the server that has the key.
+
+    Raises:
+        OSError, UnicodeError, ProtocolError: the server was not found, or does not have the key.
+    """
     end_s = time.monotonic() + timeout_s
     connection = socket.create_connection((host, port), timeout=timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sent = _receive(connection, CHALLENGE_BYTES, end_s)
-        server_nonce, client_nonce = sent[len(GREETING) :], os.urandom(32)
-        connection.sendall(response(key, server_nonce, client_nonce))
-        try:
-            proof = _receive(connection, PROOF_BYTES, end_s)
-        except ConnectionError:
-            proof = b""
-        if not hmac.compare_digest(proof, server_proof(key, server_nonce, client_nonce)):
-            raise ProtocolError("the store on this port belongs to another job: it has a different key")
-        connection.settimeout(None)
+        channel = _shake_hands(connection, key, end_s - time.monotonic())
         _enable_keepalive(connection)
-        client_key, server_key = stream_keys(key, server_nonce, client_nonce)
-        return StoreClient(connection, FrameWriter(client_key), FrameReader(server_key), host, port)
     except BaseException:
         connection.close()
         raise
+    return channel
+
+
+def _shake_hands(connection: socket.socket, key: bytes, timeout_s: float) -> Channel:
+    end_s = time.monotonic() + timeout_s
+    sent = _receive(connection, CHALLENGE_BYTES, end_s)
+    server_nonce, client_nonce = sent[len(GREETING) :], os.urandom(32)
+    connection.sendall(response(key, server_nonce, client_nonce))
+    try:
+        proof = _receive(connection, PROOF_BYTES, end_s)
+    except ConnectionError:
+        proof = b""
+    if not hmac.compare_digest(proof, server_proof(key, server_nonce, client_nonce)):
+        raise ProtocolError("the store on this port belongs to another job: it has a different key")
+    connection.settimeout(None)
+    client_key, server_key = stream_keys(key, server_nonce, client_nonce)
+    return Channel(connection, FrameWriter(client_key), FrameReader(server_key))
 
 
 def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:

@@ -1,4 +1,4 @@
-"""The server process of the ranks' key-value store, started by rank 0."""
+"""The servers that a rank starts: the ranks' key-value store, and the relay of a node."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from pathlib import Path
 
 from ddp_hpc.errors import RendezvousError
 
-_MAIN = "from ddp_hpc.rendezvous.store_server import main; main()"
 
+class ServerProcess:
+    """A process with a server. It ends soon after `close`, or after the end of the process that created it.
 
-class StoreProcess:
-    """The server process. It ends soon after `close`, or after the end of the process that created it.
-
-    `will` is a key and the value that the server sets if this process ends without `StoreClient.goodbye`.
     The server inherits the listening socket, so no other program can take the port meanwhile.
 
     Raises:
         RendezvousError: the server cannot be started.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, will: tuple[str, str]) -> None:
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); {_MAIN}"
+    def __init__(self, listener: socket.socket, key: bytes, module: str, *words: str) -> None:
+        main = f"from ddp_hpc.rendezvous.{module} import main; main()"
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); {main}"
         try:
             with listener:
                 self._process = subprocess.Popen(
                     # -S and -P: site-packages would slow down the start, and a module in this directory could
                     # hide one of Python's modules.
-                    [sys.executable, "-S", "-P", "-c", code, str(listener.fileno()), *will],
+                    [sys.executable, "-S", "-P", "-c", code, str(listener.fileno()), *words],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[listener.fileno()],
@@ -41,7 +39,7 @@ class StoreProcess:
             self._process.stdin.flush()
         except OSError as error:
             raise RendezvousError(
-                f"the store server for the ranks cannot be started on {socket.gethostname()}"
+                f"a server for the ranks cannot be started on {socket.gethostname()}"
             ) from error
 
     def close(self) -> None:
@@ -52,3 +50,23 @@ class StoreProcess:
         # The server may keep serving other ranks for a moment. If it has not ended yet, the subprocess module
         # reaps it when this process starts another one.
         self._process.poll()
+
+
+class StoreProcess(ServerProcess):
+    """The server of the store.
+
+    `will` is a key and the value that the server sets if this process ends without `StoreClient.goodbye`.
+    `num_clients` is the number of clients that may connect at once.
+    """
+
+    def __init__(
+        self, listener: socket.socket, key: bytes, will: tuple[str, str], num_clients: int = 0
+    ) -> None:
+        super().__init__(listener, key, "store_server", str(num_clients), *will)
+
+
+class RelayProcess(ServerProcess):
+    """The relay of this node, which connects to the store at this host and port."""
+
+    def __init__(self, listener: socket.socket, key: bytes, host: str, port: int) -> None:
+        super().__init__(listener, key, "relay_server", host, str(port))

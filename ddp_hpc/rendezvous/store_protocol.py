@@ -50,6 +50,10 @@ class Op(IntEnum):
     GIVE = 13  # fields: key, then number and value of one or more ranks
     TAKE = 14  # fields: key, number of ranks; answered with their values once all ranks have given theirs
     GIVEN = 15  # field: key; answered with number and value of each rank that has given its value
+    GET_SHARED = 16  # field: key; like GET, for a key that is set once: one answer serves all ranks of a node
+    HEARTBEAT = 17  # fields: rank, host, port, nonce, name of this node, time limit; only for a relay. Once
+    # it is answered, both sides send lines of the heartbeat on this connection.
+    WHERE = 18  # no fields; only for a relay; answered with the host and the port of the store
 
 
 class Status(IntEnum):
@@ -57,6 +61,7 @@ class Status(IntEnum):
 
     DONE = 0
     REFUSED = 1  # field: the reason
+    LOST = 2  # field: the reason; sent by a relay, as its last message, when the store is lost
 
 
 class ProtocolError(Exception):

@@ -132,5 +132,6 @@ def start_watching(
         first_s=max(timeout_s, hang_timeout_s),
         stacks=stacks,
         on_lost=parts.on_lost,
+        relay=group.store.relay if group.store is not None else None,
     )
     return parts.heartbeat

@@ -10,6 +10,7 @@ from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
+from ddp_hpc.rendezvous.store_process import RelayProcess, StoreProcess
 
 environ = dict(os.environ)
 limit_s = float(environ.get("CONNECT_LIMIT_S", "20"))
@@ -39,7 +40,9 @@ def connect() -> dict[str, object]:
         "port": endpoint.port,
         "why": endpoint.why,
         "interface": endpoint.interface,
-        "serves": endpoint.process is not None,
+        "serves": isinstance(endpoint.process, StoreProcess),
+        "has_relay": endpoint.store.relay is not None,
+        "starts_relay": isinstance(endpoint.process, RelayProcess),
     }
 
 

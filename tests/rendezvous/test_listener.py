@@ -2,12 +2,14 @@
 
 import errno
 import socket
+import sys
 from contextlib import ExitStack
 
 import pytest
 
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.listener import candidate_ports, open_listener
+from tests.conftest import Launch
 
 HERE = "127.0.0.1"
 
@@ -63,3 +65,17 @@ def test_a_listener_on_all_addresses_accepts_ipv4_and_ipv6() -> None:
         with pytest.raises(OSError) as caught, socket.socket() as other:  # noqa: PT011 - errno is checked
             other.bind(("", listener.getsockname()[1]))
         assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_a_limit_on_open_files_that_is_too_low_for_the_ranks_is_reported(launch: Launch) -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 1000));"
+        "from ddp_hpc.rendezvous.listener import open_listener;"
+        "open_listener([0], '127.0.0.1', 900).close(); print(resource.getrlimit(resource.RLIMIT_NOFILE));"
+        "open_listener([0], '127.0.0.1', 901)"
+    )
+    ended = launch([sys.executable, "-c", code])
+    assert ended.stdout == "(1000, 1000)\n"  # the soft limit was raised
+    line = ended.stderr.splitlines()[-1]
+    assert "rank 0 needs 1001 open files for 901 connections from other ranks, but the hard limit on" in line
+    assert "is 1000 (ulimit -Hn)" in line

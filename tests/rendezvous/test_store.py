@@ -26,9 +26,12 @@ from tests.stores import HERE, WILL, Served, store_in_process, store_in_thread
 S = 10.0
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Served]:
+@pytest.fixture(scope="module", params=["store", "relay"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A store, to which clients connect directly or through a relay: the results must be the same."""
     with store_in_process() as served:
+        if request.param == "relay":
+            served.start_relay()
         yield served
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rendezvous import store_server
+from ddp_hpc.rendezvous import frame_server
 from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
@@ -148,7 +148,7 @@ def test_the_key_itself_is_never_sent(served: Served) -> None:
 def test_an_idle_unauthenticated_connection_is_closed(
     served: Served, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_server, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(frame_server, "HANDSHAKE_S", 0.5)
     stranger, _ = connect_as_stranger(served)
     with stranger:
         stranger.sendall(bytes(num_bytes))
@@ -173,6 +173,19 @@ def test_many_idle_unauthenticated_connections_do_not_block_a_rank() -> None:
         for stranger in strangers:
             stranger.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_as_many_handshakes_as_there_are_ranks_may_be_incomplete_at_once() -> None:
+    ranks: list[socket.socket] = []
+    try:
+        with store_in_process(num_clients=700) as served:
+            first, nonce = connect_as_stranger(served)
+            ranks += [first, *(connect_as_stranger(served)[0] for _ in range(650))]
+            first.sendall(response(served.key, nonce, bytes(32)))
+            assert len(receive(first, PROOF_BYTES)) == PROOF_BYTES
+    finally:
+        for rank in ranks:
+            rank.close()
 
 
 def test_unauthenticated_connections_do_not_fill_the_servers_memory() -> None:

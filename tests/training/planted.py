@@ -9,6 +9,7 @@ import time
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
+from ddp_hpc.rendezvous import node_relay
 from ddp_hpc.training import step
 from ddp_hpc.training.health import shutdown as ending
 from ddp_hpc.training.process_group import group
@@ -19,9 +20,12 @@ step_as_it_is = step.Stepper.one_step
 pick_as_it_is = group.pick_device
 verdict_as_it_is = ending.verdict
 destroy_as_it_is = group.dist.destroy_process_group
+relay_process, relays = node_relay.RelayProcess, []
 
 
 def one_step(self, position, *rest):
+    if position.step == 1 and kind.endswith("_relay"):
+        act_on_relay()
     if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "while_saving":
             time.sleep(1)  # rank 0 has begun its save, which takes 2 s
@@ -43,6 +47,22 @@ def one_step(self, position, *rest):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
     return step_as_it_is(self, position, *rest)
+
+
+def act_on_relay():
+    """Acts on the relay of the node, or on the rank that has started it."""
+    if not relays:
+        return
+    if kind == "kill_relay":
+        relays[0]._process.kill()
+    if kind in ("kill_rank_with_relay", "stop_rank_with_relay"):
+        signum = signal.SIGKILL if kind.startswith("kill") else signal.SIGSTOP
+        os.kill(os.getpid(), signum)
+
+
+def start_relay(*args):
+    relays.append(relay_process(*args))
+    return relays[-1]
 
 
 def pick_device(kind_of_device, world, per_rank):
@@ -76,5 +96,6 @@ snapshots.write_snapshot = write_snapshot
 step.Stepper.one_step = one_step
 ending.verdict = verdict
 group.pick_device = pick_device
+node_relay.RelayProcess = start_relay
 group.dist.destroy_process_group = destroy
 train.main()

@@ -114,6 +114,26 @@ def test_ranks_that_are_stuck_when_rank_0_dies_are_ended_with_one_line(tmp_path,
     assert "rank 0 is gone" in line
 
 
+RELAY = {"DDP_HPC_RELAY": "1"}
+
+
+def test_ranks_behind_a_relay_are_ended_when_rank_0_dies(tmp_path, forks):
+    env = {"PLANT": "stuck_others:0"} | RELAY
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=3, program=MODULE, env=env)
+    assert job.wait() == [-9, 1, 1]
+    (line,) = job.errors()
+    assert "rank 0 is gone" in line
+
+
+def test_a_killed_rank_that_has_started_the_relay_is_named(tmp_path, forks):
+    env = {"PLANT": "kill_rank_with_relay:-1"} | RELAY
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=4, program=MODULE, env=env)
+    codes = job.wait()
+    (killed,) = [rank for rank, code in enumerate(codes) if code == -9]
+    (line,) = job.errors()
+    assert f"rank {killed} on " in line
+
+
 @pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])
 def test_an_error_on_all_ranks_ends_all_with_the_same_code(tmp_path, forks, times):
     """Threads that still wait at the exit can cause SIGABRT, but only sometimes."""

@@ -20,6 +20,7 @@ from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
 from ddp_hpc.training.health.heartbeat_monitor import Monitor
 from tests.conftest import clean_environ
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
+from tests.stores import store_in_process
 
 from .beating import LOST
 
@@ -29,12 +30,12 @@ BEATING = Path(__file__).with_name("beating.py")
 class Ranks:
     """Ranks of `beating.py`, which are killed at the end."""
 
-    def __init__(self, folder, fault, *limits, size=2):
+    def __init__(self, folder, fault, *limits, size=2, env=None):
         argv = [sys.executable, str(BEATING)]
         self.processes = [
             subprocess.Popen(
                 [*argv, str(rank), str(size), str(folder), fault, *limits],
-                env=clean_environ(),
+                env=clean_environ(env),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -49,11 +50,23 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path):
+def relay():
+    """The environment of ranks whose heartbeats go through a relay."""
+    with store_in_process() as served:
+        served.start_relay()
+        served.client()  # the relay is ready
+        pid = str(served.relay_process._process.pid)
+        address = served.relay.address.removeprefix("\0")
+        yield {"BEATING_RELAY": f"{address} {served.key.hex()}", "BEATING_RELAY_PID": pid}
+
+
+@pytest.fixture(params=["direct", "relay"])
+def ranks(tmp_path, request):
     started = []
+    env = request.getfixturevalue("relay") if request.param == "relay" else None
 
     def start(*words, **more):
-        started.append(Ranks(tmp_path, *words, **more))
+        started.append(Ranks(tmp_path, *words, env=env, **more))
         return started[-1]
 
     yield start
@@ -145,6 +158,13 @@ def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
     text, code = job.words_of(1)
     assert text.startswith(words)
     assert code == LOST
+
+
+def test_ranks_without_a_relay_that_was_killed_connect_to_rank_0(tmp_path, relay):
+    job = Ranks(tmp_path, "lose_relay:2", "gone_s=2", size=3, env=relay)
+    text, code = job.words_of(0)
+    assert code == LOST
+    assert text.startswith("rank 2 on n2 is gone: ")  # and not the other ranks of the relay
 
 
 def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path):

@@ -3,11 +3,14 @@
 The monitor is one thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
 (`Beat`) every few seconds, `stack JSON` and `dumped` on request, and `bye`. Rank 0
 answers each beat with an empty line, and sends `stack`, `gone WHO` and `bye`.
+
+The relay of a node sends `hello NONCE relay HOST`, and then the lines of its ranks as `of RANK LINE`. It adds
+`of RANK hello HOST` and `of RANK closed` when the connection of a rank begins and ends. Rank 0 sends
+`to RANK LINE`, and `all LINE` for all ranks of the node.
 """
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
 import selectors
@@ -20,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_hpc.discovery.world import World
+from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch
 from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.health.heartbeat_messages import (
     Beat,
@@ -39,27 +43,6 @@ _MAX_UNIDENTIFIED = 512  # open connections without a greeting; the oldest is cl
 _MAX_ANNOUNCED = 8  # lost ranks whose loss is announced to all others
 _MAX_FILES = 64
 GOODBYE_S = 2.0
-_CUT_OFF_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-
-
-def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
-    """Makes the kernel close the connection with ETIMEDOUT if the other node does not answer (tcp(7)).
-
-    `silent_s` is the time limit. The kernel of a process that is stopped or blocked in a C call still
-    answers, so only the connection to a node that is down or unreachable is closed. This also works while
-    this process itself is blocked.
-    """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-        connection.setsockopt(socket.IPPROTO_TCP, option, max(1, round(silent_s / 6)))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silent_s * 1000))
-
-
-def is_cut_off(error: OSError) -> bool:
-    """Returns whether a connection ended because of the node or the network, and not because of the process
-    at the other end.
-    """
-    return error.errno in _CUT_OFF_ERRORS
 
 
 @dataclass
@@ -73,16 +56,29 @@ class _Rank(RankStatus):
     cut_off: bool = False
     dumped: bool = False
 
+    def send(self, line: str) -> None:
+        if self.connection is not None:
+            self.connection.send(f"to {self.rank} {line}" if self.connection.is_relay else line)
+
 
 @dataclass(eq=False)
 class _Connection:
-    """An open connection, unidentified until it has sent its greeting."""
+    """An open connection of a rank or of a relay, unidentified until it has sent its greeting."""
 
     socket: socket.socket
     opened_s: float
     cut_off: bool = False
-    rank: _Rank | None = None
+    is_relay: bool = False
+    ranks: dict[int, _Rank] = field(default_factory=dict)  # the rank, or those of the relay
     buffer: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_identified(self) -> bool:
+        return self.is_relay or bool(self.ranks)
+
+    def send_to_all(self, line: str) -> None:
+        """Sends a line to each rank of this connection."""
+        self.send(f"all {line}" if self.is_relay else line)
 
     def send(self, line: str) -> None:
         # Messages to a rank that does not read them are dropped, because its missing beats will be detected.
@@ -99,7 +95,7 @@ class HeartbeatThread:
         self._doorbell, self._bell = socket.socketpair()
         self._stopped = threading.Event()
         self.gone = ""  # the ranks whose connection closed without a goodbye
-        self.gone_event = threading.Event()
+        self.gone_event = threading.Event()  # set if there are such ranks
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def stop(self) -> None:
@@ -107,6 +103,14 @@ class HeartbeatThread:
         self._stopped.set()
         with suppress(OSError):
             self._bell.send(b"!")
+
+    def set_gone(self, names: str) -> None:
+        """Sets the ranks whose connection closed without a goodbye; empty if they have connected again."""
+        self.gone = names
+        if names:
+            self.gone_event.set()
+        else:
+            self.gone_event.clear()
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -135,6 +139,8 @@ class Monitor(HeartbeatThread):
         ]
         self._ranks[0].host = world.hostname
         self._connections: set[_Connection] = set()
+        self._unidentified: dict[_Connection, None] = {}  # in the order of their arrival
+        self._num_gone = 0
         self._begun = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._resumed_s, self._updated_s = 0.0, time.monotonic()
@@ -165,7 +171,7 @@ class Monitor(HeartbeatThread):
     def _say_goodbye(self) -> None:
         """Says goodbye to all ranks, and reads their last messages: unread data would reset a connection."""
         for connection in self._connections:
-            connection.send("bye")
+            connection.send_to_all("bye")
             with suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_WR)
         for rank in self._ranks:
@@ -192,11 +198,11 @@ class Monitor(HeartbeatThread):
         except OSError:
             time.sleep(0.05)  # possibly out of file descriptors; unidentified connections are closed soon
             return
-        unidentified = [one for one in self._connections if one.rank is None]
-        if len(unidentified) >= max(_MAX_UNIDENTIFIED, 2 * len(self._ranks)):
-            self._close(min(unidentified, key=lambda one: one.opened_s))
+        if len(self._unidentified) >= max(_MAX_UNIDENTIFIED, 2 * len(self._ranks)):
+            self._close(next(iter(self._unidentified)))
         connection = _Connection(accepted, time.monotonic())
         self._connections.add(connection)
+        self._unidentified[connection] = None
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _read(self, connection: _Connection) -> None:
@@ -212,25 +218,54 @@ class Monitor(HeartbeatThread):
             while b"\n" in connection.buffer:
                 line, _, connection.buffer = connection.buffer.partition(b"\n")
                 self._receive(connection, line.decode())
-            room = _GREETING_BYTES if connection.rank is None else _LINE_BYTES
+            room = _LINE_BYTES if connection.is_identified else _GREETING_BYTES
             if not received or len(connection.buffer) > room:
                 self._on_closed(connection)
         except ValueError:
             self._on_closed(connection)  # the connection is not from a rank of this program
 
     def _receive(self, connection: _Connection, line: str) -> None:
-        word, _, rest = line.partition(" ")
-        rank = connection.rank
-        if rank is None:
-            nonce, number, host = rest.split()
-            known = word == "hello" and hmac.compare_digest(nonce.encode(), self._nonce.encode())
-            if not known or not 0 < int(number) < len(self._ranks) or self._ranks[int(number)].connection:
+        if not connection.is_identified:
+            word, nonce, who, host = line.split()
+            if word != "hello" or not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
                 raise ValueError("not a rank of this job")
-            rank = connection.rank = self._ranks[int(number)]
-            rank.connection, rank.host = connection, host
-        elif word == "at":
+            if who == "relay":
+                connection.is_relay = True
+            else:
+                self._identify(connection, int(who), host)
+            del self._unidentified[connection]
+        elif not connection.is_relay:
+            self._receive_from(next(iter(connection.ranks.values())), line)
+        else:
+            _, number, text = line.split(" ", 2)
+            word, _, rest = text.partition(" ")
+            if word == "hello":
+                self._identify(connection, int(number), rest)
+            elif rank := connection.ranks.get(int(number)):
+                if word == "closed":
+                    self._lose([connection.ranks.pop(rank.rank)], cut_off=False)
+                else:
+                    self._receive_from(rank, text)
+
+    def _identify(self, connection: _Connection, number: int, host: str) -> None:
+        """Registers a rank. A rank whose relay has ended connects again, with its own connection."""
+        old = self._ranks[number].connection if 0 < number < len(self._ranks) else None
+        if not 0 < number < len(self._ranks) or (old is not None and not old.is_relay):
+            raise ValueError("not a rank of this job")
+        if old is not None:
+            old.ranks.pop(number, None)
+        rank = connection.ranks[number] = self._ranks[number]
+        rank.connection, rank.host = connection, host
+        if rank.gone_s is not None:
+            rank.gone_s, rank.cut_off = None, False
+            self._num_gone -= 1
+            self._announce()
+
+    def _receive_from(self, rank: _Rank, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "at":
             rank.beat, rank.beat_s = Beat.parse(rest), time.monotonic()
-            connection.send("")
+            rank.send("")
         elif word == "stack":
             rank.where, rank.stack = map(str, json.loads(rest))
         elif word == "dumped":
@@ -240,28 +275,36 @@ class Monitor(HeartbeatThread):
 
     def _on_closed(self, connection: _Connection) -> None:
         self._close(connection)
-        rank = connection.rank
-        if rank is None or rank.left:
+        self._lose(list(connection.ranks.values()), cut_off=connection.cut_off)
+
+    def _lose(self, ranks: list[_Rank], *, cut_off: bool) -> None:
+        """Registers the end of these ranks' connections."""
+        lost = [rank for rank in ranks if not rank.left]
+        for rank in lost:
+            rank.gone_s, rank.cut_off = time.monotonic(), cut_off
+        self._num_gone += len(lost)
+        if lost:
+            self._announce()
+
+    def _announce(self) -> None:
+        if self._num_gone > _MAX_ANNOUNCED:
             return
-        rank.gone_s, rank.cut_off = time.monotonic(), connection.cut_off
         gone = [r for r in self._ranks if r.gone_s is not None]
-        if len(gone) <= _MAX_ANNOUNCED:
-            self.gone = name_ranks(gone)
-            self.gone_event.set()
-            for other in self._connections:
-                if other.rank is not None:
-                    other.send(f"gone {self.gone}")
+        self.set_gone(name_ranks(gone) if gone else "")
+        for connection in self._connections:
+            connection.send_to_all(f"gone {self.gone}")
 
     def _close(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+        self._unidentified.pop(connection, None)
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
     def _update(self) -> None:
         """Closes connections without a greeting, and updates rank 0's own beat."""
         now = time.monotonic()
-        for connection in list(self._connections):
-            if connection.rank is None and now - connection.opened_s > _GREETING_S:
+        for connection in list(self._unidentified):
+            if now - connection.opened_s > _GREETING_S:
                 self._close(connection)
         if now - self._updated_s > self._limits.gap_s:
             # The process was suspended and resumed, for example with its job: do not count the time in
@@ -307,7 +350,7 @@ class Monitor(HeartbeatThread):
             rank.where = rank.stack = ""
             rank.dumped = rank.connection is None
             if rank.connection is not None:
-                rank.connection.send("stack")
+                rank.send("stack")
         own = stack_of_this_process()
         self._ranks[0].where, self._ranks[0].stack = own.where, own.text
         write_flight_record(0, self._limits.answer_s)

@@ -44,7 +44,7 @@ def _torch_store(endpoint: Endpoint, comm: Comm, timeout_s: float) -> Store:
     """Returns torch's store, whose port accepts no connections once all ranks have connected. Collective."""
     descriptor, port = -1, 0
     if comm.rank == 0:
-        listener = open_listener([0], endpoint.listen)
+        listener = open_listener([0], endpoint.listen, comm.size)
         port = listener.getsockname()[1]
         descriptor = listener.detach()
     port = comm.bcast(port)

@@ -1,0 +1,335 @@
+"""A server for clients with the job's key: its connections, their handshake, and their frames.
+
+The key-value store and the relay of a node are such servers. Each is a separate process, which also answers
+while the ranks compute, are stopped or hold the GIL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ddp_hpc.rendezvous.store_protocol import (
+    KEY_BYTES,
+    RESPONSE_BYTES,
+    FrameReader,
+    FrameWriter,
+    ProtocolError,
+    Status,
+    challenge,
+    is_response,
+    server_proof,
+    stream_keys,
+)
+
+MAX_UNREAD_BYTES = 256 * 2**20
+MIN_UNAUTHENTICATED = 512
+"""The number of connections that may be in their handshake at once; with more clients, their number."""
+HANDSHAKE_S = 10.0
+LINGER_S = 10.0
+"""Maximum time in seconds between the end of rank 0 and the end of the server."""
+_PIECE_BYTES = 1 << 18
+
+
+class Reader(Protocol):
+    """Decodes what a connection receives."""
+
+    def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
+        """Yields kind, request number and fields of each message that these bytes complete."""
+
+
+class Writer(Protocol):
+    """Encodes what a connection sends."""
+
+    def frame(self, kind: int, request: int, fields: Sequence[bytes]) -> bytes:
+        """Returns the next frame."""
+
+
+@dataclass(eq=False)
+class Connection:
+    """A client, or an unauthenticated connection until its proof has been received."""
+
+    socket: socket.socket
+    address: str
+    nonce: bytes = b""
+    opened_s: float = 0.0
+    received: bytearray = field(default_factory=bytearray)  # received bytes of the handshake
+    reader: Reader | None = None
+    writer: Writer | None = None
+    unsent: deque[bytes] = field(default_factory=deque)
+    unsent_bytes: int = 0
+    requests: dict[int, Any] = field(default_factory=dict)  # unanswered requests, by number
+    error: OSError | None = None  # the first error of the socket, which the kernel reports only once
+
+
+class FrameServer:
+    """Serves clients on a listening socket until its owner has ended.
+
+    Args:
+        listener: the listening socket, which is closed at the end.
+        key: the key that clients must have.
+        owner_pid: the owner, which is the parent of this process.
+        owner_pipe: a file descriptor that returns end of file when the owner has ended. The owner's end is
+            also detected by its process ID, up to a second later, because its children may keep the pipe
+            open.
+        warn: called with a line about rejected connections: the 1st, the 10th, the 100th, ...
+        on_owner_end: called when the owner has ended.
+        num_clients: the number of clients that may connect at once.
+        linger_s: how long clients are served after the end of the owner.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        *,
+        owner_pid: int,
+        owner_pipe: int | None = None,
+        warn: Callable[[str], None],
+        on_owner_end: Callable[[], None] = lambda: None,
+        num_clients: int = 0,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self._listener, self._key, self._warn = listener, key, warn
+        self._owner_pid, self._owner_pipe, self._on_owner_end = owner_pid, owner_pipe, on_owner_end
+        self._max_unauthenticated, self._linger_s = max(MIN_UNAUTHENTICATED, num_clients), linger_s
+        self._connections: set[Connection] = set()
+        self._unauthenticated: dict[Connection, None] = {}  # in the order of their arrival
+        self._num_refused = 0
+        self._owner_ended_s: float | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Serves until the owner has ended and all clients have disconnected, or `linger_s` after its end."""
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        if self._owner_pipe is not None:
+            self._selector.register(self._owner_pipe, selectors.EVENT_READ)
+        try:
+            while not self._is_finished():
+                for event, mask in self._selector.select(self._wait_s()):
+                    if event.fileobj is self._listener:
+                        self._accept()
+                    elif event.fileobj == self._owner_pipe:
+                        self._handle_owner_end()
+                    elif event.data in self._connections:
+                        if mask & selectors.EVENT_WRITE:
+                            self._send(event.data)
+                        if mask & selectors.EVENT_READ:
+                            self._receive(event.data)
+                self._finish_turn()
+                self._close_slow_handshakes()
+                if os.getppid() != self._owner_pid:
+                    self._handle_owner_end()
+        finally:
+            for connection in list(self._connections):
+                self._close(connection)
+            self._listener.close()  # has no effect if `_handle_owner_end` has already closed it
+            self._selector.close()
+
+    # Methods that a server defines.
+
+    def _handle(self, connection: Connection, op: int, request: int, fields: list[bytes]) -> None:
+        """Handles a request, to which `_reply` sends the answer now or later.
+
+        Raises:
+            ProtocolError, ValueError: the request is invalid; the connection is closed.
+        """
+        raise NotImplementedError
+
+    def _handle_end(self, connection: Connection) -> None:
+        """Handles the end of a connection, which has been removed from `_connections`."""
+
+    def _handle_owner_end(self) -> None:
+        """Handles the end of the owner, which may be detected more than once."""
+        if self._owner_ended_s is not None:
+            return
+        self._owner_ended_s = time.monotonic()
+        # The next attempt of the job may use the port, and its ranks must not connect to this server.
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        if self._owner_pipe is not None:
+            self._selector.unregister(self._owner_pipe)
+        self._on_owner_end()
+
+    def _wait_s(self) -> float:
+        """Returns the maximum time until the next call of `_finish_turn`."""
+        return 1.0
+
+    def _finish_turn(self) -> None:
+        """Does what remains after all requests that had arrived have been handled."""
+
+    def _num_clients(self) -> int:
+        return len(self._connections) - len(self._unauthenticated)
+
+    def _is_finished(self) -> bool:
+        if self._owner_ended_s is None:
+            return False
+        return not self._num_clients() or time.monotonic() > self._owner_ended_s + self._linger_s
+
+    # Methods that manage connections.
+
+    def _accept(self) -> None:
+        try:
+            accepted, address = self._listener.accept()
+        except OSError:
+            # There may be no free file descriptor, so close the oldest unauthenticated connection.
+            if self._unauthenticated:
+                self._refuse_oldest()
+            else:
+                time.sleep(0.01)
+            return
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        host = str(address[0]) if address else "this node"
+        connection = Connection(accepted, host, os.urandom(32), time.monotonic())
+        self._unauthenticated[connection] = None
+        self._add(connection)
+        self._queue(connection, challenge(connection.nonce))
+        if len(self._unauthenticated) > self._max_unauthenticated:
+            self._refuse_oldest()
+
+    def _add(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: Connection) -> None:
+        limit = _PIECE_BYTES if connection.reader else RESPONSE_BYTES - len(connection.received)
+        try:
+            received = connection.socket.recv(limit)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            connection.error = connection.error or error
+            received = b""
+        if not received:
+            # If no data was received, there is no warning: the peer may only have checked that the port is
+            # open.
+            if connection.reader or not connection.received:
+                self._close(connection)
+            else:
+                self._refuse(connection)
+            return
+        try:
+            if connection.reader is None:
+                self._shake_hands(connection, received)
+                return
+            for op, request, fields in connection.reader.messages(received):
+                self._handle(connection, op, request, fields)
+        except (ProtocolError, ValueError):
+            self._refuse(connection)
+
+    def _shake_hands(self, connection: Connection, received: bytes) -> None:
+        connection.received += received
+        if len(connection.received) < RESPONSE_BYTES:
+            return
+        proof = bytes(connection.received)
+        if not is_response(self._key, connection.nonce, proof):
+            raise ProtocolError("the client does not have the key")
+        nonces = connection.nonce, proof[:32]
+        client_key, server_key = stream_keys(self._key, *nonces)
+        self._queue(connection, server_proof(self._key, *nonces))
+        connection.reader, connection.writer = FrameReader(client_key), FrameWriter(server_key)
+        del self._unauthenticated[connection]
+
+    def _close_slow_handshakes(self) -> None:
+        latest_s = time.monotonic() - HANDSHAKE_S
+        while self._unauthenticated and next(iter(self._unauthenticated)).opened_s < latest_s:
+            self._refuse_oldest()
+
+    def _refuse_oldest(self) -> None:
+        """Closes the oldest unauthenticated connection, unless its proof has arrived in the meantime."""
+        oldest = next(iter(self._unauthenticated))
+        self._receive(oldest)
+        if oldest in self._unauthenticated:
+            self._refuse(oldest)
+
+    def _refuse(self, connection: Connection) -> None:
+        self._close(connection)
+        self._num_refused += 1
+        count = self._num_refused
+        if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th, ... connection
+            self._warn(
+                f"rejected a connection from {connection.address} without this job's key"
+                + (f" ({count} so far)" if count > 1 else "")
+                + "; possible causes are a port scan, another job, or an attempt to interfere with this one"
+            )
+
+    def _close(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._unauthenticated.pop(connection, None)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._handle_end(connection)
+
+    def _queue(self, connection: Connection, data: bytes) -> None:
+        connection.unsent.append(data)
+        connection.unsent_bytes += len(data)
+        self._send(connection)
+
+    def _send(self, connection: Connection) -> None:
+        try:
+            while connection.unsent:
+                data = connection.unsent[0]
+                sent = connection.socket.send(data)
+                connection.unsent_bytes -= sent
+                if sent < len(data):
+                    connection.unsent[0] = data[sent:]
+                    break
+                connection.unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            connection.error = connection.error or error
+            connection.unsent.clear()  # the next recv() reports the end of the connection
+            return
+        if connection.unsent_bytes > MAX_UNREAD_BYTES:
+            with contextlib.suppress(OSError):  # the client may have disconnected in the meantime
+                connection.socket.shutdown(socket.SHUT_RDWR)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        if self._selector.get_key(connection.socket).events != events:
+            self._selector.modify(connection.socket, events, connection)
+
+    def _reply(self, connection: Connection, status: int, request: int, fields: list[bytes]) -> None:
+        if connection.writer is not None and connection in self._connections:
+            try:
+                frame = connection.writer.frame(status, request, fields)
+            except ValueError as error:  # larger than the limit of a frame
+                frame = connection.writer.frame(Status.REFUSED, request, [str(error).encode()])
+            self._queue(connection, frame)
+
+
+def warn(text: str) -> None:
+    """Prints a warning with the name of this host."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"[{socket.gethostname().partition('.')[0]}] warning: {text}\n".encode())
+
+
+def close_output() -> None:
+    """Closes stdout and stderr, for which launchers wait."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)
+
+
+def read_key_of_owner() -> bytes:
+    """Returns the key that `ServerProcess` has written to stdin; empty if the owner has already ended.
+
+    From now on, this process ignores signals.
+    """
+    # The ranks handle Ctrl-C and the launcher's signals, and still need the server until they end.
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, signal.SIG_IGN)
+    key = os.read(0, KEY_BYTES)
+    return key if len(key) == KEY_BYTES else b""

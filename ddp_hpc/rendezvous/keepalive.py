@@ -1,0 +1,28 @@
+"""TCP connections that the kernel closes if the other node no longer answers (tcp(7))."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+_CUT_OFF_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
+    """Makes the kernel close the connection with ETIMEDOUT if the other node does not answer.
+
+    `silent_s` is the time limit. The kernel of a process that is stopped or blocked in a C call still
+    answers, so only the connection to a node that is down or unreachable is closed. This also works while
+    this process itself is blocked.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        connection.setsockopt(socket.IPPROTO_TCP, option, max(1, round(silent_s / 6)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silent_s * 1000))
+
+
+def is_cut_off(error: OSError) -> bool:
+    """Returns whether a connection ended because of the node or the network, and not because of the process
+    at the other end.
+    """
+    return error.errno in _CUT_OFF_ERRORS

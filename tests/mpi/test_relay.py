@@ -1,0 +1,59 @@
+"""Ranks under mpiexec that share their connections to rank 0 through the relay of their node."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import LINEAR, error_lines, succeeded, train
+
+from .conftest import ConnectRanks, printed
+
+RELAY = {"DDP_HPC_RELAY": "1"}
+SIZES = [*LINEAR, "--num-samples", "64", "--batch-size", "4", "--epochs", "1", "--device", "cpu"]
+PLANTED = [str(Path(__file__).parents[1] / "training" / "planted.py")]
+
+
+def planted(fault: str, tmp_path: Path, *options: str):
+    env = RELAY | {"PLANT": f"{fault}:-1"}
+    return train(*SIZES, *options, cwd=tmp_path, ranks=4, program=PLANTED, env=env)
+
+
+def test_all_ranks_but_rank_0_use_the_relay_that_one_of_them_has_started(connect_ranks: ConnectRanks) -> None:
+    ranks = printed(connect_ranks(6, **RELAY))
+    assert [each["has_relay"] for each in ranks] == [False, True, True, True, True, True]
+    assert sum(each["starts_relay"] for each in ranks) == 1
+    assert len({(each["host"], each["port"]) for each in ranks}) == 1
+
+
+def test_without_the_variable_few_ranks_use_no_relay(connect_ranks: ConnectRanks) -> None:
+    assert not any(each["has_relay"] for each in printed(connect_ranks(2)))
+
+
+def test_an_unknown_value_of_the_variable_ends_all_ranks(connect_ranks: ConnectRanks) -> None:
+    ended = connect_ranks(3, DDP_HPC_RELAY="yes")
+    assert "DDP_HPC_RELAY='yes' is not valid" in ended.stderr
+    assert ended.exit_code != 0
+    assert ended.wall_s < 20
+
+
+def test_a_training_goes_on_after_its_relay_was_killed(tmp_path: Path) -> None:
+    done = succeeded(planted("kill_relay", tmp_path))
+    assert error_lines(done) == []
+
+
+def test_a_stopped_rank_that_has_started_the_relay_is_reported(tmp_path: Path) -> None:
+    done = planted("stop_rank_with_relay", tmp_path, "--hang-timeout", "4", "--timeout", "60")
+    (line,) = error_lines(done)
+    assert re.search(r"rank [123] on \S+ has been .*no answer: its process is stopped", line), line
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("fault", ["raise", "kill"])
+def test_a_failed_rank_behind_the_relay_ends_the_job(tmp_path: Path, fault: str) -> None:
+    env = RELAY | {"PLANT": f"{fault}:2"}
+    done = train(*SIZES, cwd=tmp_path, ranks=4, program=PLANTED, env=env)
+    assert done.returncode != 0
+    if fault == "raise":
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+        assert line.startswith("[rank 2/4 ")
