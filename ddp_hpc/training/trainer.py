@@ -191,6 +191,7 @@ class Trainer:
         self.position, self.losses, self.lr_ranks = self.lifecycle.resume(
             snapshot, state, samples.num_samples, mesh
         )
+        self.strategy.finish_restore()
         self.resumed = self.position
         left = steps_left(
             samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
@@ -332,7 +333,7 @@ class Trainer:
             test=self.test,
             flops_per_sample=self.flops,
             peak_flops_per_s=peak_flops_per_s(
-                device, config.optimization.amp, config.optimization.matmul_precision
+                device, config.optimization.half_dtype, config.optimization.matmul_precision
             ),
             strategy=_strategy_name(config, self.strategy.mesh),
             state_bytes=self.strategy.state_bytes(),

@@ -36,7 +36,16 @@ def _losses(tmp_path, *options):
 
 
 @pytest.mark.parametrize("group", ["", "--single-rank-group", "--single-rank-group --static-graph"])
-@pytest.mark.parametrize("more", ["", "--accumulate 2", "--clip-norm 0.5 --lr-schedule cosine", "--amp bf16"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "--accumulate 2",
+        "--clip-norm 0.5 --lr-schedule cosine",
+        "--amp bf16",
+        "--param-dtype bf16 --moment-dtype bf16 --clip-norm 0.5",
+    ],
+)
 def test_graphs_of_whole_steps_have_the_losses_of_eager_steps(tmp_path, more, group):
     if "accumulate" in more and "static" in group:
         pytest.skip("--static-graph cannot be used with --accumulate")
@@ -101,6 +110,9 @@ def without_waits():
         {"amp": "fp16", "clip_norm": 1.0},
         {"amp": "bf16", "accumulate": 2},
         {"optimizer": "sgd"},
+        {"param_dtype": "bf16", "clip_norm": 0.1},
+        {"moment_dtype": "bf16", "accumulate": 2},
+        {"cuda_graph": True, "param_dtype": "bf16", "moment_dtype": "bf16", "clip_norm": 0.1},
         {"cuda_graph": True},
         {"cuda_graph": True, "amp": "bf16", "clip_norm": 0.1, "accumulate": 2},
     ],

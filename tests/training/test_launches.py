@@ -17,13 +17,15 @@ from .fake_mesh import two_ranks
 
 
 class Operators(TorchDispatchMode):
-    def __init__(self):
+    def __init__(self, views=True):
         super().__init__()
-        self.num = 0
+        self.num, self.views = 0, views
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         # Adam reads its step counts, which are on the host even for parameters on a GPU.
-        self.num += function is not torch.ops.aten._local_scalar_dense.default
+        self.num += function is not torch.ops.aten._local_scalar_dense.default and (
+            self.views or not function.is_view
+        )
         return function(*args, **(kwargs or {}))
 
 

@@ -101,6 +101,8 @@ TOKENS = SampleSpec((6,), (6,), 10)
 OPTIONS = [
     {},
     {"accumulate": 2, "clip_norm": 0.1},
+    {"param_dtype": "bf16", "moment_dtype": "bf16", "clip_norm": 0.1, "accumulate": 2},
+    {"moment_dtype": "bf16", "amp": "bf16"},
     {"optimizer": "adamw", "weight_decay": 0.1, "lr_schedule": "cosine", "warmup_steps": 5},
 ]
 
@@ -126,5 +128,6 @@ def test_replayed_steps_have_the_losses_of_plain_steps(options, captures):
     plain = _losses(options)
     assert not captures
     # The learning rate is a float32 tensor instead of a float64 number of the host.
-    assert _losses({**options, "cuda_graph": True}) == pytest.approx(plain, rel=1e-5)
+    precision = 2e-3 if "bf16" in options.values() else 1e-5
+    assert _losses({**options, "cuda_graph": True}) == pytest.approx(plain, rel=precision)
     assert len(captures) == 1

@@ -48,7 +48,7 @@ _LOSS_OPTIONS = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "w
 # More options like _LOSS_OPTIONS, which are missing from snapshots of earlier versions.
 _NEWER_LOSS_OPTIONS = (
     "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "matmul_precision",
-    "compress_gradients",
+    "compress_gradients", "param_dtype", "moment_dtype",
 )  # fmt: skip
 
 

@@ -30,6 +30,10 @@ def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | 
         layouts.setdefault(layout, []).append(local_shard(grad))
     squares = []
     for layout, grads in layouts.items():
+        halves = [grad for grad in grads if grad.dtype == torch.bfloat16]
+        if halves:  # otherwise, torch rounds their norms to bfloat16
+            others = [grad for grad in grads if grad.dtype != torch.bfloat16]
+            grads = [*others, *torch._foreach_norm(halves, 2.0, dtype=torch.float32)]
         square = torch.nn.utils.get_total_norm(grads, foreach=True).double() ** 2
         if layout is not None:
             mesh, placements = layout
@@ -50,9 +54,14 @@ def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in map(local_shard, _gradients(parameters)):
         alike.setdefault((grad.device, grad.dtype), []).append(grad)
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    factor = clip_factor(norm, max_norm)
     for (device, dtype), grads in alike.items():
         torch._foreach_mul_(grads, factor.to(device, dtype))
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Returns the factor by which gradients with the norm `norm` are multiplied."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -10,25 +10,17 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.training.optimization.config import OptimizationConfig
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """Mixed precision (`--amp`). fp16 scales the loss up, so that small gradients do not become zero.
-
-    Raises:
-        RequestError: the device does not support the type.
-    """
+    """Mixed precision (`--amp`). fp16 scales the loss up, so that small gradients do not become zero."""
 
     def __init__(self, amp: str, device: torch.device) -> None:
         self.amp = amp
         self._device = device
-        if amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise RequestError(
-                f"--amp bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "
-                "newer GPUs do); use --amp fp16"
-            )
         self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -58,6 +50,16 @@ class Precision:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+
+
+def check_bf16(config: OptimizationConfig, device: torch.device) -> None:
+    """Raises RequestError if the model should compute in bfloat16, which the device does not support."""
+    if config.half_dtype == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        option = "--amp" if config.param_dtype is None else "--param-dtype"
+        raise RequestError(
+            f"{option} bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "
+            "newer GPUs do); use --amp fp16"
+        )
 
 
 def set_matmul_precision(level: str | None, device: torch.device) -> str:

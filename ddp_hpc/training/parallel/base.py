@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.compilation import compile_modules
 from ddp_hpc.training.optimization.config import OptimizationConfig
-from ddp_hpc.training.optimization.gradients import global_norm, limit_norm
+from ddp_hpc.training.optimization.gradients import clip_factor, global_norm, limit_norm
+from ddp_hpc.training.optimization.master_weights import Masters, check_float32, copy_masters, to_bf16
 from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
 from ddp_hpc.training.optimization.precision import Precision
 from ddp_hpc.training.parallel.config import ParallelConfig
@@ -58,6 +59,9 @@ class Strategy:
     def __post_init__(self) -> None:
         self.bare = self.task.model
         """The unwrapped model, which defines the names of the tensors."""
+        self.masters: Masters = {}
+        if self.optimization.moment_dtype is not None:
+            check_float32(self.bare, "--moment-dtype")
         if self.optimization.compile is not None and not self.compiles_blocks:
             compile_modules([self.bare], self.optimization.compile)
         self.model = self._prepare()
@@ -69,10 +73,19 @@ class Strategy:
     def _prepare(self) -> nn.Module:
         raise NotImplementedError
 
+    def _convert(self, model: nn.Module) -> None:
+        """Converts the model to the data type of --param-dtype, in place, and keeps float32 copies."""
+        if self.optimization.param_dtype is not None:
+            check_float32(model, "--param-dtype")
+            self.masters = to_bf16(model)
+
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         config, device = self.optimization, self.group.device
         parameters = self.parameters()
         options = optimizer_options(config, device, lr, is_sharded=any(map(is_sharded, parameters)))
+        if self.masters:
+            options["trained"] = {master: parameter for parameter, master in self.masters.items()}
+            parameters = [self.masters.get(parameter, parameter) for parameter in parameters]
         return optimizer_class(config)(parameter_groups(parameters, config.weight_decay), **options)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -83,7 +96,9 @@ class Strategy:
         """Returns the training state that snapshots save."""
         # The stages of a pipeline hold different tensors, not copies.
         at = {name: index for name, index in self.mesh.at.items() if name != "pp"}
-        return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler, at)
+        return plain_state(
+            self.bare, self.optimizer, self.group, self.precision.scaler, at, masters=self.masters
+        )
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""
@@ -133,7 +148,11 @@ class Strategy:
 
     def limit_gradients(self, norm: Tensor, max_norm: float) -> None:
         """Scales the gradients, whose norm is `norm`, so that their norm is at most `max_norm`."""
-        limit_norm(self.parameters(), norm, max_norm)
+        if self.masters:
+            # The gradients are scaled in float32, as part of the update.
+            self.optimizer.grad_factor = clip_factor(norm, max_norm)  # type: ignore[attr-defined]
+        else:
+            limit_norm(self.parameters(), norm, max_norm)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
         """Returns the model's output, computed without gradients; None on ranks that do not receive it."""
@@ -143,9 +162,13 @@ class Strategy:
     def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:
         """Prepares the strategy for a restore, so that it behaves as if it had already run steps."""
 
+    def finish_restore(self) -> None:
+        """Applies a restored state to the parameters, which snapshots contain as float32 copies."""
+        copy_masters(self.masters)
+
     def state_bytes(self) -> int:
         """Returns the size in bytes of the parameters, gradients and optimizer state on this rank."""
-        tensors: list[Tensor] = []
+        tensors: list[Tensor] = [*self.masters.values()]
         for parameter in self.parameters():
             tensors += [parameter, *([] if parameter.grad is None else [parameter.grad])]
         for values in self._local_optimizer().state.values():
@@ -164,5 +187,9 @@ class Single(Strategy):
 
     def _prepare(self) -> nn.Module:
         if self.config.devices_per_rank > 1:
-            return Replica(self.task, self.group, self.config.devices_per_rank)
-        return self.bare.to(self.group.device)
+            replica = Replica(self.task, self.group, self.config.devices_per_rank)
+            self._convert(replica)
+            return replica
+        self.bare.to(self.group.device)
+        self._convert(self.bare)
+        return self.bare

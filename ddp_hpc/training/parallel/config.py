@@ -86,8 +86,7 @@ class ParallelConfig:
             raise RequestError(
                 f"--mesh {self.mesh} already defines the parallelization. Remove --strategy {self.strategy}."
             )
-        dimensions = [entry.partition("=")[0].strip() for entry in (self.mesh or "").split(",")]
-        used = {self.strategy} if self.mesh is None else {"mesh", *dimensions}
+        used = {self.strategy} if self.mesh is None else {"mesh", *self.mesh_dimensions}
         defaults = {one.name: one.default for one in fields(self)}
         for name, strategies in _ONLY_WITH.items():
             if getattr(self, name) != defaults[name] and not used & {*strategies}:
@@ -106,3 +105,8 @@ class ParallelConfig:
             )
         if self.sync_batchnorm and self.devices_per_rank > 1:
             raise RequestError("--sync-batchnorm needs one device per rank. Remove --devices-per-rank.")
+
+    @property
+    def mesh_dimensions(self) -> list[str]:
+        """The names of the dimensions in --mesh."""
+        return [entry.partition("=")[0].strip() for entry in (self.mesh or "").split(",")]

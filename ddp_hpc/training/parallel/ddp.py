@@ -40,6 +40,7 @@ class Ddp(Strategy):
                 )
             self.forward_is_collective = True
             replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
+        self._convert(replica)
         model = DistributedDataParallel(
             replica,
             device_ids=ids,

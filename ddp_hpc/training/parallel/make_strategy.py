@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_hpc.training.optimization.config import OptimizationConfig
-from ddp_hpc.training.optimization.precision import Precision
+from ddp_hpc.training.optimization.precision import Precision, check_bf16
 from ddp_hpc.training.parallel.base import Single, Strategy
 from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh, find_mesh
@@ -26,14 +26,18 @@ def make_strategy(
         RequestError: the strategy does not support this model, device or number of ranks.
     """
     mesh = find_mesh(config, group)
+    check_bf16(optimization, group.device)
     precision = Precision(optimization.amp, group.device)
-    if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp"):
+    has_copies = optimization.param_dtype is not None and group.backend != "none"
+    if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp") or has_copies:
         _broadcast_parameters(task.model, group)
     return _kind_of(mesh, config.strategy)(task, group, config, optimization, precision, mesh)
 
 
 def _broadcast_parameters(model: nn.Module, group: Group) -> None:
-    """Copies rank 0's parameters and buffers to all ranks. DDP does this itself."""
+    """Copies rank 0's parameters and buffers to all ranks. DDP does this itself, but not for float32
+    copies of parameters.
+    """
     for tensor in live_tensors(model).values():
         sent = tensor.detach().to(group.device).contiguous()
         dist.broadcast(sent, src=0)

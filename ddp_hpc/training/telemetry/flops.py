@@ -43,7 +43,7 @@ def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
     return float(counter.get_total_flops()) / num
 
 
-def peak_flops_per_s(device: torch.device, amp: str, matmul_precision: str | None) -> float:
+def peak_flops_per_s(device: torch.device, half_dtype: str | None, matmul_precision: str | None) -> float:
     """Returns the peak FLOP/s of the device in these data types; 0 if unknown, as for CPUs."""
     if device.type != "cuda":
         return 0.0
@@ -52,5 +52,5 @@ def peak_flops_per_s(device: torch.device, amp: str, matmul_precision: str | Non
     if not known:
         return 0.0
     float32, tf32, half = _PEAKS[max(known, key=len)]
-    peak = half if amp != "off" else float32 if matmul_precision in (None, "highest") else tf32
+    peak = half if half_dtype is not None else float32 if matmul_precision in (None, "highest") else tf32
     return peak * 1e12

@@ -1,0 +1,432 @@
+"""`--param-dtype bf16` and `--moment-dtype bf16`, compared with torch's own optimizers in float32."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.optimization import master_weights
+from ddp_hpc.training.optimization.config import OptimizationConfig
+from ddp_hpc.training.optimization.gradients import clip_factor, global_norm
+from ddp_hpc.training.optimization.master_weights import Adam, AdamW, to_bf16
+from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options
+from ddp_hpc.training.tasks.task import Task
+from ddp_hpc.training.tuned_options import choose_tuned
+
+from .one_process import Steps, group_on
+from .runs import losses
+from .test_launches import Operators
+from .test_resume import _kill_often
+from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, trained
+
+BOTH = ["--param-dtype", "bf16", "--moment-dtype", "bf16"]
+# Differences of losses of about 2 between bfloat16 and float32, which have 8 and 24 bits of precision.
+HALF = 5e-2
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3), nn.LayerNorm(3))
+
+
+def pair(torchs, **options):
+    """A model in bfloat16 with its optimizer, and float32 copies of its parameters with torch's optimizer."""
+    model = net()
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    masters = to_bf16(model)
+    mine = {torch.optim.Adam: Adam, torch.optim.AdamW: AdamW}[torchs]
+    optimizer = mine(
+        [masters.get(p, p) for p in model.parameters()],
+        trained={master: parameter for parameter, master in masters.items()},
+        **options,
+    )
+    return model, optimizer, copies, torchs(copies, **{"foreach": not options.get("fused"), **options})
+
+
+@pytest.mark.parametrize("most_values", [2**24, 20])
+@pytest.mark.parametrize("torchs", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("fused", [False, True])
+def test_master_weights_equal_the_parameters_of_torchs_optimizer_bit_for_bit(
+    fused, torchs, most_values, monkeypatch
+):
+    monkeypatch.setattr(master_weights, "_MOST_VALUES", most_values)
+    model, optimizer, copies, oracle = pair(torchs, lr=0.01, weight_decay=0.1, fused=fused)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().sum().backward()
+        for parameter, copy in zip(model.parameters(), copies, strict=True):
+            copy.grad = parameter.grad.float()
+        optimizer.step()
+        oracle.step()
+        own = [master for group in optimizer.param_groups for master in group["params"]]
+        for parameter, master, copy in zip(model.parameters(), own, copies, strict=True):
+            assert torch.equal(master, copy)
+            assert torch.equal(parameter, copy.to(parameter.dtype))
+            for key, value in oracle.state[copy].items():
+                assert torch.equal(optimizer.state[master][key], value), key
+
+
+def test_parameters_without_a_gradient_are_not_updated():
+    model, optimizer, copies, _ = pair(torch.optim.AdamW, lr=0.01)
+    model[0](torch.randn(4, 8).bfloat16()).sum().backward()
+    optimizer.step()
+    assert len(optimizer.state) == 2
+    assert torch.equal(model[3].weight.float(), copies[4].bfloat16().float())
+
+
+def test_gradients_are_clipped_in_float32_like_those_of_torch():
+    model, optimizer, copies, oracle = pair(torch.optim.AdamW, lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (100 * model(torch.randn(4, 8)).square().sum()).backward()
+        for parameter, copy in zip(model.parameters(), copies, strict=True):
+            copy.grad = parameter.grad.float()
+        norm = global_norm(model.parameters())
+        assert norm.item() == pytest.approx(nn.utils.clip_grad_norm_(copies, 1.5).item(), rel=1e-6)
+        optimizer.grad_factor = clip_factor(norm, 1.5)
+        optimizer.step()
+        oracle.step()
+    own = [master for group in optimizer.param_groups for master in group["params"]]
+    torch.testing.assert_close(own, copies, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norms_and_outputs_are_in_float32_and_all_else_in_bfloat16():
+    model = net()
+    model[3].register_buffer("table", torch.ones(2))
+    seen = []
+    model[0].register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0].dtype, output.dtype]))
+    to_bf16(model)
+    assert model(torch.randn(4, 8)).dtype == torch.float32
+    assert seen == [torch.bfloat16] * 2
+    kept = {name for name, value in model.state_dict().items() if value.dtype == torch.float32}
+    assert kept == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
+    assert model[3].table.dtype == torch.bfloat16
+
+
+def second_moments(num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """exp_avg_sq in bfloat16 and in float32, after gradients that become ten times smaller."""
+    stream = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.zeros(64, 16)) for _ in range(2)]
+    mine, oracle = AdamW(weights[:1], moment_dtype=torch.bfloat16), torch.optim.AdamW(weights[1:])
+    for step in range(num_steps):
+        grad = torch.randn(64, 16, generator=stream) * (0.1 if step > 300 else 1.0)
+        grad[0] = 0.0
+        weights[0].grad, weights[1].grad = grad.clone(), grad
+        mine.step()
+        oracle.step()
+    assert mine.state[weights[0]]["exp_avg_sq"].dtype == torch.bfloat16
+    found, expected = mine.state[weights[0]]["exp_avg_sq"].float(), oracle.state[weights[1]]["exp_avg_sq"]
+    assert not found[0].any(), "values that are zero stay zero"
+    return found[1:], expected[1:]
+
+
+def test_moments_in_bfloat16_follow_those_in_float32_when_gradients_become_smaller():
+    found, expected = second_moments(1500)
+    assert found.mean().item() == pytest.approx(expected.mean().item(), rel=0.03)
+    torch.testing.assert_close(found, expected, rtol=0.15, atol=0.0)
+
+
+def test_moments_that_are_rounded_to_the_nearest_value_would_not_decrease(monkeypatch):
+    monkeypatch.setattr(master_weights, "_round_up_or_down", lambda *_: None)
+    found, expected = second_moments(1500)
+    assert found.mean().item() > 1.5 * expected.mean().item()
+
+
+def moving(kind: str) -> list[float]:
+    """The losses of a small network that learns a function of random inputs."""
+    stream = torch.Generator().manual_seed(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def batches():
+        while True:
+            inputs = torch.randn(32, 8, generator=stream)
+            yield inputs, inputs[:, :3].prod(dim=1, keepdim=True)
+
+    options = {"moment": {"moment_dtype": "bf16"}, "both": {"moment_dtype": "bf16", "param_dtype": "bf16"}}
+    steps = Steps(Task(model=model, loss=nn.functional.mse_loss), batches(), lr=0.01, **options.get(kind, {}))
+    for _ in range(400):
+        steps.step(32)
+    return [loss / 32 for loss in steps.losses()]
+
+
+def test_hundreds_of_steps_learn_as_in_float32():
+    expected, *found = (sum(moving(kind)[-100:]) / 100 for kind in ("float32", "moment", "both"))
+    assert expected < 0.4  # the loss is 1.0 in the first steps
+    assert found == pytest.approx([expected] * 2, rel=0.02)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("moments", [None, "bf16"])
+def test_the_number_of_operators_of_an_update_does_not_depend_on_the_number_of_parameters(moments, device):
+    nums = []
+    for num in (4, 40):
+        model = nn.ModuleList(nn.Linear(3, 2) for _ in range(num))
+        masters = to_bf16(model)
+        config = OptimizationConfig(param_dtype="bf16", moment_dtype=moments)
+        options = optimizer_options(config, torch.device(device), 0.1)
+        options["trained"] = {master: parameter for parameter, master in masters.items()}
+        optimizer = optimizer_class(config)(list(masters.values()), **options)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        with Operators(views=False) as operators:
+            optimizer.step()
+        nums.append(operators.num)
+    assert nums[0] == nums[1]
+
+
+def test_a_state_is_saved_and_loaded_bit_for_bit_and_a_float32_one_is_rounded():
+    weight = nn.Parameter(torch.randn(4, 4))
+    optimizers = [AdamW([weight], moment_dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    weight.grad = torch.randn(4, 4)
+    for optimizer in optimizers:
+        optimizer.step()
+    half, whole = (optimizer.state[weight]["exp_avg_sq"].clone() for optimizer in optimizers)
+    optimizers[0].load_state_dict(optimizers[0].state_dict())
+    assert torch.equal(optimizers[0].state[weight]["exp_avg_sq"], half)
+    optimizers[0].load_state_dict(optimizers[1].state_dict())
+    assert torch.equal(optimizers[0].state[weight]["exp_avg_sq"], whole.bfloat16())
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_an_update_with_the_loss_scale_of_fp16_equals_torchs(overflows):
+    weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    mine = AdamW(weights[:1], moment_dtype=torch.bfloat16, fused=True)
+    oracle = torch.optim.AdamW(weights[1:], fused=True)
+    for weight, optimizer in zip(weights, (mine, oracle), strict=True):
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(weight.square().sum() * (torch.inf if overflows else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.equal(*weights)
+    assert torch.equal(weights[0], torch.ones(4, 4)) is overflows
+
+
+def memory(home) -> int:
+    return json.loads((home / "s.json").read_text())["memory"]["state_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "bytes_each"),
+    [
+        ("", 16),
+        ("--param-dtype bf16", 2 + 2 + 4 + 8),
+        ("--moment-dtype bf16", 4 + 4 + 4),
+        ("--param-dtype bf16 --moment-dtype bf16", 2 + 2 + 4 + 4),
+    ],
+)
+def test_the_summary_counts_the_bytes_of_all_copies(options, bytes_each, forks, tmp_path):
+    words = ["--model", "linear", "--src-shape", "20", "--tgt-shape", "30", "--num-samples", "8"]
+    forks.run(*words, "--epochs", "1", *options.split(), "--summary", "s.json", cwd=tmp_path, ranks=1)
+    steps = 2 * 4  # Adam counts the steps of each of the two parameters
+    assert memory(tmp_path) == 21 * 30 * bytes_each + steps
+
+
+@pytest.fixture(scope="module")
+def float32(tmp_path_factory, tiny_data, forks):
+    """The losses of an epoch in float32 on 2 ranks, with and without clipping."""
+    homes = {clip: make_home(tmp_path_factory.mktemp("float32"), tiny_data) for clip in ("", CLIP)}
+    return {clip: losses_of(forks, home, clip) for clip, home in homes.items()}
+
+
+CLIP = "--clip-norm 0.5"
+
+
+def losses_of(forks, home, options):
+    words = [
+        "--data",
+        "train.h5",
+        "--batch-size",
+        "4",
+        "--dropout",
+        "0",
+        "--epochs",
+        "1",
+        "--accumulate",
+        "2",
+    ]
+    job = forks.start(*words, *options.split(), "--metrics", "m.jsonl", cwd=home, ranks=2)
+    assert job.wait(300) == [0, 0], job.words()
+    return losses(home / "m.jsonl")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--param-dtype bf16 --clip-norm 0.5 --check-gradients --fused --optimizer adamw --weight-decay 0.01",
+        "--param-dtype bf16 --activation-checkpointing --bucket-mib 1 --find-unused-parameters",
+        "--param-dtype bf16 --moment-dtype bf16 --devices-per-rank 2",
+        "--moment-dtype bf16 --compress-gradients fp16 --clip-norm 0.5 --fused",
+        "--moment-dtype bf16 --amp bf16 --check-gradients",
+        "--moment-dtype bf16 --amp fp16 --fused",
+        "--moment-dtype bf16 --strategy zero --clip-norm 0.5",
+        "--moment-dtype bf16 --strategy fsdp --clip-norm 0.5 --amp bf16",
+        "--moment-dtype bf16 --strategy fsdp --fused",
+        "--moment-dtype bf16 --strategy tp --batch-size 8",
+        "--moment-dtype bf16 --strategy pp --batch-size 8",
+    ],
+)
+def test_runs_in_bfloat16_have_losses_close_to_those_in_float32(options, float32, forks, home):
+    found, expected = losses_of(forks, home, options), float32[CLIP if CLIP in options else ""]
+    assert len(found) == len(expected) == 4
+    assert found == pytest.approx(expected, abs=HALF)
+    assert found != expected
+
+
+@pytest.mark.parametrize("option", ["--static-graph", "--compile"])
+def test_other_options_do_not_change_the_losses_in_bfloat16(option, forks, home):
+    words = ["--data", "train.h5", "--model", "linear", "--epochs", "2", *BOTH, "--metrics"]
+    for name, more in (("plain.jsonl", []), ("m.jsonl", [option])):
+        job = forks.start(*words, name, *more, cwd=home, ranks=2)
+        assert job.wait(300) == [0, 0], job.words()
+    assert losses(home / "m.jsonl") == pytest.approx(losses(home / "plain.jsonl"), rel=1e-2)
+
+
+def test_a_killed_run_resumes_bit_for_bit(home, tiny_data, forks):
+    options = [*DATA, *EVERY_STEP, *BOTH, "--epochs", str(EPOCHS)]
+    whole = make_home(home / "whole", tiny_data)
+    forks.run(*options, cwd=whole, ranks=2)
+    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(1), 2, 0.3)
+    forks.run(*options, cwd=home, ranks=2)
+    assert_equal(home, whole, STEPS)
+    step = home / "run" / f"step_{STEPS:08d}"
+    model = safetensors.torch.load_file(step / "model.safetensors")
+    training = safetensors.torch.load_file(step / "training.safetensors")
+    assert {value.dtype for value in model.values()} == {torch.float32}
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in model.values())
+    moments = {value.dtype for name, value in training.items() if "exp_avg" in name}
+    assert moments == {torch.bfloat16}
+
+
+def test_sharded_moments_in_bfloat16_resume_bit_for_bit(home, tiny_data, forks):
+    options = [*DATA, *EVERY_STEP, "--moment-dtype", "bf16", "--strategy", "fsdp", "--epochs", "1"]
+    whole = make_home(home / "whole", tiny_data)
+    forks.run(*options, cwd=whole, ranks=2)
+    forks.run(*options, "--max-steps", "2", cwd=home, ranks=2)
+    forks.run(*options, cwd=home, ranks=2)
+    assert_equal(home, whole, 4)
+
+
+def test_a_run_continues_with_other_data_types_and_another_number_of_ranks(home, tiny_data, forks):
+    shared = ["--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
+    shared += ["--metrics", "m.jsonl"]
+    other = make_home(home / "other", tiny_data)
+    forks.run(*shared, "--batch-size", "4", cwd=other, ranks=2)
+    words = ""
+    parts = [("", 2), ("--param-dtype bf16", 1), (" ".join(BOTH), 4), ("--moment-dtype bf16", 2), ("", 1)]
+    for number, (options, ranks) in enumerate(parts, start=1):
+        limits = ["--batch-size", str(8 // ranks), "--max-steps", str(2 * number), "--snapshot-dir", "run"]
+        words += forks.run(*shared, *options.split(), *limits, cwd=home, ranks=ranks).words()
+    assert "note: changed options: param_dtype bf16 (was None)" in words
+    found = [line["loss"] for line in trained(home)]
+    assert len(found) == 10
+    assert found == pytest.approx([line["loss"] for line in trained(other)][:10], abs=HALF)
+
+
+BUFFER = """
+import torch
+from torch import nn
+from ddp_hpc.training.tasks.task import Task
+
+
+class Net(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs) + self.table
+
+
+def net():
+    model = Net(4, 4)
+    model.register_buffer("table", torch.ones(4))
+    numbers = torch.rand(8, 4, generator=torch.Generator().manual_seed(1))
+    return Task(model=model, dataset=(numbers, numbers.flip(0)))
+"""
+
+
+def test_a_snapshot_whose_buffers_have_another_data_type_is_rejected_in_one_line(forks, tmp_path):
+    (tmp_path / "mine.py").write_text(BUFFER)
+    words = ["--model", "mine:net", "--batch-size", "4", "--snapshot-dir", "run"]
+    forks.run(*words, *BOTH, "--epochs", "1", cwd=tmp_path, ranks=1)
+    forks.run(*words, *BOTH, "--epochs", "2", cwd=tmp_path, ranks=1)
+    job = forks.start(*words, "--epochs", "3", cwd=tmp_path, ranks=1)
+    assert job.wait() == [2]
+    [line] = job.errors()
+    assert "table is (4,) bfloat16 in the snapshot, (4,) float32 in the model" in line
+
+
+RANDOM = """
+import os
+import torch
+from torch import nn
+from ddp_hpc.training.tasks.task import Task
+
+
+def net():
+    torch.manual_seed(int(os.environ["RANK"]))  # the ranks begin with different parameters
+    model = nn.Linear(4, 4)
+    state = {}
+
+    def forward(model, src, tgt):
+        with open(f"seen{os.environ['RANK']}", "a") as file:
+            bare = getattr(model, "module", model)
+            print([p.double().sum().item() for p in bare.parameters()], file=file)
+        return model(src)
+
+    numbers = torch.rand(32, 4, generator=torch.Generator().manual_seed(1))
+    return Task(model=model, forward=forward, dataset=(numbers, numbers.flip(0)))
+"""
+
+
+def test_all_ranks_begin_with_the_parameters_of_rank_0_and_keep_equal_ones(forks, tmp_path):
+    (tmp_path / "mine.py").write_text(RANDOM)
+    words = ["--model", "mine:net", "--batch-size", "4", "--epochs", "2", *BOTH]
+    forks.run(*words, cwd=tmp_path, ranks=2)
+    first, second = ((tmp_path / f"seen{rank}").read_text().splitlines() for rank in (0, 1))
+    assert first == second
+    assert len(set(first)) > 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--param-dtype bf16 --strategy fsdp", "--strategy fsdp: fsdp keeps its shards in float32, and"),
+        ("--param-dtype bf16 --mesh dp=2,fsdp=2", "--mesh dp=2,fsdp=2: fsdp keeps its shards in float32"),
+        ("--param-dtype bf16 --strategy zero", "Use --strategy fsdp --amp bf16 instead."),
+        ("--param-dtype bf16 --strategy tp", "Use --amp bf16 instead."),
+        ("--param-dtype bf16 --mesh pp=2,tp=2", "Use --amp bf16 instead."),
+        ("--param-dtype bf16 --strategy dataparallel", "Use --strategy ddp instead."),
+        ("--param-dtype bf16 --compress-gradients fp16", "the gradients are in bfloat16 already"),
+        ("--param-dtype bf16 --amp bf16", "the model already computes in bf16. Remove one of them."),
+        ("--param-dtype bf16 --amp fp16", "the model already computes in bf16. Remove one of them."),
+        ("--param-dtype bf16 --optimizer sgd", "only Adam and AdamW support it"),
+        ("--moment-dtype bf16 --optimizer sgd", "only Adam and AdamW support it"),
+        ("--param-dtype bf16 --dtype float64", "is float64; use data in float32 (--dtype float32), or omit"),
+        ("--moment-dtype bf16 --dtype float64", "is float64; use data in float32 (--dtype float32), or omit"),
+        ("--param-dtype bf16 --cuda-graph", "--cuda-graph needs a CUDA device"),
+    ],
+)
+def test_what_is_not_possible_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
+    small = ["--model", "linear", "--src-shape", "4", "--tgt-shape", "1", "--num-samples", "8"]
+    job = forks.start(*small, *options.split(), cwd=tmp_path, ranks=1)
+    assert job.wait() == [2], job.words()
+    [line] = job.errors()
+    assert words in line
+    assert "Traceback" not in job.words()
+
+
+def test_tuned_keeps_the_requested_data_type_of_the_parameters(monkeypatch):
+    from ddp_hpc.training import tuned_options
+
+    monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: True)
+    monkeypatch.setattr(tuned_options, "_has_triton", lambda: True)
+    found = choose_tuned(TrainConfig.of(tuned=True, param_dtype="bf16"), group_on("cuda"))
+    assert (found.config.optimization.param_dtype, found.config.optimization.amp) == ("bf16", "off")
+    assert "no --amp bf16 (--param-dtype bf16 cannot be used with --amp bf16" in found.line
+    found = choose_tuned(TrainConfig.of(tuned=True), group_on("cuda"))
+    assert (found.config.optimization.param_dtype, found.config.optimization.moment_dtype) == (None, None)
