@@ -59,6 +59,7 @@ def evaluate(
     task, group, mesh = strategy.task, strategy.group, strategy.mesh
     names = list(task.metrics)
     sums = torch.zeros(2 + len(names), dtype=torch.float64, device=group.device)
+    only_loss = strategy.fuses_loss and task.num_correct is None and not names
     was_training = strategy.model.training
     strategy.model.eval()
     _broadcast_buffers(strategy)
@@ -70,9 +71,12 @@ def evaluate(
     for batch, (_, counts) in zip(loader.batches(wanted), slices, strict=True):
         tick()
         src, tgt = task.inputs(*batch, dtype)
-        output = strategy.output(src, tgt)
+        if only_loss:
+            loss = strategy.local_loss(src, tgt)
+        else:
+            output = strategy.output(src, tgt)
         if counts and mesh.counts_loss:
-            sums[0] += task.loss(output, tgt) * len(tgt)
+            sums[0] += (loss if only_loss else task.loss(output, tgt)) * len(tgt)
             if task.num_correct is not None:
                 sums[1] += task.num_correct(output, tgt)
             for i, name in enumerate(names, start=2):

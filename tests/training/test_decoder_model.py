@@ -106,8 +106,7 @@ def test_attention_outputs_of_split_heads_sum_to_the_whole():
     total = torch.zeros_like(x)
     for rank in range(2):
         part = Attention(8, 4, 0.0)
-        for name in ("query", "key", "value"):
-            getattr(part, name).weight.data = getattr(whole, name).weight.chunk(2, dim=0)[rank]
+        part.qkv.weight.data = whole.qkv.weight.chunk(2, dim=0)[rank]
         part.out.weight.data = whole.out.weight.chunk(2, dim=1)[rank]
         total += part(x)
     torch.testing.assert_close(total, whole(x))

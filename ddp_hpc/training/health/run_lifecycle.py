@@ -230,8 +230,10 @@ class RunLifecycle:
         group = self._group
         while True:
             with group.failing_together():
-                if snapshot is not None and group.world.rank == 0:
-                    self._check(snapshot, state, num_samples)
+                if snapshot is not None:
+                    snapshot = state.converted(snapshot)
+                    if group.world.rank == 0:
+                        self._check(snapshot, state, num_samples)
             about: dict[str, Any] | None = group.comm.bcast(
                 None if snapshot is None else {k: v for k, v in snapshot.about.items() if k not in _INDEX}
             )

@@ -55,7 +55,7 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
         if (group.world.local_rank == 0) is is_first_of_node:
             start_s = time.monotonic()
             with strategy.as_in_a_step():
-                loss = strategy.loss_of(strategy.bare, src, tgt)
+                loss = strategy.local_loss(src, tgt)
             wanted = [parameter for parameter in strategy.parameters() if parameter.requires_grad]
             torch.autograd.grad(loss, wanted, allow_unused=True)
             own_s = time.monotonic() - start_s

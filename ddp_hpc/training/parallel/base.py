@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,8 +53,8 @@ class Strategy:
     """With --cuda-graph, the number of steps that run before one is captured. They allocate what is left to
     allocate, such as the state of the optimizer.
     """
-    compiles_blocks = False
-    """Whether `_prepare` compiles layers one by one, because ranks communicate between layers."""
+    calls_task_model = True
+    """Whether a step calls the task's model, and not stages or copies of it."""
 
     def __post_init__(self) -> None:
         self.bare = self.task.model
@@ -62,8 +62,6 @@ class Strategy:
         self.masters: Masters = {}
         if self.optimization.moment_dtype is not None:
             check_float32(self.bare, "--moment-dtype")
-        if self.optimization.compile is not None and not self.compiles_blocks:
-            compile_modules([self.bare], self.optimization.compile)
         self.model = self._prepare()
         """The wrapped model, which a step calls."""
         # A step uses this list several times, and walking through all modules takes long.
@@ -96,9 +94,10 @@ class Strategy:
         """Returns the training state that snapshots save."""
         # The stages of a pipeline hold different tensors, not copies.
         at = {name: index for name, index in self.mesh.at.items() if name != "pp"}
-        return plain_state(
+        state = plain_state(
             self.bare, self.optimizer, self.group, self.precision.scaler, at, masters=self.masters
         )
+        return replace(state, earlier_layout=self.task.earlier_layout)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""
@@ -110,7 +109,7 @@ class Strategy:
         with self.sync(last):
             at("forward")
             with annotated("forward"):
-                loss = self.loss_of(self.model, src, tgt)
+                loss = self.loss(src, tgt)
             at("backward")
             # A full batch has the factor 1.0, and then the loss is not multiplied, as in a plain loop.
             with annotated("backward"):
@@ -121,10 +120,27 @@ class Strategy:
         """Returns a context in which the bare model is compiled like the wrapped model in a step."""
         return nullcontext()
 
-    def loss_of(self, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-        """Returns the mean loss of `model`, which is either the wrapped or the bare model."""
+    def loss(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Returns the mean loss of the wrapped model."""
         with self.precision.autocast():
-            return self.task.loss(self.task.forward(model, src, tgt), tgt)
+            return self._loss_of(self.model, src, tgt)
+
+    def local_loss(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Returns the mean loss, without collectives unless `forward_is_collective`."""
+        return self.loss(src, tgt)
+
+    @property
+    def fuses_loss(self) -> bool:
+        """Whether the model computes its loss without its whole output."""
+        return (
+            self.task.fused_loss is not None and self.calls_task_model and self.config.devices_per_rank == 1
+        )
+
+    def _loss_of(self, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+        if self.fuses_loss:
+            assert self.task.fused_loss is not None
+            return self.task.fused_loss(model, src, tgt)
+        return self.task.loss(self.task.forward(model, src, tgt), tgt)
 
     def keep_gradients(self) -> None:
         """Copies the gradients out of a CUDA graph's memory, which the next replay overwrites.
@@ -182,14 +198,57 @@ class Strategy:
         return RequestError(f"--strategy {self.config.strategy}: {reason}; {instead}")
 
 
-class Single(Strategy):
+class WithLoss(nn.Module):
+    """A model together with its loss, so that both can be compiled together."""
+
+    def __init__(self, model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss_of = loss_of
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Returns the mean loss of a batch."""
+        return self._loss_of(self.model, src, tgt)
+
+
+class WholeModel(Strategy):
+    """Base class of the strategies that call model and loss as one module on each rank."""
+
+    with_loss: WithLoss
+
+    def _with_loss(self, model: nn.Module) -> WithLoss:
+        self.with_loss = WithLoss(model, self._loss_of)
+        if self.optimization.compile is not None:
+            # An evaluation with metrics calls the model alone.
+            compile_modules([model, self.with_loss], self.optimization.compile)
+        return self.with_loss
+
+    def loss(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Returns the mean loss of the wrapped model."""
+        with self.precision.autocast():
+            loss: Tensor = self.model(src, tgt)
+            return loss
+
+    def local_loss(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """Returns the mean loss, without collectives."""
+        with self.precision.autocast():
+            loss: Tensor = self.with_loss(src, tgt)
+            return loss
+
+    def output(self, src: Tensor, tgt: Tensor) -> Any:
+        """Returns the model's output, computed without gradients and without collectives."""
+        with self.precision.autocast():
+            return self.task.forward(self.with_loss.model, src, tgt)
+
+
+class Single(WholeModel):
     """One process with the whole model, on one device or several."""
 
     def _prepare(self) -> nn.Module:
         if self.config.devices_per_rank > 1:
             replica = Replica(self.task, self.group, self.config.devices_per_rank)
             self._convert(replica)
-            return replica
+            return self._with_loss(replica)
         self.bare.to(self.group.device)
         self._convert(self.bare)
-        return self.bare
+        return self._with_loss(self.bare)

@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
-from ddp_hpc.training.parallel.base import Strategy
+from ddp_hpc.training.parallel.base import WholeModel
 from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.snapshots.training_state import TrainingState
 
 
-class Ddp(Strategy):
+class Ddp(WholeModel):
     """The strategy with one replica of the model per rank, on one device or several."""
 
     model: DistributedDataParallel
@@ -42,7 +42,7 @@ class Ddp(Strategy):
             replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
         self._convert(replica)
         model = DistributedDataParallel(
-            replica,
+            self._with_loss(replica),
             device_ids=ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.bucket_mib,
@@ -99,14 +99,9 @@ class Ddp(Strategy):
         ready. With three or more ranks, the last bit of a summed gradient depends on its place in a
         bucket, so without this pass the first step after a restart would not be reproducible.
         """
-        self.loss_of(self.model, src, tgt).backward()  # type: ignore[no-untyped-call]
+        self.loss(src, tgt).backward()  # type: ignore[no-untyped-call]
         self.finish_gradients()  # otherwise, DDP would fail in the next forward pass
         self.model.zero_grad(set_to_none=True)
-
-    def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """Returns the output of the bare replica, whose forward pass calls no collectives."""
-        with self.precision.autocast():
-            return self.task.forward(self.model.module, src, tgt)
 
 
 class Zero(Ddp):

@@ -30,7 +30,6 @@ class Fsdp(Strategy):
     """The strategy in which each rank holds one shard of the training state."""
 
     forward_is_collective = True
-    compiles_blocks = True
 
     def _prepare(self) -> nn.Module:
         config, optimization = self.config, self.optimization

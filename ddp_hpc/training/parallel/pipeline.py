@@ -27,7 +27,7 @@ class Pipeline(Strategy):
     """The strategy with one stage per rank. Replicas average their gradients after the backward pass."""
 
     forward_is_collective = True
-    compiles_blocks = True
+    calls_task_model = False
 
     def _prepare(self) -> nn.Module:
         mesh, device = self.mesh, self.group.device

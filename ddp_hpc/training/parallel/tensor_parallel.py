@@ -65,7 +65,6 @@ class TensorParallel(Strategy):
     """
 
     forward_is_collective = True
-    compiles_blocks = True
 
     def _prepare(self) -> nn.Module:
         model = self.bare.to(self.group.device)

@@ -17,6 +17,8 @@ from ddp_hpc.training.parallel.base import Strategy
 class DataParallel(Strategy):
     """The strategy that uses all GPUs of the node in one process; without a GPU, it runs the plain model."""
 
+    calls_task_model = False
+
     def _prepare(self) -> nn.Module:
         self.bare.to(self.group.device)
         if self.group.device.type == "cpu":

@@ -3,12 +3,13 @@
 It follows https://github.com/karpathy/nanoGPT and Radford et al., 2019 ("Language Models are Unsupervised
 Multitask Learners"): learned positions, pre-norm blocks, GELU, and a head tied to the embedding.
 
-Shapes: B batch, T length, E width, H heads, D width of a head, V tokens.
+Shapes: B batch, T length, E width, H heads (on this rank), D width of a head, V tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.tasks.task import SampleSpec, Task, label_loss
+from ddp_hpc.training.snapshots.earlier_layout import Layout, Rows
+from ddp_hpc.training.snapshots.host_buffer import Specs
+from ddp_hpc.training.tasks.linear_cross_entropy import linear_cross_entropy, padded_linear
+from ddp_hpc.training.tasks.task import SampleSpec, Task, check_labels, label_loss
 
 # Standard deviation of the initial weights, as in GPT-2. For layers that add to the residual stream, it is
 # divided by the square root of the number of such layers.
@@ -59,15 +63,20 @@ def decoder(
     return Task(
         model=Decoder(spec.num_classes, spec.src_shape[0], layers, heads, width, dropout, tied),
         loss=_loss,
+        fused_loss=partial(_fused_loss, spec.num_classes),
         src_indices=True,
         tgt_indices=True,
         tensor_parallel=_tensor_parallel,
         stages=_stages,
+        earlier_layout=partial(earlier_layout, heads),
     )
 
 
 class Decoder(nn.Module):
-    """Computes scores (B, T, V) of each next token from tokens (B, T) int64, with T up to `length`."""
+    """Computes scores (B, T, V) of each next token from tokens (B, T) int64, with T up to `length`.
+
+    With labels (B, T) int64, it computes their mean cross entropy instead.
+    """
 
     def __init__(
         self, num_tokens: int, length: int, layers: int, heads: int, width: int, dropout: float, tied: bool
@@ -84,13 +93,13 @@ class Decoder(nn.Module):
         if tied:
             self.head.scores.weight = self.embedding.tokens.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         """Maps tokens (B, T) to scores (B, T, V), with the layers in the same order as in a pipeline."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
-        scores: Tensor = self.head(x)
-        return scores
+        found: Tensor = self.head(x, labels)
+        return found
 
 
 class Embedding(nn.Module):
@@ -128,30 +137,27 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with torch's fused kernels."""
+    """Causal self-attention with torch's fused kernels (flash attention or cuDNN on a GPU).
+
+    One product computes queries, keys and values. The rows of its weight are ordered by head, (H, 3, D), so
+    that tensor parallelism splits it by whole heads, as in Megatron-LM (arXiv 1909.08053).
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.head_width = width // heads
         self.dropout = dropout
-        # Three layers instead of one, so that tensor parallelism splits each by whole heads.
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, T, E) to (B, T, E)."""
-        q, k, v = (self._by_head(project(x)) for project in (self.query, self.key, self.value))
+        by_head = self.qkv(x).unflatten(-1, (-1, 3, self.head_width))  # (B, T, H, 3, D)
+        q, k, v = by_head.transpose(1, 2).unbind(3)  # views (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        # (B, H, T, D)
         y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        """Returns the values as (B, H, T, D), where H is the number of heads on this rank."""
-        return x.view(*x.shape[:-1], -1, self.head_width).transpose(1, 2)
 
 
 class Dense(nn.Module):
@@ -176,14 +182,40 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, num_tokens, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, T, E) to scores (B, T, V)."""
-        scores: Tensor = self.scores(self.norm(x))
-        return scores
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Maps (B, T, E) to scores (B, T, V), or with labels (B, T) to their mean cross entropy."""
+        x, weight = self.norm(x), self.scores.weight
+        if labels is None:
+            return padded_linear(x, weight)
+        return linear_cross_entropy(x.flatten(0, 1), weight, labels.flatten())
 
 
 def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
     return label_loss(scores.flatten(0, 1), tgt.flatten())
+
+
+def _fused_loss(num_tokens: int, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    check_labels(tgt, num_tokens)
+    loss: Tensor = model(src, tgt)
+    return loss
+
+
+def earlier_layout(heads: int, saved: Specs) -> Layout:
+    """Returns the rows of snapshots in which queries, keys and values have a weight each."""
+    layout: dict[str, list[Rows]] = {}
+    for name in saved:
+        start, is_query, _ = name.partition(".query.weight")
+        sources = [f"{start}.{part}.weight" for part in ("query", "key", "value")]
+        shapes = {saved[source][0] for source in sources if source in saved}
+        if not (is_query and all(source in saved for source in sources) and len(shapes) == 1):
+            continue
+        (size,) = {shape[0] for shape in shapes}
+        layout[f"{start}.qkv.weight"] = [
+            Rows(source, begin, begin + size // heads)
+            for begin in range(0, size, max(1, size // heads))
+            for source in sources
+        ]
+    return layout
 
 
 def _tensor_parallel(model: nn.Module) -> dict[str, Any]:
@@ -193,8 +225,7 @@ def _tensor_parallel(model: nn.Module) -> dict[str, Any]:
     plan: dict[str, Any] = {}
     for name, module in model.named_modules():
         if isinstance(module, Attention):
-            plan |= {f"{name}.{part}": ColwiseParallel() for part in ("query", "key", "value")}
-            plan[f"{name}.out"] = RowwiseParallel()
+            plan[f"{name}.qkv"], plan[f"{name}.out"] = ColwiseParallel(), RowwiseParallel()
         elif isinstance(module, Dense):
             plan[f"{name}.up"], plan[f"{name}.down"] = ColwiseParallel(), RowwiseParallel()
     return plan

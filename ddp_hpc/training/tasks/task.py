@@ -23,8 +23,12 @@ from torch.nn import functional
 
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
+from ddp_hpc.training.snapshots.earlier_layout import LayoutOf
 
 Factory = Callable[..., Any]
+
+# torch's cross entropy ignores this label.
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,26 @@ def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
     Raises:
         DdpHpcError: on a CPU, for a label out of range; on a GPU a CUDA assertion fails.
     """
-    try:
-        return functional.cross_entropy(scores, labels)
-    except IndexError:
-        num = scores.shape[1]
-        wrong = labels[(labels < 0) | (labels >= num)]
+    check_labels(labels, scores.shape[1])
+    return functional.cross_entropy(scores, labels)
+
+
+def check_labels(labels: Tensor, num: int) -> None:
+    """Checks on a CPU that labels are from 0 to `num` - 1, or -100, which torch ignores.
+
+    On a GPU, the host would have to wait for the result. Compiled code is not checked either.
+
+    Raises:
+        DdpHpcError: a label is out of range.
+    """
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[((labels < 0) | (labels >= num)) & (labels != IGNORED)]
+    if len(wrong):
         raise DdpHpcError(
             f"the data contains the label {wrong[0].item()}, but the model has {num} classes, 0 to "
             f"{num - 1}. Correct the labels, or the file's num_classes"
-        ) from None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +122,8 @@ class Task:
     model: nn.Module
     loss: Callable[[Any, Tensor], Tensor] = default_loss
     """`loss(output, tgt)`: the mean over the batch as a scalar; all samples have equal weight."""
+    fused_loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
+    """`fused_loss(model, src, tgt)`: the same loss, if the model can compute it without its whole output."""
     forward: Callable[[nn.Module, Tensor, Tensor], Any] = _of_src
     """`forward(model, src, tgt)`: the model's output. `model` may be wrapped; do not call `Task.model`."""
     num_correct: Callable[[Any, Tensor], Tensor] | None = None
@@ -125,6 +142,8 @@ class Task:
     """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
     stages: Callable[[nn.Module, int], Sequence[nn.Module]] | None = None
     """`stages(model, num)`: the model as `num` modules, applied one after another to src (or src, tgt)."""
+    earlier_layout: LayoutOf | None = None
+    """How to read snapshots of earlier versions, in which the model had other tensors."""
 
     def inputs(self, src: Tensor, tgt: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Converts a batch to the data types of the model."""
@@ -223,14 +242,15 @@ def as_task(name: str, made: object) -> Task:
         raise RequestError(
             f"--model {name}: the model has no parameters to train; at least one must require gradients"
         )
-    return replace(task, loss=_scalar(name, task.loss))
+    fused = None if task.fused_loss is None else _scalar(name, task.fused_loss)
+    return replace(task, loss=_scalar(name, task.loss), fused_loss=fused)
 
 
-def _scalar(name: str, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+def _scalar(name: str, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wraps the loss in a check that it returns a scalar."""
 
-    def checked(output: Any, tgt: Tensor) -> Tensor:
-        found = loss(output, tgt)
+    def checked(*arguments: Any) -> Tensor:
+        found = loss(*arguments)
         if not isinstance(found, Tensor) or found.dim():
             seen = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else _kind(found)
             raise DdpHpcError(

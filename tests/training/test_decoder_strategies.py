@@ -1,0 +1,105 @@
+"""The decoder with every strategy resumes snapshots of an earlier version, and has its losses.
+
+The snapshots are made with the earlier decoder, which has separate layers for queries, keys and values and
+computes its loss from all scores. The vocabulary of 100 tokens is padded to 128 in products.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ddp_hpc.export import main as export_main
+
+from .forked import Forks
+from .runs import losses
+
+SIZES = ["--model-option", "layers=2", "--model-option", "width=32", "--model-option", "tied=False"]
+OPTIONS = [*SIZES, "--data", "../tokens.h5", "--dropout", "0", "--lr-scaling", "none", "--warmup-steps", "2"]
+OPTIONS += ["--snapshot-dir", "run", "--metrics", "m.jsonl", "--weight-decay", "0.1", "--clip-norm", "0.5"]
+EARLIER = ["--model", "tests.training.separate_decoder:decoder"]
+STEPS, SAVED = 6, 3
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
+    """A directory with losses of the earlier decoder, and its snapshots after 3 steps, whole and sharded."""
+    folder = tmp_path_factory.mktemp("decoders")
+    draw = np.random.default_rng(1)
+    with h5py.File(folder / "tokens.h5", "w") as file:
+        for name in ("src", "tgt"):
+            file[name] = draw.integers(100, size=(80, 16), dtype=np.uint8)
+        file.attrs["num_classes"] = 100
+    for name, ranks, more in (
+        ("losses", 1, ["--batch-size", "16", "--max-steps", str(STEPS)]),
+        ("whole", 1, ["--batch-size", "16", "--max-steps", str(SAVED)]),
+        ("sharded", 2, ["--batch-size", "8", "--max-steps", str(SAVED), "--strategy", "fsdp"]),
+    ):
+        (folder / name).mkdir()
+        forks.run(*OPTIONS, *EARLIER, *more, cwd=folder / name, ranks=ranks)
+    return folder
+
+
+def resumed(home: Path, forks: Forks, name: str, saved: str, ranks: int, *options: str) -> list[float]:
+    """The losses after the snapshot `saved`."""
+    folder = home / name
+    folder.mkdir()
+    shutil.copytree(home / saved / "run", folder / "run")
+    words = [*OPTIONS, "--model", "decoder", "--max-steps", str(STEPS), *options]
+    job = forks.run(*words, cwd=folder, ranks=ranks)
+    assert f"resuming after step {SAVED}" in job.words()
+    return losses(folder / "m.jsonl")
+
+
+@pytest.mark.parametrize("saved", ["whole", "sharded"])
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, "--batch-size 16"),
+        (1, "--batch-size 4 --accumulate 4"),
+        (2, "--batch-size 8"),
+        (2, "--batch-size 8 --strategy zero"),
+        (2, "--batch-size 8 --strategy fsdp"),
+        (2, "--batch-size 16 --strategy tp"),
+        (2, "--batch-size 16 --strategy pp"),
+        pytest.param(1, "--batch-size 16 --compile", marks=pytest.mark.soak),
+        pytest.param(2, "--batch-size 8 --compile", marks=pytest.mark.soak),
+        pytest.param(2, "--batch-size 8 --strategy fsdp --compile", marks=pytest.mark.soak),
+        pytest.param(4, "--batch-size 8 --mesh fsdp=2,tp=2", marks=pytest.mark.soak),
+    ],
+)
+def test_a_snapshot_of_an_earlier_version_is_resumed_with_its_losses(saved, ranks, options, home, forks):
+    name = f"{saved}-{ranks}-{options.replace(' ', '')}".replace("=", "")
+    found = resumed(home, forks, name, saved, ranks, *options.split())
+    assert found == pytest.approx(losses(home / "losses" / "m.jsonl")[SAVED:], rel=2e-6)
+
+
+def test_a_resumed_run_saves_todays_tensors(home, forks):
+    from safetensors.numpy import load_file
+
+    resumed(home, forks, "today", "sharded", 1, "--batch-size", "16")
+    with pytest.raises(SystemExit):
+        export_main([str(home / "today" / "run"), str(home / "model.safetensors")])
+    found = load_file(home / "model.safetensors")
+    assert found["blocks.0.attention.qkv.weight"].shape == (96, 32)
+    assert found["head.scores.weight"].shape == found["embedding.tokens.weight"].shape == (100, 32)
+    assert not any("query" in name for name in found)
+
+
+def test_a_damaged_earlier_snapshot_is_reported(home, forks):
+    folder = home / "damaged"
+    folder.mkdir()
+    shutil.copytree(home / "sharded" / "run", folder / "run")
+    [path] = (folder / "run" / f"step_{SAVED:08d}").glob("model*0.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    words = [*OPTIONS, "--model", "decoder", "--batch-size", "8", "--max-steps", "4", "--strategy", "fsdp"]
+    job = forks.start(*words, cwd=folder, ranks=2)
+    assert job.wait() == [1, 1], job.words()
+    [line] = job.errors()
+    assert "a SHA-256 checksum does not match" in line

@@ -1,0 +1,209 @@
+"""The decoder with one product for queries, keys and values, and with its loss inside of the model.
+
+The oracles are the earlier decoder with separate layers, and GPT-2 of Hugging Face.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_hpc.data.in_memory import samples_of_arrays
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.training.evaluation import evaluate
+from ddp_hpc.training.optimization import compilation
+from ddp_hpc.training.snapshots.earlier_layout import rearranged
+from ddp_hpc.training.snapshots.host_buffer import specs_of
+from ddp_hpc.training.tasks.decoder import decoder
+from ddp_hpc.training.tasks.task import SampleSpec, Task
+
+from . import separate_decoder
+from .one_process import Steps
+
+VOCABULARY, LENGTH = 100, 12
+SIZES = {"layers": 2, "heads": 3, "width": 24}
+SPEC = SampleSpec((LENGTH,), (LENGTH,), VOCABULARY)
+
+
+def tokens(seed: int, samples: int = 5) -> Tensor:
+    return torch.randint(VOCABULARY, (samples, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def both(dtype: torch.dtype = torch.float64) -> tuple[Task, Task]:
+    """The earlier decoder, and today's with the same weights."""
+    torch.manual_seed(0)
+    earlier = separate_decoder.decoder(SPEC, 0.0, **SIZES)
+    today = decoder(SPEC, 0.0, **SIZES)
+    for task in (earlier, today):
+        task.model.to(dtype)
+    state = earlier.model.state_dict()
+    assert today.earlier_layout is not None
+    today.model.load_state_dict(rearranged(state, today.earlier_layout(specs_of(state))))
+    return earlier, today
+
+
+def loss_of(task: Task, src: Tensor, tgt: Tensor) -> Tensor:
+    if task.fused_loss is not None:
+        return task.fused_loss(task.model, src, tgt)
+    return task.loss(task.forward(task.model, src, tgt), tgt)
+
+
+def test_the_loss_and_gradients_are_those_of_separate_layers():
+    earlier, today = both()
+    losses = [loss_of(task, tokens(1), tokens(2)) for task in (earlier, today)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+    for loss in losses:
+        loss.backward()
+    grads = {name: value.grad for name, value in earlier.model.named_parameters()}
+    assert today.earlier_layout is not None
+    wanted = rearranged(grads, today.earlier_layout(specs_of(grads)))
+    for name, value in today.model.named_parameters():
+        torch.testing.assert_close(value.grad, wanted[name], rtol=1e-9, atol=1e-15)
+
+
+def test_scores_are_those_of_separate_layers():
+    earlier, today = both()
+    scores = [task.forward(task.model, tokens(1), tokens(2)) for task in (earlier, today)]
+    torch.testing.assert_close(scores[1], scores[0])
+
+
+def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
+    """GPT-2 of Hugging Face with the weights of the earlier decoder, and without biases of linear layers."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=SIZES["width"], n_layer=SIZES["layers"],
+        n_head=SIZES["heads"], activation_function="gelu", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM",
+    )  # fmt: skip
+    model: nn.Module = transformers.GPT2LMHeadModel(config).double()
+    names = {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "embedding.positions.weight": "transformer.wpe.weight",
+        "head.norm.weight": "transformer.ln_f.weight",
+        "head.norm.bias": "transformer.ln_f.bias",
+        "head.scores.weight": "lm_head.weight",
+    }
+    found = {theirs: state[ours] for ours, theirs in names.items()}
+    for layer in range(SIZES["layers"]):
+        ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
+        for norm, their_norm in (("attention_norm", "ln_1"), ("dense_norm", "ln_2")):
+            for part in ("weight", "bias"):
+                found[f"{theirs}.{their_norm}.{part}"] = state[f"{ours}.{norm}.{part}"]
+        qkv = [state[f"{ours}.attention.{part}.weight"] for part in ("query", "key", "value")]
+        found[f"{theirs}.attn.c_attn.weight"] = torch.cat(qkv).T
+        found[f"{theirs}.attn.c_proj.weight"] = state[f"{ours}.attention.out.weight"].T
+        found[f"{theirs}.mlp.c_fc.weight"] = state[f"{ours}.dense.up.weight"].T
+        found[f"{theirs}.mlp.c_proj.weight"] = state[f"{ours}.dense.down.weight"].T
+    absent, unknown = model.load_state_dict(found, strict=False)
+    assert not unknown
+    assert all(name.endswith(".bias") for name in absent)  # zero after initialization
+    return model
+
+
+def test_loss_and_scores_are_those_of_gpt2_of_hugging_face():
+    earlier, today = both()
+    gpt2 = gpt2_of(earlier.model.state_dict())
+    torch.testing.assert_close(today.model(tokens(1)), gpt2(tokens(1)).logits)
+    # Their loss shifts the labels by one, so the last token of ours is not part of it.
+    theirs = gpt2(tokens(1), labels=tokens(1)).loss.item()  # in float32
+    assert today.model(tokens(1)[:, :-1], tokens(1)[:, 1:]).item() == pytest.approx(theirs, rel=1e-6)
+
+
+class Copies(TorchDispatchMode):
+    """Records the sizes of tensors that are copied to be contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_queries_keys_and_values_are_passed_to_attention_without_a_copy():
+    _, today = both(torch.float32)
+    with Copies() as copies:
+        loss_of(today, tokens(1), tokens(2))
+    assert [shape for shape in copies.shapes if len(shape) > 2] == []
+
+
+def test_a_label_out_of_range_is_explained():
+    _, today = both()
+    tgt = tokens(2)
+    tgt[3, 4] = VOCABULARY + 2  # there is a padded score for this label
+    with pytest.raises(DdpHpcError, match="contains the label 102, but the model has 100 classes, 0 to 99"):
+        loss_of(today, tokens(1), tgt)
+
+
+def test_an_evaluation_has_the_loss_of_separate_layers():
+    samples = samples_of_arrays(tokens(1, 7).numpy(), tokens(2, 7).numpy())
+    losses = []
+    for task in both(torch.float32):
+        strategy = Steps(task, batches()).strategy
+        found = evaluate(
+            strategy, samples, batch_size=3, dtype=torch.float32, timeout_s=9.0, tick=lambda: None
+        )
+        losses.append(found.loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+class Graphs:
+    """A backend of torch.compile that compiles nothing and keeps the graphs."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, _: object) -> Any:
+        self.kept.append(graph)
+        return graph.forward
+
+    def functions(self, graph: int) -> set[str]:
+        nodes = self.kept[graph].graph.nodes
+        return {getattr(node.target, "__name__", "") for node in nodes if node.op == "call_function"}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    torch._dynamo.reset()
+    found, real = Graphs(), torch.compile
+    monkeypatch.setattr(compilation.torch, "compile", lambda forward, mode: real(forward, backend=found))
+    return found
+
+
+def batches():
+    while True:
+        yield tokens(1, 4), tokens(2, 4)
+
+
+def test_compiled_steps_run_forward_and_loss_as_one_graph_that_is_compiled_once(graphs):
+    eager = Steps(both(torch.float32)[1], batches())
+    compiled = Steps(both(torch.float32)[1], batches(), compile="default")
+    names = list(compiled.strategy.state().model)
+    assert names == list(eager.strategy.state().model)
+    assert not any("with_loss" in name or "_orig_mod" in name for name in names)
+    for steps in (eager, compiled):
+        for _ in range(4):
+            steps.step(4)
+    assert len(graphs.kept) == 1
+    assert {"cross_entropy", "scaled_dot_product_attention"} <= graphs.functions(0)
+    assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-5)
+
+
+def test_the_loss_of_any_task_is_compiled_with_its_model(graphs):
+    task = Task(model=nn.Linear(LENGTH, 3), src_indices=False)
+
+    def numbers():
+        while True:
+            yield torch.rand(4, LENGTH), torch.randint(3, (4,))
+
+    steps = Steps(task, numbers(), compile="default")
+    for _ in range(3):
+        steps.step(4)
+    assert len(graphs.kept) == 1
+    assert {"cross_entropy", "linear"} <= graphs.functions(0)
