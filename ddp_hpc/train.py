@@ -134,7 +134,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     check_device(config.optimization, group)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
-    task, samples = set_up(config, group, progress)
+    task, samples, initial = set_up(config, group, progress)
 
     with manage_run(config, group, progress, parts) as lifecycle:
         heartbeat = start_watching(
@@ -143,7 +143,10 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
         if heartbeat.note:
             progress.say(f"note: {heartbeat.note}")
         with _traced(config.telemetry, group) as trace:
-            result = Trainer(config, group, task, samples, progress, lifecycle, heartbeat, trace).run()
+            trainer = Trainer(
+                config, group, task, samples, progress, lifecycle, heartbeat, trace, initial
+            )  # fmt: skip
+            result = trainer.run()
         heartbeat.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} in this attempt)" if result.resumed_from else ""

@@ -37,6 +37,7 @@ from ddp_hpc.training.parallel.model_layers import checkpoint_activations
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
+from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task, zeros
 from ddp_hpc.training.telemetry.flops import flops_per_sample, peak_flops_per_s
 from ddp_hpc.training.telemetry.metric_sinks import open_sinks
@@ -105,6 +106,8 @@ class Trainer:
     heartbeat: Heartbeat
     trace: Trace
     """Counts the steps for the profiler."""
+    initial: InitialValues | None = None
+    """Computes the values of the task's model if it is on the meta device."""
 
     def __post_init__(self) -> None:
         config, group, samples = self.config, self.group, self.samples
@@ -157,7 +160,7 @@ class Trainer:
         self.flops = flops_per_sample(task, self.samples, self.dtype) if counts else 0.0
         if line := set_matmul_precision(config.optimization.matmul_precision, device):
             self.progress.say(line)
-        self.strategy = _distribute(task, group, config)
+        self.strategy = _distribute(task, group, config, self.initial)
         self.compiled = None
         if config.optimization.compile is not None:
             self.compiled = Compiled()
@@ -342,12 +345,12 @@ class Trainer:
         )
 
 
-def _distribute(task: Task, group: Group, config: TrainConfig) -> Strategy:
+def _distribute(task: Task, group: Group, config: TrainConfig, initial: InitialValues | None) -> Strategy:
     """Distributes the task's model with the requested strategy. Collective: every rank must call this."""
     with group.failing_together():
         if config.parallel.activation_checkpointing:
             checkpoint_activations(task.model)
-        return make_strategy(task, group, config.parallel, config.optimization)
+        return make_strategy(task, group, config.parallel, config.optimization, initial)
 
 
 def _listed(numbers: list[int]) -> str:

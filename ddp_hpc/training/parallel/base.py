@@ -23,6 +23,7 @@ from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard
 from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
+from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.annotations import annotated
 
@@ -46,6 +47,8 @@ class Strategy:
     optimization: OptimizationConfig
     precision: Precision
     mesh: Mesh
+    initial: InitialValues | None = None
+    """Computes the values of the task's model if it is on the meta device."""
 
     forward_is_collective = False
     """Whether ranks wait for each other in a forward pass, so that all must run the same number of passes."""

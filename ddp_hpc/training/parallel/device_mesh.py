@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -42,6 +43,11 @@ class Mesh:
     def has(self, name: str) -> bool:
         """Returns whether the ranks are divided along a dimension."""
         return name in self.sizes
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether ranks hold different parts of the model."""
+        return divides_model(self.sizes)
 
     @property
     def data_size(self) -> int:
@@ -106,6 +112,24 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
     return {name: sizes[name] for name in DIMENSIONS if sizes.get(name, 1) > 1}
 
 
+def divides_model(sizes: Mapping[str, int]) -> bool:
+    """Returns whether a grid with these sizes divides the model, and not only the samples."""
+    return bool(sizes.keys() & {"pp", "fsdp", "tp"})
+
+
+def mesh_sizes(config: ParallelConfig, group: Group) -> dict[str, int]:
+    """Returns the sizes of the grid that --mesh or --strategy requests; none without a process group.
+
+    Raises:
+        RequestError: the mesh is invalid.
+    """
+    if config.mesh is not None:
+        return parse_mesh(config.mesh, group.world.world_size)
+    if group.backend == "none":
+        return {}
+    return {_OF_STRATEGY.get(config.strategy, "dp"): group.world.world_size}
+
+
 def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
     """Returns the grid that --mesh or --strategy requests. Collective: every rank must call this.
 
@@ -122,12 +146,7 @@ def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
         raise RequestError(
             f"--single-rank-group cannot be used with --strategy {config.strategy}, which needs several ranks"
         )
-    if config.mesh is not None:
-        sizes = parse_mesh(config.mesh, world_size)
-    elif group.backend == "none":
-        sizes = {}
-    else:
-        sizes = {_OF_STRATEGY.get(config.strategy, "dp"): world_size}
+    sizes = mesh_sizes(config, group)
     if not sizes:
         return Mesh({}, {}, None)
     devices = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

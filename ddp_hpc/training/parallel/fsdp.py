@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from ddp_hpc.training.optimization.compilation import compile_modules
 from ddp_hpc.training.optimization.precision import AMP_DTYPES, Precision
 from ddp_hpc.training.parallel.base import Strategy
+from ddp_hpc.training.parallel.meta_start import allocate, fill
 from ddp_hpc.training.parallel.model_layers import blocks_of
 from ddp_hpc.training.parallel.tensor_parallel import split_layers
 
@@ -51,7 +52,9 @@ class Fsdp(Strategy):
             )
         # Mixed precision is part of the FSDP policy below.
         self.precision = Precision("off", device)
-        model = self.bare.to(device)
+        model = self.bare
+        if self.initial is None:
+            model.to(device)
         # The fast path of attention in evaluation would read parameters of layers that are not gathered.
         torch.backends.mha.set_fastpath_enabled(False)
         if mesh.has("tp"):
@@ -65,6 +68,9 @@ class Fsdp(Strategy):
         for block in blocks_of(model):
             fully_shard(block, mp_policy=_precision_policy(optimization.amp), **options)
         fully_shard(model, mp_policy=_precision_policy(optimization.amp, torch.float32), **options)
+        if self.initial is not None:
+            allocate(model, device, offload=config.cpu_offload)
+            fill(model, self.initial, mesh, device)
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:

@@ -12,15 +12,22 @@ from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh, find_mesh
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.training_state import live_tensors
+from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
 
 __all__ = ["Strategy", "make_strategy"]
 
 
 def make_strategy(
-    task: Task, group: Group, config: ParallelConfig, optimization: OptimizationConfig
+    task: Task,
+    group: Group,
+    config: ParallelConfig,
+    optimization: OptimizationConfig,
+    initial: InitialValues | None = None,
 ) -> Strategy:
     """Distributes the task's model as --strategy and --mesh request. Collective: every rank must call this.
+
+    If the model is on the meta device, `initial` computes its values.
 
     Raises:
         RequestError: the strategy does not support this model, device or number of ranks.
@@ -29,9 +36,9 @@ def make_strategy(
     check_bf16(optimization, group.device)
     precision = Precision(optimization.amp, group.device)
     has_copies = optimization.param_dtype is not None and group.backend != "none"
-    if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp") or has_copies:
+    if initial is None and (mesh.divides_model or has_copies):
         _broadcast_parameters(task.model, group)
-    return _kind_of(mesh, config.strategy)(task, group, config, optimization, precision, mesh)
+    return _kind_of(mesh, config.strategy)(task, group, config, optimization, precision, mesh, initial)
 
 
 def _broadcast_parameters(model: nn.Module, group: Group) -> None:

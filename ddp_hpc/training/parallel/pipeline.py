@@ -14,10 +14,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from ddp_hpc.training.optimization.gradients import global_norm, mean_over
 from ddp_hpc.training.parallel.base import At, Strategy
+from ddp_hpc.training.parallel.meta_start import allocate, fill
 from ddp_hpc.training.parallel.model_layers import split_stages
 from ddp_hpc.training.parallel.tensor_parallel import split_layers
 from ddp_hpc.training.snapshots.host_buffer import specs_of
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
+from ddp_hpc.training.tasks.initial_values import named_tensors, release_others
 from ddp_hpc.training.telemetry.annotations import annotated
 
 _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -40,14 +42,21 @@ class Pipeline(Strategy):
         if self.optimization.compile is not None:
             raise self._unsupported("the stages of a pipeline cannot be compiled", "omit --compile")
         if mesh.has("tp"):
-            self.bare.to(device)
+            if self.initial is None:
+                self.bare.to(device)
             split_layers(self.task, mesh, compiles=False)
         stages = split_stages(self.task, mesh.sizes["pp"])
         self._takes = len(inspect.signature(stages[0].forward).parameters)
-        stage = stages[mesh.at["pp"]].to(device)
-        # Collect the tensors after the move to the GPU, because the move creates new buffers.
-        self._live = live_tensors(self.bare)
-        self._whole = specs_of(self._live)
+        stage = stages[mesh.at["pp"]]
+        if self.initial is None:
+            stage.to(device)
+            release_others(self.bare, stage)
+        else:
+            allocate(stage, device)
+            fill(self.bare, self.initial, mesh, device)
+        live, own = live_tensors(self.bare), {id(tensor) for tensor in named_tensors(stage).values()}
+        self._whole = specs_of(live)
+        self._live = {name: tensor for name, tensor in live.items() if id(tensor) in own}
         stage.forward = _contiguous(self.precision.cast(stage.forward))
         self._is_first, self._is_last = mesh.at["pp"] == 0, mesh.at["pp"] == mesh.sizes["pp"] - 1
         # One schedule per number of samples, because a schedule has fixed shapes and the last step of an
@@ -90,13 +99,7 @@ class Pipeline(Strategy):
 
     def state(self) -> TrainingState:
         """Returns the state that snapshots save, of which this rank holds its stage."""
-        mine = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
-        return replace(
-            super().state(),
-            model={name: tensor for name, tensor in self._live.items() if id(tensor) in mine},
-            whole=self._whole,
-            model_is_sharded=True,
-        )
+        return replace(super().state(), model=self._live, whole=self._whole, model_is_sharded=True)
 
     def _schedule(self, num_samples: int) -> ScheduleGPipe | Schedule1F1B:
         if num_samples not in self._schedules:

@@ -10,6 +10,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.gradients import mean_over
 from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.parallel.meta_start import allocate, fill
 from ddp_hpc.training.tasks.task import Task
 
 
@@ -67,8 +68,13 @@ class TensorParallel(Strategy):
     forward_is_collective = True
 
     def _prepare(self) -> nn.Module:
-        model = self.bare.to(self.group.device)
+        model, device = self.bare, self.group.device
+        if self.initial is None:
+            model.to(device)
         split_layers(self.task, self.mesh, compiles=self.optimization.compile is not None)
+        if self.initial is not None:
+            allocate(model, device)
+            fill(model, self.initial, self.mesh, device)
         return model
 
     def finish_gradients(self) -> None:

@@ -36,6 +36,8 @@ def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
             model = copy.deepcopy(task.model)
+            if any(parameter.is_meta for parameter in model.parameters()):
+                model.to_empty(device="cpu")
             src, tgt = zeros(task, samples, dtype, torch.device("cpu"), num)
             task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
     except Exception:  # a model can depend on values, which fake tensors do not have
