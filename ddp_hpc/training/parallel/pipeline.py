@@ -125,18 +125,19 @@ class Pipeline(Strategy):
 class _Stage(PipelineStage):
     """A stage whose running means and random numbers stay unchanged while torch infers shapes.
 
-    Before the first step with a new batch shape, torch 2.13 calls the stage once on uninitialized memory: a
-    batch norm would keep those values, even NaN.
+    Before the first step with a new batch shape, torch calls the stage once on zeros (2.8) or on
+    uninitialized memory (2.13): a batch norm would keep those values, even NaN.
     """
 
-    def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
-        kept = [buffer.clone() for buffer in module.buffers()]
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        buffers = list(self.submod.buffers())
+        kept = [buffer.clone() for buffer in buffers]
         devices = [self.device] if self.device.type != "cpu" else []
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
-            outputs = super()._compute_outputs(*args, module=module, **kwargs)
-        for buffer, value in zip(module.buffers(), kept, strict=True):
+            found = super()._prepare_forward_infra(*args, **kwargs)
+        for buffer, value in zip(buffers, kept, strict=True):
             buffer.data.copy_(value)  # with .data, so that autograd does not record the copy
-        return outputs
+        return found
 
 
 class _ContiguousGradient(torch.autograd.Function):
