@@ -116,6 +116,7 @@ def _run(config: TrainConfig) -> None:
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
     from ddp_hpc.training.health.run_lifecycle import manage_run
+    from ddp_hpc.training.optimization.float8 import check_fp8
     from ddp_hpc.training.optimization.step_graph import check_device
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
@@ -132,6 +133,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
         config = tuned.config
         progress.say(tuned.line)
     check_device(config.optimization, group)
+    check_fp8(config.optimization, group.device)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
     task, samples, initial = set_up(config, group, progress)

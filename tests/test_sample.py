@@ -20,7 +20,12 @@ OPTIONS = {"layers": 1, "heads": 2, "width": 16}
 
 
 def save(folder: Path, step: int, module: torch.nn.Module, name: str = "decoder", **options: object) -> Path:
-    tensors = dict(module.state_dict())
+    return save_tensors(folder, step, dict(module.state_dict()), name, **options)
+
+
+def save_tensors(
+    folder: Path, step: int, tensors: dict[str, torch.Tensor], name: str, **options: object
+) -> Path:
     files = {MODEL: FileBuffer(specs_of(tensors)), TRAINING: FileBuffer({})}
     files[MODEL].fill(tensors.items())
     folder.mkdir(exist_ok=True)
@@ -114,6 +119,18 @@ def test_each_byte_is_predicted_from_the_last_bytes(folder, sample):
     for end in range(len(text) - 5, len(text)):
         before = torch.tensor([list(text[end - LENGTH : end])])
         assert text[end] == int(model(before)[0, -1].argmax())
+
+
+def test_a_snapshot_of_an_earlier_version_generates_the_same_text(folder, sample, tmp_path):
+    model = made()
+    earlier = dict(model.state_dict())
+    qkv = earlier.pop("blocks.0.attention.qkv.weight").unflatten(0, (2, 3, 8))  # (H, 3, D, E)
+    for number, part in enumerate(("query", "key", "value")):
+        earlier[f"blocks.0.attention.{part}.weight"] = qkv[:, number].flatten(0, 1)
+    save_tensors(tmp_path / "earlier", 10, earlier, "decoder")
+    options = ["--prompt", "x", "--num-bytes", 40]
+    wanted = sample(folder / "step_00000010", *options)[1]
+    assert sample(tmp_path / "earlier", *options) == (0, wanted, "")
 
 
 def start(folder: Path, stdout: object) -> subprocess.Popen[bytes]:

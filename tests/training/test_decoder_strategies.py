@@ -24,6 +24,8 @@ OPTIONS += ["--snapshot-dir", "run", "--metrics", "m.jsonl", "--weight-decay", "
 EARLIER = ["--model", "tests.training.separate_decoder:decoder"]
 STEPS, SAVED = 6, 3
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
@@ -50,7 +52,8 @@ def resumed(home: Path, forks: Forks, name: str, saved: str, ranks: int, *option
     folder.mkdir()
     shutil.copytree(home / saved / "run", folder / "run")
     words = [*OPTIONS, "--model", "decoder", "--max-steps", str(STEPS), *options]
-    job = forks.run(*words, cwd=folder, ranks=ranks)
+    job = forks.start(*words, cwd=folder, ranks=ranks)
+    assert job.wait(timeout_s=300.0) == [0] * ranks, job.words()  # inductor compiles for minutes
     assert f"resuming after step {SAVED}" in job.words()
     return losses(folder / "m.jsonl")
 

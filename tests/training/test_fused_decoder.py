@@ -65,6 +65,13 @@ def test_the_loss_and_gradients_are_those_of_separate_layers():
         torch.testing.assert_close(value.grad, wanted[name], rtol=1e-9, atol=1e-15)
 
 
+def test_a_seed_gives_the_weights_of_separate_layers():
+    torch.manual_seed(0)
+    today = decoder(SPEC, 0.0, **SIZES).model.double().state_dict()
+    for name, value in both()[1].model.state_dict().items():
+        assert torch.equal(today[name], value), name
+
+
 def test_scores_are_those_of_separate_layers():
     earlier, today = both()
     scores = [task.forward(task.model, tokens(1), tokens(2)) for task in (earlier, today)]
@@ -190,20 +197,40 @@ def test_compiled_steps_run_forward_and_loss_as_one_graph_that_is_compiled_once(
     for steps in (eager, compiled):
         for _ in range(4):
             steps.step(4)
-    assert len(graphs.kept) == 1
-    assert {"cross_entropy", "scaled_dot_product_attention"} <= graphs.functions(0)
+        num = len(graphs.kept)
+        steps.step(4)
+        assert len(graphs.kept) == num, "compiled again"
+    whole = [number for number in range(num) if "scaled_dot_product_attention" in graphs.functions(number)]
+    assert len(whole) == 1
+    assert {"cross_entropy", "linear"} <= graphs.functions(whole[0])
     assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-5)
 
 
 def test_the_loss_of_any_task_is_compiled_with_its_model(graphs):
-    task = Task(model=nn.Linear(LENGTH, 3), src_indices=False)
+    task = Task(model=nn.Linear(LENGTH, 3))
 
     def numbers():
         while True:
-            yield torch.rand(4, LENGTH), torch.randint(3, (4,))
+            yield torch.rand(4, LENGTH), torch.rand(4, 3)
 
     steps = Steps(task, numbers(), compile="default")
     for _ in range(3):
         steps.step(4)
     assert len(graphs.kept) == 1
-    assert {"cross_entropy", "linear"} <= graphs.functions(0)
+    assert {"mse_loss", "linear"} <= graphs.functions(0)
+
+
+@pytest.mark.parametrize("model", ["decoder", "classifier"])
+def test_a_wrong_label_in_compiled_steps_is_explained(graphs, model):
+    def wrong():
+        src, tgt = next(batches())
+        yield src, tgt
+        yield src, tgt.index_fill(0, torch.tensor([2]), VOCABULARY + 2)
+
+    task = both(torch.float32)[1]
+    if model == "classifier":
+        task = Task(model=nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)))
+    steps = Steps(task, wrong(), compile="default")
+    steps.step(4)
+    with pytest.raises(DdpHpcError, match="contains the label 102, but the model has 100 classes"):
+        steps.step(4)

@@ -47,7 +47,7 @@ _HUNG_DISK_S = 2.0
 _LOSS_OPTIONS = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
 # More options like _LOSS_OPTIONS, which are missing from snapshots of earlier versions.
 _NEWER_LOSS_OPTIONS = (
-    "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "matmul_precision",
+    "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "fp8", "matmul_precision",
     "compress_gradients", "param_dtype", "moment_dtype",
 )  # fmt: skip
 

@@ -64,6 +64,11 @@ class OptimizationConfig:
         "updates are computed in float32.",
         shown_default="float32",
     )
+    fp8: bool = option(
+        False,
+        "Compute the matrix products of linear layers in 8-bit floats with torchao; needs --amp bf16 and a "
+        "GPU such as H100. Not yet run on a GPU.",
+    )
     matmul_precision: MatmulPrecision | None = option(
         None,
         "Precision of float32 matrix products on a GPU: high uses TF32, medium uses bfloat16.",

@@ -90,6 +90,10 @@ class Decoder(nn.Module):
             if parameter.dim() == 2:
                 adds = name.endswith((".out.weight", ".down.weight"))
                 nn.init.normal_(parameter, std=_INIT_STD / (2 * layers) ** 0.5 if adds else _INIT_STD)
+            if name.endswith(".qkv.weight"):
+                # A seed gives the same weights as in earlier versions, which had three layers.
+                by_part = parameter.detach().view(3, heads, -1, width)
+                parameter.data = by_part.transpose(0, 1).flatten(0, 2)
         if tied:
             self.head.scores.weight = self.embedding.tokens.weight
 
@@ -137,7 +141,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with torch's fused kernels (flash attention or cuDNN on a GPU).
+    """Causal self-attention with torch's fused kernels: flash attention, or cuDNN, which torch prefers on an
+    H100 if it is newer than 9.15.0 (`check_prefer_cudnn_attention` in torch's sdp_utils.cpp).
 
     One product computes queries, keys and values. The rows of its weight are ordered by head, (H, 3, D), so
     that tensor parallelism splits it by whole heads, as in Megatron-LM (arXiv 1909.08053).

@@ -100,18 +100,18 @@ def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
 def check_labels(labels: Tensor, num: int) -> None:
     """Checks on a CPU that labels are from 0 to `num` - 1, or -100, which torch ignores.
 
-    On a GPU, the host would have to wait for the result. Compiled code is not checked either.
+    Compiled code would otherwise end the process. On a GPU, the host would have to wait for the result.
 
     Raises:
         DdpHpcError: a label is out of range.
     """
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+    if labels.device.type != "cpu":
         return
-    wrong = labels[((labels < 0) | (labels >= num)) & (labels != IGNORED)]
-    if len(wrong):
+    is_wrong = ((labels < 0) | (labels >= num)) & (labels != IGNORED)
+    if is_wrong.any():
         raise DdpHpcError(
-            f"the data contains the label {wrong[0].item()}, but the model has {num} classes, 0 to "
-            f"{num - 1}. Correct the labels, or the file's num_classes"
+            f"the data contains the label {labels[is_wrong][0].item()}, but the model has {num} classes, 0 "
+            f"to {num - 1}. Correct the labels, or the file's num_classes"
         )
 
 

@@ -1,0 +1,66 @@
+"""Linear layers whose matrix products are computed in 8-bit floats (`--fp8`), by torchao.
+
+Parameters, gradients and snapshots keep their type: each product scales its inputs to the range of float8
+(https://docs.pytorch.org/ao/stable/api_ref_float8.html).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.optimization.config import OptimizationConfig
+
+# Tensor cores for float8 are in Ada (8.9), Hopper (9.0) and newer GPUs.
+_CAPABILITY = (8, 9)
+# torch._scaled_mm requires that both sizes of a weight are multiples of this number.
+_MULTIPLE = 16
+
+
+def check_fp8(config: OptimizationConfig, device: torch.device) -> None:
+    """Raises RequestError if --fp8 cannot be used on this device, with these options or packages."""
+    if not config.fp8:
+        return
+    if device.type != "cuda":
+        raise RequestError(f"--fp8 needs a CUDA device, but this rank uses {device}; omit it")
+    if torch.cuda.get_device_capability(device) < _CAPABILITY:
+        raise RequestError(
+            f"--fp8: {torch.cuda.get_device_name(device)} has no matrix products in float8 (L40S, H100 and "
+            "newer GPUs do); omit it"
+        )
+    if config.amp != "bf16":
+        raise RequestError(f"--fp8 needs --amp bf16 (got --amp {config.amp}); add it, or omit --fp8")
+    if importlib.util.find_spec("torchao") is None:
+        raise RequestError("--fp8 needs torchao, which is not installed: pip install torchao, or omit it")
+
+
+def use_fp8(layers: Sequence[nn.Module], *, emulate: bool = False) -> int:
+    """Converts the linear layers inside of the repeated layers of a model; returns their number.
+
+    The output layer is not converted, because its rounding errors are those of the loss. `emulate` computes
+    with rounded values on any device, for tests.
+
+    Raises:
+        RequestError: no linear layer can be converted.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def is_converted(module: nn.Module, _: str) -> bool:
+        # A subclass may use its weight without calling the layer, as nn.MultiheadAttention does.
+        return type(module) is nn.Linear and not any(size % _MULTIPLE for size in module.weight.shape)
+
+    num = sum(is_converted(module, "") for layer in layers for module in layer.modules())
+    if not num:
+        raise RequestError(
+            f"--fp8: no linear layer in the repeated layers of the model has sizes that are multiples of "
+            f"{_MULTIPLE}; change the sizes, or omit --fp8"
+        )
+    for layer in layers:
+        convert_to_float8_training(
+            layer, module_filter_fn=is_converted, config=Float8LinearConfig(emulate=emulate)
+        )
+    return num
