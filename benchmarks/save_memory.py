@@ -8,8 +8,8 @@ per parameter in float32, and 6 in bfloat16. Gradients are freed before the save
 amount of memory that the process has used during a save, minus that before the first save, divided by the
 rank's own part of the state; the rank with the largest value is shown. `pause` is the time that the slowest
 rank waits for a save, and `written` the time until the snapshot is complete. The ranks run on this machine
-under mpiexec. Twice the state must fit into memory, and in addition a copy of the whole model for each rank:
-with fsdp only while the model is created, with pp during the whole run.
+under mpiexec. Twice the state must fit into memory, and in addition a copy of the whole model for each rank
+while the model is created, because this program does not create it in parts.
 """
 
 from __future__ import annotations

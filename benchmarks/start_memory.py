@@ -1,6 +1,6 @@
 """Measures how much host memory each rank takes to create its part of a model.
 
-python benchmarks/start_memory.py [--ranks 4] [--strategies fsdp tp pp] [--layers 240] [--width 2048]
+python -m benchmarks.start_memory [--ranks 4] [--strategies fsdp tp pp] [--layers 240] [--width 2048]
                                   [--dtype bfloat16] [--json FILE]
 
 The model is a sequence of square matrices. Each strategy is started twice: as `python -m ddp_hpc.train` does,

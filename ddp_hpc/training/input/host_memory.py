@@ -27,3 +27,9 @@ def prepare_host_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
+
+
+def return_free_memory() -> None:
+    """Returns the memory that the process has freed to the operating system, and not only at its end."""
+    with suppress(OSError, AttributeError):  # the C library is not glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.training.tasks.recorded_init import NotReproducibleError, Recipe, Recorder
+from ddp_hpc.training.input.host_memory import return_free_memory
+from ddp_hpc.training.tasks.recorded_init import RESIDENT_BYTES, NotReproducibleError, Recipe, Recorder
 
 
 @dataclass(eq=False)
@@ -22,6 +23,7 @@ class InitialValues:
     """Creates the model with all values in memory."""
     say: Callable[[str], None]
     _whole: dict[str, Tensor] | None = field(default=None, init=False)
+    _computed_bytes: int = field(default=0, init=False)
 
     @property
     def digest(self) -> str:
@@ -31,9 +33,14 @@ class InitialValues:
 
     def values(self, name: str) -> Tensor:
         """Returns the values of a tensor on the CPU. Do not change them."""
+        if self._computed_bytes > RESIDENT_BYTES:
+            self._computed_bytes = 0
+            return_free_memory()
         if self._whole is None:
             try:
-                return self.recipes[name].values()
+                values = self.recipes[name].values()
+                self._computed_bytes += values.nbytes
+                return values
             except NotReproducibleError:
                 self.say(
                     f"note: the factory set {name} in a way that cannot be repeated, so "
@@ -46,6 +53,7 @@ class InitialValues:
         """Releases the values that are in memory, after the model has been filled."""
         self.recipes.clear()
         self._whole = None
+        return_free_memory()
 
 
 def without_memory(

@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ddp_hpc.training.input.host_memory import return_free_memory
+
 RESIDENT_BYTES = 2**26
 """The parameters and buffers that stay in memory while the factory runs, in addition to the last one used."""
 SMALLEST_BYTES = 2**18
@@ -40,6 +42,7 @@ _FILLING = {
     _aten.uniform_, _aten.normal_, _aten.zero_, _aten.fill_, _aten.copy_, _aten.random_, _aten.bernoulli_,
     _aten.exponential_, _aten.log_normal_, _aten.cauchy_, _aten.geometric_,
 }  # fmt: skip
+_EMPTY = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 # Functions that give Python code, or code of other libraries, access to the memory of a tensor.
 _OPAQUE = {
     "__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "_typed_storage", "data_ptr", "numpy", "set_",
@@ -114,7 +117,7 @@ class _Version:
             elif self.generator is not None:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
                 torch.set_rng_state(self.generator)
-            outputs = self.operation(*args, **kwargs)
+            outputs = _execute(self.operation, args, kwargs)
         if storage is not None:
             return storage
         assert self.output is not None
@@ -179,6 +182,8 @@ class _Memory:
         self.is_freed = False
         if with_values:
             storage.copy_(self.version.compute())
+            if _checksum(storage) != self.checksum:
+                raise NotReproducibleError("an operation was not recorded")
 
 
 class Recorder:
@@ -189,6 +194,7 @@ class Recorder:
         self._resident: dict[int, int] = {}
         """The sizes of registered tensors whose memory can be freed; the one used most recently is last."""
         self._next_sweep = 1000
+        self._freed_bytes = 0
         self.is_paused = False
         self.has_stopped = False
         """Whether all memory was restored, because threads of the factory cannot be recorded."""
@@ -275,11 +281,14 @@ class Recorder:
         state = None
         if torch.Tag.nondeterministic_seeded in operation.tags:
             state = (kwargs.get("generator") or torch.default_generator).get_state()
-        outputs = operation(*args, **kwargs)
+        outputs = _execute(operation, args, kwargs)
         call = _Call(operation, args, kwargs, state, versions)
         for key, tensor in written.items():
             memory = self._of(tensor)
-            if memory is not None:
+            if _key(tensor) != key:  # the tensor was moved to other memory
+                if memory is not None:
+                    memory.version = None
+            elif memory is not None:
                 memory.version = call.version_of(tensor, key, key in replaced)
             elif key in replaced:
                 self._add(tensor).version = call.version_of(tensor, key, True)
@@ -352,6 +361,10 @@ class Recorder:
             memory = self._memories[key]
             if (storage := memory.storage) is not None and memory.version is not None:
                 memory.free(storage)
+                self._freed_bytes += memory.version.num_bytes
+        if self._freed_bytes > RESIDENT_BYTES:
+            self._freed_bytes = 0
+            return_free_memory()
 
 
 @dataclass(frozen=True)
@@ -462,6 +475,14 @@ class _Functions(TorchFunctionMode):
                 self._recorder.register(args[0])
             return None
         return func(*args, **(kwargs or {}))
+
+
+def _execute(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Executes an operation. Uninitialized memory is set to zero, so that it can be computed again."""
+    outputs = operation(*args, **kwargs)
+    if operation.overloadpacket in _EMPTY and _is_large(outputs):
+        outputs.zero_()
+    return outputs
 
 
 def _has_memory(value: Any) -> bool:
