@@ -10,8 +10,8 @@ from pathlib import Path
 
 from data_gen.formats import Contents, ForeignFileError, read_stamp
 from data_gen.signals_during_write import WRITER, signals_held
+from ddp_hpc.atomic_files import remove_leftovers
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import remove_leftovers
 from ddp_hpc.units import format_bytes
 
 # A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import write_atomically
 
 STATES = ("running", "requeue", "done", "failed")
 _REQUEUE_IN_0_1 = "again"

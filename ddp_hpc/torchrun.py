@@ -10,7 +10,7 @@ import sys
 
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.rendezvous.process_guard import run_guarded
+from ddp_hpc.rendezvous.end_with_parent import run_guarded
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.rendezvous.process_guard import keep_exit_code
+from ddp_hpc.rendezvous.end_with_parent import keep_exit_code
 
 _TRAINER = ["-m", "ddp_hpc.train"]
 _PYTHON = re.compile(r"python([0-9].*)?")

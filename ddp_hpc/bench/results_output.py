@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_hpc.atomic_files import begins_with, write_atomically
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with, write_atomically
 from ddp_hpc.pip_extras import install_command
 from ddp_hpc.text_table import Row
 from ddp_hpc.training.telemetry.metrics_file import check_outputs, versions, write_json

@@ -86,7 +86,7 @@ def command(
         _list_checks()
         return
     from ddp_hpc.lint.report_formats import FORMATS
-    from ddp_hpc.lint.selection import split_codes
+    from ddp_hpc.lint.select_checks import split_codes
 
     request = {**options, "command": ctx.meta["ddp_hpc.command"]}
     request |= {"select": split_codes(select), "ignore": split_codes(ignore)}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.pip_extras import install_command
 from ddp_hpc.units import counted
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.atomic_files import move_into_place, partial_file, remove_leftovers
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import move_into_place, partial_file, remove_leftovers
 from ddp_hpc.private_directory import others_can_replace_files
 from ddp_hpc.units import format_bytes
 

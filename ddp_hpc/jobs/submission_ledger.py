@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.jobs.log_files import is_plain
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
-from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED = "submitted", "attempts", "cancelled"

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER, Node
+from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER, Node
 
 # A socket's path has at most 107 characters, and Python's multiprocessing creates sockets in TMPDIR.
 _MAX_TMPDIR_CHARS = 40

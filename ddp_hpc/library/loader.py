@@ -35,7 +35,7 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import mismatch_between_ranks
-from ddp_hpc.training.telemetry.annotations import annotated
+from ddp_hpc.training.telemetry.trace_annotations import annotated
 
 if TYPE_CHECKING:
     from ddp_hpc.library.connected_world import ConnectedWorld

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.launches import (
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     Start,
     expanded_in_shell,

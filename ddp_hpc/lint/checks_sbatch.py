@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
+from ddp_hpc.schedulers.slurm.check_option_values import expected_value, unknown_mail_types
 from ddp_hpc.schedulers.slurm.contradictions import contradictions
-from ddp_hpc.schedulers.slurm.option_values import expected_value, unknown_mail_types
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option
 
 # Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis

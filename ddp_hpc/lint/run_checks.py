@@ -18,7 +18,7 @@ from ddp_hpc.lint import (
     checks_site,
     checks_slurm,
 )
-from ddp_hpc.lint.checks_registry import (
+from ddp_hpc.lint.check_registry import (
     CHECKS,
     LintFinding,
     Problem,
@@ -28,7 +28,7 @@ from ddp_hpc.lint.checks_registry import (
     register_checks,
 )
 from ddp_hpc.lint.parse_script import parse_script
-from ddp_hpc.lint.selection import chosen_checks, without_ignored
+from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import SCHEDULERS

@@ -10,8 +10,8 @@ from ddp_hpc.render.variable_meanings import MEANINGS
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Scheduler, cpus_per_task
+from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
-from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
 
 
 @dataclass(frozen=True, eq=False)

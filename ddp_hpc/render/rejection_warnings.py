@@ -7,8 +7,8 @@ from __future__ import annotations
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.schedulers.registry import scheduler_of_site
+from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.sites.tables import Queue
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 

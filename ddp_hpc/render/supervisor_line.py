@@ -7,8 +7,8 @@ from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
-from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.units import format_walltime
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.queue_options import check_queue_options
 from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
-from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
+from ddp_hpc.sites.profile_tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
 

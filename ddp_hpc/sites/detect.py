@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from ddp_hpc.sites.profile_tables import Detect
 from ddp_hpc.sites.site import profile_files
-from ddp_hpc.sites.tables import Detect
 from ddp_hpc.toml_config import read_toml
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ddp_hpc.assets import asset_directory, user_directory
 from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.sites.tables import (
+from ddp_hpc.sites.profile_tables import (
     BASHS_OWN,
     DATE,
     VARIABLE,

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs.submission_ledger import ATTEMPTS, CANCELLED, Attempt, parse_attempt, record_attempt
-from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.run_state import RunState, read_state, write_state
 from ddp_hpc.schedulers.base import Scheduler
 

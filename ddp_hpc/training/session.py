@@ -20,7 +20,7 @@ from ddp_hpc.discovery.launcher_environment import peek_rank, without_exec_varia
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, endpoint_of_one_rank, rendezvous
-from ddp_hpc.rendezvous.process_guard import end_with_parent
+from ddp_hpc.rendezvous.end_with_parent import end_with_parent
 from ddp_hpc.training.health.shutdown import Parts, fail, on_signal
 from ddp_hpc.training.input.host_memory import prepare_host_memory
 from ddp_hpc.training.process_group.config import ProcessGroupConfig

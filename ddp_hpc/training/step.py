@@ -21,9 +21,9 @@ from ddp_hpc.training.optimization.optimizers import lr_at, set_lr
 from ddp_hpc.training.optimization.step_graph import StepGraph
 from ddp_hpc.training.parallel.make_strategy import Strategy
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.telemetry.annotations import annotated
 from ddp_hpc.training.telemetry.metrics_file import StepRecord
 from ddp_hpc.training.telemetry.step_clock import StepClock
+from ddp_hpc.training.telemetry.trace_annotations import annotated
 
 # The host queues at most this number of steps on a GPU, because the batch of each queued step uses memory.
 _MOST_QUEUED_STEPS = 4

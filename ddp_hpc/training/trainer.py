@@ -28,10 +28,10 @@ from ddp_hpc.training.health.preemption import next_exchange
 from ddp_hpc.training.health.run_lifecycle import Decision, Losses, RunLifecycle
 from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.input.batch_loader import Loader
-from ddp_hpc.training.optimization.compilation import Compiled, warm_up
 from ddp_hpc.training.optimization.float8 import use_fp8
 from ddp_hpc.training.optimization.precision import set_matmul_precision
 from ddp_hpc.training.optimization.step_graph import use_one_stream
+from ddp_hpc.training.optimization.torch_compile import RecompilationLog, warm_up
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
 from ddp_hpc.training.parallel.model_layers import blocks_of, checkpoint_activations
@@ -164,7 +164,7 @@ class Trainer:
         self.strategy = _distribute(task, group, config, self.initial)
         self.compiled = None
         if config.optimization.compile is not None:
-            self.compiled = Compiled()
+            self.compiled = RecompilationLog()
             self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch())}")
         mesh, optimization = self.strategy.mesh, config.optimization
         # From here on, data-parallel ranks draw different dropout masks; ranks that share samples draw the

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.sites.detect import choose_profile, match
-from ddp_hpc.sites.tables import Detect
+from ddp_hpc.sites.profile_tables import Detect
 
 
 def commands(folder: Path, *names: str) -> dict[str, str]:

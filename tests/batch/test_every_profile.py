@@ -18,8 +18,8 @@ from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_site
+from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, load_site, profile_files, queue_entries
-from ddp_hpc.sites.tables import Queue
 from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import DIRECTIVES, clean_environ
 from tests.batch.test_written_scripts import SHELLCHECK

@@ -16,8 +16,7 @@ from ddp_hpc.render.check_profile import faults_of
 from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
-from ddp_hpc.sites.site import Site, load_site
-from ddp_hpc.sites.tables import (
+from ddp_hpc.sites.profile_tables import (
     Account,
     Age,
     Detect,
@@ -34,6 +33,7 @@ from ddp_hpc.sites.tables import (
     Slurm,
     Source,
 )
+from ddp_hpc.sites.site import Site, load_site
 from tests.batch.conftest import ROOT, run_cli
 
 MINE = """\

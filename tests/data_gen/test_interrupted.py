@@ -21,8 +21,8 @@ from safetensors import safe_open
 from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
 from data_gen.signals_during_write import WRITER
+from ddp_hpc.atomic_files import partial_file
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import partial_file
 from ddp_hpc.process_status import process_started
 from tests.conftest import PROJECT
 

@@ -8,8 +8,8 @@ import pytest
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.run_checks import lint_script
+from ddp_hpc.sites.profile_tables import Pbs, Slurm
 from ddp_hpc.sites.site import Site, load_site
-from ddp_hpc.sites.tables import Pbs, Slurm
 
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 CPUS = SLURM + "#SBATCH --cpus-per-task=8\nsrun python train.py\n"

@@ -11,7 +11,7 @@ import torch
 import ddp_hpc
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy
-from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard, place_of_shard
+from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard, place_of_shard
 from ddp_hpc.training.tasks.initial_values import named_tensors
 from ddp_hpc.training.tasks.task import make_task
 from ddp_hpc.training.tasks.task_setup import set_up

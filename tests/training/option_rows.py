@@ -23,8 +23,8 @@ import ddp_hpc
 from ddp_hpc.data.step_shards import Position, rank_shares
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.optimization.compilation import warm_up
 from ddp_hpc.training.optimization.precision import AMP_DTYPES
+from ddp_hpc.training.optimization.torch_compile import warm_up
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
 from ddp_hpc.training.parallel.model_layers import checkpoint_activations, split_evenly
 from ddp_hpc.training.process_group.group import Group

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.evaluation import evaluate
-from ddp_hpc.training.optimization import compilation
 from ddp_hpc.training.snapshots.earlier_layout import rearranged
 from ddp_hpc.training.snapshots.host_buffer import specs_of
 from ddp_hpc.training.tasks.decoder import decoder
@@ -179,7 +178,7 @@ class Graphs:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     torch._dynamo.reset()
     found, real = Graphs(), torch.compile
-    monkeypatch.setattr(compilation.torch, "compile", lambda forward, mode: real(forward, backend=found))
+    monkeypatch.setattr(torch, "compile", lambda forward, mode: real(forward, backend=found))
     return found
 
 

@@ -20,7 +20,7 @@ from ddp_hpc.training.step import Pending
 from ddp_hpc.training.tasks.builtin_models import transformer
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
-from ddp_hpc.training.telemetry.annotations import annotated
+from ddp_hpc.training.telemetry.trace_annotations import annotated
 
 from .one_process import Steps
 from .runs import LINEAR, records

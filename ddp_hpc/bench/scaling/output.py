@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc import text_table as tables
+from ddp_hpc.atomic_files import begins_with
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with
 from ddp_hpc.training.telemetry.metrics_file import check_outputs
 from ddp_hpc.units import counted
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.bench.scaling.exposed_communication import TRACES
 from ddp_hpc.bench.scaling.points import (
     LOG,
@@ -25,7 +26,6 @@ from ddp_hpc.bench.scaling.points import (
     mode_points,
 )
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import write_atomically
 
 _REQUEST, _LOCK = "scaling.json", ".lock"
 _KIND = "request of ddp-hpc bench scaling"

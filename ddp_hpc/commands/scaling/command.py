@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.bench.scaling import output as scaling_report
 from ddp_hpc.bench.scaling import results as scaling_results
 from ddp_hpc.bench.scaling import scaling_directory
@@ -18,7 +19,6 @@ from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.point_states import State, look
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
-from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.pip_extras import install_command
 from ddp_hpc.training.telemetry.metrics_file import write_json
 

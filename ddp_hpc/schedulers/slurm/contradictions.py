@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ddp_hpc.schedulers.slurm.option_values import node_range
+from ddp_hpc.schedulers.slurm.check_option_values import node_range
 
 Contradiction = tuple[tuple[str, ...], str, str]
 

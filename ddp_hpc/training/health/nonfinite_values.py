@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddp_hpc.errors import DdpHpcError, stop_together
 from ddp_hpc.training.parallel.make_strategy import Strategy
-from ddp_hpc.training.snapshots.sharded_tensors import local_shard
+from ddp_hpc.training.snapshots.dtensor_shards import local_shard
 from ddp_hpc.units import counted
 
 

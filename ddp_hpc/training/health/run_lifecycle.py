@@ -17,10 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.options import as_toml, to_options
-from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
 from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig

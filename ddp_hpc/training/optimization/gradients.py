@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard
+from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard
 
 _BUCKET_BYTES = 25 * 2**20  # the default bucket size of DDP
 

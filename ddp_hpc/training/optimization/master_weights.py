@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_map
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.snapshots.sharded_tensors import local_shard
+from ddp_hpc.training.snapshots.dtensor_shards import local_shard
 
 Masters = Mapping[Tensor, nn.Parameter]
 """The float32 copy of each converted parameter."""

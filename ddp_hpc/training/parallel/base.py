@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.optimization.compilation import compile_modules
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import clip_factor, global_norm, limit_norm
 from ddp_hpc.training.optimization.master_weights import Masters, check_float32, copy_masters, to_bf16
 from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
 from ddp_hpc.training.optimization.precision import Precision
+from ddp_hpc.training.optimization.torch_compile import compile_modules
 from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard
+from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard
 from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
 from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
-from ddp_hpc.training.telemetry.annotations import annotated
+from ddp_hpc.training.telemetry.trace_annotations import annotated
 
 At = Callable[[str], None]
 

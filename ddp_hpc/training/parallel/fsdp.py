@@ -19,8 +19,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from ddp_hpc.training.optimization.compilation import compile_modules
 from ddp_hpc.training.optimization.precision import AMP_DTYPES, Precision
+from ddp_hpc.training.optimization.torch_compile import compile_modules
 from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.meta_start import allocate, fill
 from ddp_hpc.training.parallel.model_layers import blocks_of

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_hpc.training.parallel.device_mesh import Mesh
-from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard, place_of_shard
+from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard, place_of_shard
 from ddp_hpc.training.tasks.initial_values import InitialValues, convert, named_tensors
 
 

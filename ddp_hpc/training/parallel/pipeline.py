@@ -20,7 +20,7 @@ from ddp_hpc.training.parallel.tensor_parallel import split_layers
 from ddp_hpc.training.snapshots.host_buffer import specs_of
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
 from ddp_hpc.training.tasks.initial_values import named_tensors, release_others
-from ddp_hpc.training.telemetry.annotations import annotated
+from ddp_hpc.training.telemetry.trace_annotations import annotated
 
 _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.atomic_files import partial_file, process_home, remove_leftovers
 from ddp_hpc.errors import DataError
-from ddp_hpc.partial_files import partial_file, process_home, remove_leftovers
 from ddp_hpc.process_status import is_gone, process_started
 
 TOUCH_S = 5.0

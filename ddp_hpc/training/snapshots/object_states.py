@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.training.snapshots.dtensor_shards import shard_like
 from ddp_hpc.training.snapshots.host_buffer import DTYPES
-from ddp_hpc.training.snapshots.sharded_tensors import shard_like
 
 PREFIX = "object."
 _CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}

@@ -44,7 +44,7 @@ from ddp_hpc.training.snapshots.snapshot_index import (
     shard_file,
 )
 from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
-from ddp_hpc.training.telemetry.annotations import annotated
+from ddp_hpc.training.telemetry.trace_annotations import annotated
 from ddp_hpc.units import format_bytes
 
 # Errors that a parallel file system returns while one of its servers restarts. A full disk is not temporary.

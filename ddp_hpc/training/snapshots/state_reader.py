@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.snapshots.host_buffer import Tensors
-from ddp_hpc.training.snapshots.sharded_tensors import (
+from ddp_hpc.training.snapshots.dtensor_shards import (
     from_shard,
     is_sharded,
     local_shard,
     place_of_shard,
     shard_like,
 )
+from ddp_hpc.training.snapshots.host_buffer import Tensors
 from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError, StoredTensors
 
 

@@ -17,6 +17,13 @@ from torch import Tensor, nn
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.dtensor_shards import (
+    is_first_copy,
+    is_sharded,
+    local_shard,
+    place_of_shard,
+    whole_tensor,
+)
 from ddp_hpc.training.snapshots.earlier_layout import LayoutOf, rearranged
 from ddp_hpc.training.snapshots.host_buffer import Place, Specs, Stream, Tensors, specs_of
 from ddp_hpc.training.snapshots.object_states import (
@@ -27,13 +34,6 @@ from ddp_hpc.training.snapshots.object_states import (
     object_tensors,
 )
 from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
-from ddp_hpc.training.snapshots.sharded_tensors import (
-    is_first_copy,
-    is_sharded,
-    local_shard,
-    place_of_shard,
-    whole_tensor,
-)
 from ddp_hpc.training.snapshots.snapshot_files import Snapshot, specs_of_saved
 from ddp_hpc.training.snapshots.state_reader import Needed, NeededOf, StateReader
 

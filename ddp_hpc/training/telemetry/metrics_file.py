@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import click
 
+from ddp_hpc.atomic_files import begins_with, write_atomically
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

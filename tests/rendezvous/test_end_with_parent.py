@@ -20,13 +20,13 @@ S = 15.0
 def program(body: str, grace_s: float = 1.0) -> str:
     return f"""
 import os, signal, subprocess, sys, time
-from ddp_hpc.rendezvous import process_guard
-process_guard._GRACE_S = {grace_s}
+from ddp_hpc.rendezvous import end_with_parent
+end_with_parent._GRACE_S = {grace_s}
 
 def agent():
 {body}
 
-sys.exit(process_guard.run_guarded(agent, "the agent"))
+sys.exit(end_with_parent.run_guarded(agent, "the agent"))
 """
 
 

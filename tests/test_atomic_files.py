@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import (
+from ddp_hpc.atomic_files import (
     move_into_place,
     partial_file,
     process_home,
     remove_leftovers,
     write_atomically,
 )
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.process_status import is_gone, process_started
 from ddp_hpc.run_state import RunState, read_state, write_state
 from tests.conftest import clean_environ
@@ -97,8 +97,7 @@ WRITERS = {
         "write_script('#!/bin/bash\\n', Path('job.sh'))"
     ),
     "report": (
-        "from ddp_hpc.partial_files import write_atomically\n"
-        "write_atomically(Path('a.json'), b'{}', 'report')"
+        "from ddp_hpc.atomic_files import write_atomically\nwrite_atomically(Path('a.json'), b'{}', 'report')"
     ),
     "lock": (
         "from ddp_hpc.training.snapshots.directory_lock import DirectoryLock\n"

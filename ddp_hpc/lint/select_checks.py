@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.lint.checks_registry import CHECKS, Check, LintFinding
+from ddp_hpc.lint.check_registry import CHECKS, Check, LintFinding
 
 _COMMENT = re.compile(r"#\s*ddp-hpc:\s*(ignore|ignore-file)\[([A-Za-z0-9_, ]{1,500})\]")
 _MAX_CHARS = 4000

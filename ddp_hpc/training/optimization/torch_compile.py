@@ -66,7 +66,7 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     return f"in {time.monotonic() - begin_s:.1f} s, of which the slowest rank computed {slowest_s:.1f} s"
 
 
-class Compiled(logging.Handler):
+class RecompilationLog(logging.Handler):
     """A log handler that collects the reasons for recompilations, which every rank would otherwise print.
 
     If the user has set TORCH_LOGS, nothing is changed and nothing is counted.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_hpc.lint.checks_registry import Subject
+from ddp_hpc.lint.check_registry import Subject
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
