@@ -21,7 +21,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.training.snapshots.earlier_layout import Layout, Rows
 from ddp_hpc.training.snapshots.host_buffer import Specs
 from ddp_hpc.training.tasks.linear_cross_entropy import linear_cross_entropy, padded_linear
-from ddp_hpc.training.tasks.task import SampleSpec, Task, check_labels, label_loss
+from ddp_hpc.training.tasks.task import SampleSpec, Task, explaining_labels, label_loss
 
 # Standard deviation of the initial weights, as in GPT-2. For layers that add to the residual stream, it is
 # divided by the square root of the number of such layers.
@@ -200,9 +200,7 @@ def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
 
 
 def _fused_loss(num_tokens: int, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    check_labels(tgt, num_tokens)
-    loss: Tensor = model(src, tgt)
-    return loss
+    return explaining_labels(lambda: model(src, tgt), tgt, num_tokens)
 
 
 def earlier_layout(heads: int, saved: Specs) -> Layout:

@@ -39,7 +39,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Padding of the vocabulary does not change the result. Labels of -100 are ignored, as by torch.
     """
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    is_autocast = device != "meta" and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if is_autocast else x.dtype
     if torch.compiler.is_compiling():
         # The compiler computes float32 values in registers, and keeps the scores in `dtype`.
         scores = functional.linear(x.to(dtype), _padded(weight, dtype))[:, : len(weight)]
@@ -80,7 +81,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             scores = some @ wide.T  # (rows, P)
             scores[:, len(weight) :] = -torch.inf
             logs = torch.log_softmax(scores, dim=1, dtype=precise)
-            of_labels = logs.gather(1, wanted)
+            of_labels = logs[:, : len(weight)].gather(1, wanted)  # on a CPU, an error for other labels
             loss -= (of_labels * counted).sum()
             if not (needs_x or needs_weight):
                 continue

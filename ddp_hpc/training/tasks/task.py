@@ -93,26 +93,35 @@ def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
     Raises:
         DdpHpcError: on a CPU, for a label out of range; on a GPU a CUDA assertion fails.
     """
-    check_labels(labels, scores.shape[1])
-    return functional.cross_entropy(scores, labels)
+    return explaining_labels(lambda: functional.cross_entropy(scores, labels), labels, scores.shape[1])
 
 
-def check_labels(labels: Tensor, num: int) -> None:
-    """Checks on a CPU that labels are from 0 to `num` - 1, or -100, which torch ignores.
-
-    Compiled code would otherwise end the process. On a GPU, the host would have to wait for the result.
+def explaining_labels(compute: Callable[[], Tensor], labels: Tensor, num: int) -> Tensor:
+    """Returns the loss that `compute` returns for labels from 0 to `num` - 1, or -100, which torch ignores.
 
     Raises:
-        DdpHpcError: a label is out of range.
+        DdpHpcError: on a CPU, for a label out of range; on a GPU, the host would have to wait for a check.
     """
-    if labels.device.type != "cpu":
-        return
+    is_cpu = labels.device.type == "cpu"
+    if torch.compiler.is_compiling():
+        if is_cpu:  # compiled code would end the process
+            _check_labels(labels, num)
+        return compute()
+    try:
+        return compute()
+    except (IndexError, RuntimeError):
+        if is_cpu:
+            _check_labels(labels, num)
+        raise
+
+
+def _check_labels(labels: Tensor, num: int) -> None:
     is_wrong = ((labels < 0) | (labels >= num)) & (labels != IGNORED)
     if is_wrong.any():
         raise DdpHpcError(
             f"the data contains the label {labels[is_wrong][0].item()}, but the model has {num} classes, 0 "
             f"to {num - 1}. Correct the labels, or the file's num_classes"
-        )
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
