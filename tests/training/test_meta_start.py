@@ -104,3 +104,12 @@ def test_training_and_resuming_gives_the_losses_of_one_process(forks: Forks, tmp
     losses = [[line["loss"] for line in records(home / "m.jsonl")] for home in (expected, found)]
     assert len(losses[0]) == 12
     assert losses[1] == pytest.approx(losses[0], abs=1e-9)
+
+
+def test_a_run_with_a_summary_counts_operations_before_the_model_has_memory(
+    forks: Forks, tmp_path: Path
+) -> None:
+    # Fake tensors left weak references to the parameters, which then could not be given memory.
+    words = ["--model", f"{MODELS}net", "--max-steps", "2", "--batch-size", "4", "--summary", "s.json"]
+    forks.run(*words, "--strategy", "fsdp", cwd=tmp_path, ranks=2)
+    assert (tmp_path / "s.json").exists()

@@ -34,9 +34,12 @@ def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
 
     num = 2  # more than one sample, as batch norms require
     try:
+        on_meta = any(parameter.is_meta for parameter in task.model.parameters())
+        # Fake tensors keep weak references to the parameters, which then could not be given memory.
+        original = copy.deepcopy(task.model) if on_meta else task.model
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
-            model = copy.deepcopy(task.model)
-            if any(parameter.is_meta for parameter in model.parameters()):
+            model = copy.deepcopy(original)
+            if on_meta:
                 model.to_empty(device="cpu")
             src, tgt = zeros(task, samples, dtype, torch.device("cpu"), num)
             task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
