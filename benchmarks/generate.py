@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen import Recipe, synthetic
-from data_gen.ranks import connected_ranks
+from data_gen.mpi_ranks import connected_ranks
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.units import format_bytes

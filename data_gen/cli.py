@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from data_gen.mpi_ranks import connected_ranks
 from data_gen.progress import report_progress
-from data_gen.ranks import connected_ranks
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
 from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import (
@@ -207,7 +207,7 @@ def idx(
     path = output or _DIRECTORY / f"{images.name.removesuffix('.gz')}.h5"
 
     def write(progress: Progress, _: Comm) -> GenerateResult:
-        from data_gen.idx import convert_idx
+        from data_gen.convert_idx import convert_idx
 
         return convert_idx(
             images,

@@ -35,15 +35,15 @@ from data_gen.formats import (
 )
 from data_gen.recipe import MAX_AXES
 from data_gen.writer import Chunk, GenerateResult, Progress, write_files
-from ddp_hpc import h5_layout
+from ddp_hpc import data_file_layout
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, check_pair, check_test
 from ddp_hpc.data.tensor_files import read_num_classes, wanted_keys
+from ddp_hpc.data_file_layout import ATTR_NUM_CLASSES, ATTR_SOURCE, BFLOAT16, SRC, TEST_SRC, TEST_TGT, TGT
 from ddp_hpc.errors import DataError, RequestError
-from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SOURCE, BFLOAT16, SRC, TEST_SRC, TEST_TGT, TGT
 
 FLOATS = ("float32", "float64", "float16", BFLOAT16)
-SUFFIXES = (*h5_layout.SUFFIXES, *create_array_files.SUFFIXES)
+SUFFIXES = (*data_file_layout.SUFFIXES, *create_array_files.SUFFIXES)
 _BLOCK_BYTES = 8 * 1024 * 1024
 # HDF5 attributes are limited to 64 KiB.
 _MAX_SOURCE = 4096
@@ -98,7 +98,7 @@ def convert(
         "src_key": src_key,
         "tgt_key": tgt_key,
         "dtype": dtype,
-        "format_version": h5_layout.FORMAT_VERSION,
+        "format_version": data_file_layout.FORMAT_VERSION,
     }
     attributes = {ATTR_SOURCE: f"converted from {where}", **_marks(inputs)}
     files = _files(output, suffix, Contents(tuple(arrays.values()), recipe, attributes))
@@ -138,7 +138,7 @@ def _files(output: Path, suffix: str, contents: Contents) -> list[tuple[Path, Co
 
 
 def _check_number(inputs: Sequence[Path]) -> None:
-    both = (*h5_layout.SUFFIXES, NPZ_SUFFIX)
+    both = (*data_file_layout.SUFFIXES, NPZ_SUFFIX)
     alone = [path for path in inputs if path.suffix.lower() in both]
     if len(inputs) == 2 and alone:
         raise RequestError(f"{alone[0]} is in a format that contains both arrays; pass it as the only input")

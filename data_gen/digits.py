@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
-from ddp_hpc import h5_layout
+from ddp_hpc import data_file_layout
 from ddp_hpc.errors import RequestError
 from ddp_hpc.pip_extras import install_command
 
@@ -36,10 +36,10 @@ def write_digits(
     images, labels = _load()
     train, test = stratified_split(labels, TEST_FRACTION, seed)
     values: dict[str, NDArray[Any]] = {
-        h5_layout.SRC: images[train],
-        h5_layout.TGT: labels[train],
-        h5_layout.TEST_SRC: images[test],
-        h5_layout.TEST_TGT: labels[test],
+        data_file_layout.SRC: images[train],
+        data_file_layout.TGT: labels[train],
+        data_file_layout.TEST_SRC: images[test],
+        data_file_layout.TEST_TGT: labels[test],
     }
     contents = Contents(
         arrays=tuple(Array(name, array.shape, array.dtype.name) for name, array in values.items()),
@@ -47,12 +47,12 @@ def write_digits(
             "kind": "digits",
             "seed": seed,
             "test_fraction": TEST_FRACTION,
-            "format_version": h5_layout.FORMAT_VERSION,
+            "format_version": data_file_layout.FORMAT_VERSION,
         },
         attributes={
-            h5_layout.ATTR_SEED: seed,
-            h5_layout.ATTR_NUM_CLASSES: NUM_CLASSES,
-            h5_layout.ATTR_SOURCE: _SOURCE,
+            data_file_layout.ATTR_SEED: seed,
+            data_file_layout.ATTR_NUM_CLASSES: NUM_CLASSES,
+            data_file_layout.ATTR_SOURCE: _SOURCE,
         },
     )
     chunks: list[Chunk] = [(name, 0, array) for name, array in values.items()]

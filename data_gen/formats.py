@@ -21,7 +21,7 @@ from typing import Any
 from data_gen import create_array_files
 from data_gen.array_readers import npz_keys, open_npz_array, read_npz_scalars
 from data_gen.recipe import DTYPE_BYTES, canonical_json, fingerprint
-from ddp_hpc import h5_layout
+from ddp_hpc import data_file_layout
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import first_line
 from ddp_hpc.errors import DataError, RequestError, nearest
@@ -32,13 +32,18 @@ ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "ui
 _MAX_REASON = 200
 # The page size, to which memory-mapped arrays and direct I/O must be aligned.
 _ALIGNMENT = 4096
-ARRAY_NAMES = (h5_layout.SRC, h5_layout.TGT, h5_layout.TEST_SRC, h5_layout.TEST_TGT)
+ARRAY_NAMES = (
+    data_file_layout.SRC,
+    data_file_layout.TGT,
+    data_file_layout.TEST_SRC,
+    data_file_layout.TEST_TGT,
+)
 # The only attributes read from an HDF5 file; others may have types that NumPy does not support.
 _MARKS = (
-    h5_layout.ATTR_RECIPE,
-    h5_layout.ATTR_FINGERPRINT,
-    h5_layout.ATTR_NUM_CLASSES,
-    h5_layout.ATTR_SOURCE,
+    data_file_layout.ATTR_RECIPE,
+    data_file_layout.ATTR_FINGERPRINT,
+    data_file_layout.ATTR_NUM_CLASSES,
+    data_file_layout.ATTR_SOURCE,
 )
 
 
@@ -76,7 +81,7 @@ class Contents:
         return sum(array.num_bytes for array in self.arrays)
 
 
-def format_of(path: Path, suffixes: Sequence[str] = h5_layout.SUFFIXES) -> str:
+def format_of(path: Path, suffixes: Sequence[str] = data_file_layout.SUFFIXES) -> str:
     """Returns the suffix of `path`, which determines its format.
 
     Raises:
@@ -106,18 +111,18 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
         (array,) = contents.arrays
         return create_array_files.lay_out_single(path, suffix, array)
     marks: dict[str, int | str] = {
-        h5_layout.ATTR_FORMAT_VERSION: h5_layout.FORMAT_VERSION,
-        h5_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
+        data_file_layout.ATTR_FORMAT_VERSION: data_file_layout.FORMAT_VERSION,
+        data_file_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
         # The time of day is omitted, so that files that are written from the same recipe on the same day are
         # identical.
-        h5_layout.ATTR_CREATED: datetime.now(UTC).date().isoformat(),
-        h5_layout.ATTR_RECIPE: canonical_json(contents.recipe),
-        h5_layout.ATTR_FINGERPRINT: fingerprint(contents.recipe),
+        data_file_layout.ATTR_CREATED: datetime.now(UTC).date().isoformat(),
+        data_file_layout.ATTR_RECIPE: canonical_json(contents.recipe),
+        data_file_layout.ATTR_FINGERPRINT: fingerprint(contents.recipe),
         **contents.attributes,
     }
-    if suffix == h5_layout.PT_SUFFIX:
+    if suffix == data_file_layout.PT_SUFFIX:
         return _lay_out_pt(path, contents.arrays, marks)
-    if suffix == h5_layout.SAFETENSORS_SUFFIX:
+    if suffix == data_file_layout.SAFETENSORS_SUFFIX:
         return _lay_out_safetensors(path, contents.arrays, marks)
     return _lay_out_hdf5(path, contents.arrays, marks)
 
@@ -126,7 +131,7 @@ def seal(path: Path, suffix: str, contents: Contents) -> None:
     """Completes a file after its values were written. Only .npz files need this, for their checksums."""
     if suffix == create_array_files.NPZ_SUFFIX:
         recipe = canonical_json(contents.recipe)
-        create_array_files.seal_npz(path, {h5_layout.ATTR_RECIPE: recipe, **contents.attributes})
+        create_array_files.seal_npz(path, {data_file_layout.ATTR_RECIPE: recipe, **contents.attributes})
 
 
 def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Array, ...]]:
@@ -137,10 +142,10 @@ def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Arr
     """
     marks = read_marks(path, suffix)
     try:
-        recipe = dict(json.loads(str(marks[h5_layout.ATTR_RECIPE])))
+        recipe = dict(json.loads(str(marks[data_file_layout.ATTR_RECIPE])))
         # The recipe in an .npz file is protected by the checksum of the zip format instead.
         is_npz = suffix == create_array_files.NPZ_SUFFIX
-        if not is_npz and fingerprint(recipe) != marks[h5_layout.ATTR_FINGERPRINT]:
+        if not is_npz and fingerprint(recipe) != marks[data_file_layout.ATTR_FINGERPRINT]:
             raise ForeignFileError("its recipe does not match its fingerprint")
     except KeyError as error:
         raise ForeignFileError(f"it has no {error.args[0]}") from None
@@ -163,11 +168,11 @@ def read_marks(path: Path, suffix: str) -> Mapping[str, Any]:
     try:
         if suffix == create_array_files.NPZ_SUFFIX:
             return read_npz_scalars(path)
-        if suffix == h5_layout.PT_SUFFIX:
+        if suffix == data_file_layout.PT_SUFFIX:
             import torch
 
             return dict(torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
-        if suffix == h5_layout.SAFETENSORS_SUFFIX:
+        if suffix == data_file_layout.SAFETENSORS_SUFFIX:
             from safetensors import safe_open
 
             with safe_open(path, framework="np") as file:
@@ -222,13 +227,13 @@ def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int
         file.attrs.update(marks)
         for array in arrays:
             group = file.require_group(Path("/", array.name).parent.as_posix())
-            is_bfloat16 = array.dtype == h5_layout.BFLOAT16
+            is_bfloat16 = array.dtype == data_file_layout.BFLOAT16
             dtype = h5py.h5t.py_create(np.dtype("uint16" if is_bfloat16 else array.dtype))
             space = h5py.h5s.create_simple(array.shape)
             dataset = h5py.h5d.create(group.id, Path(array.name).name.encode(), dtype, space, plist)
             offsets[array.name] = int(dataset.get_offset())
             if is_bfloat16:
-                file[array.name].attrs[h5_layout.ATTR_DTYPE] = h5_layout.BFLOAT16
+                file[array.name].attrs[data_file_layout.ATTR_DTYPE] = data_file_layout.BFLOAT16
     return offsets
 
 
@@ -262,7 +267,7 @@ def _lay_out_safetensors(
     for array in sorted(arrays, key=lambda array: -ITEM_BYTES[array.dtype]):
         starts[array.name], end = end, end + array.num_bytes
         header[array.name] = {
-            "dtype": h5_layout.SAFETENSORS_DTYPES[array.dtype],
+            "dtype": data_file_layout.SAFETENSORS_DTYPES[array.dtype],
             "shape": array.shape,
             "data_offsets": [starts[array.name], end],
         }

@@ -20,8 +20,8 @@ from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import CHUNKS_IN_FLIGHT, Chunk, GenerateResult, Progress, write_file
+from ddp_hpc.data_file_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
-from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
 
 _BLOCK_BYTES = 32 * 1024 * 1024
 # Number of elements that one NumPy call generates. These elements fit into the cache of a core, and Python

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from data_gen.array_readers import check_regular
 from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
-from ddp_hpc import h5_layout
+from ddp_hpc import data_file_layout
 from ddp_hpc.errors import DataError, RequestError
 
 SUFFIX = ".txt"
@@ -75,11 +75,11 @@ def write_text(
             "sha256": digest.hexdigest(),
             "length": length,
             "test_share": test_share,
-            "format_version": h5_layout.FORMAT_VERSION,
+            "format_version": data_file_layout.FORMAT_VERSION,
         },
         attributes={
-            h5_layout.ATTR_NUM_CLASSES: NUM_TOKENS,
-            h5_layout.ATTR_SOURCE: f"{num_bytes:,} bytes of {len(files):,} text files",
+            data_file_layout.ATTR_NUM_CLASSES: NUM_TOKENS,
+            data_file_layout.ATTR_SOURCE: f"{num_bytes:,} bytes of {len(files):,} text files",
         },
     )
 
@@ -115,9 +115,9 @@ def _count_samples(num_bytes: int, length: int, test_share: float) -> tuple[int,
 
 
 def _arrays(num_samples: int, num_test: int, length: int) -> tuple[Array, ...]:
-    nums = {h5_layout.SRC: num_samples - num_test, h5_layout.TGT: num_samples - num_test}
+    nums = {data_file_layout.SRC: num_samples - num_test, data_file_layout.TGT: num_samples - num_test}
     if num_test:
-        nums |= {h5_layout.TEST_SRC: num_test, h5_layout.TEST_TGT: num_test}
+        nums |= {data_file_layout.TEST_SRC: num_test, data_file_layout.TEST_TGT: num_test}
     return tuple(Array(name, (num, length), "uint8") for name, num in nums.items())
 
 
@@ -128,8 +128,8 @@ def _chunks(windows: Iterator[_Windows], num_samples: int, num_test: int) -> Ite
         numbers = np.arange(first, min(first + len(block), num_samples))
         is_test = _is_test(numbers, num_samples, num_test)
         own = block[: len(numbers)]
-        yield from _pair(h5_layout.SRC, h5_layout.TGT, first - test_first, own[~is_test])
-        yield from _pair(h5_layout.TEST_SRC, h5_layout.TEST_TGT, test_first, own[is_test])
+        yield from _pair(data_file_layout.SRC, data_file_layout.TGT, first - test_first, own[~is_test])
+        yield from _pair(data_file_layout.TEST_SRC, data_file_layout.TEST_TGT, test_first, own[is_test])
         first, test_first = first + len(numbers), test_first + int(is_test.sum())
 
 

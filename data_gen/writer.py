@@ -20,9 +20,9 @@ from data_gen.formats import Contents, format_of, lay_out, seal
 from data_gen.signals_during_write import WRITER, end_by_signal, signals_held
 from data_gen.striping import stripe
 from ddp_hpc.atomic_files import move_into_place, partial_file, sync_to_disk
+from ddp_hpc.data_file_layout import SUFFIXES
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
-from ddp_hpc.h5_layout import SUFFIXES
 from ddp_hpc.units import format_bytes
 
 T = TypeVar("T")

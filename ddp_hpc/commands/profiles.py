@@ -60,7 +60,7 @@ def check_profiles(files: tuple[Path, ...]) -> None:
     The check also renders job scripts for one node and for two nodes from each profile.
     """
     from ddp_hpc.errors import RequestError
-    from ddp_hpc.render.check_profile import faults_of
+    from ddp_hpc.render.validate_site_profile import faults_of
 
     faults = [fault for path in files for fault in faults_of(path)]
     for fault in faults[:-1]:

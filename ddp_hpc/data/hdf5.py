@@ -34,8 +34,8 @@ from ddp_hpc.data.samples import (
     listing,
 )
 from ddp_hpc.data.tensor_files import read_num_classes
+from ddp_hpc.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
 from ddp_hpc.errors import DataError, nearest
-from ddp_hpc.h5_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
 from ddp_hpc.units import format_bytes
 
 # The exceptions that h5py raises for damaged files, depending on the kind of damage.

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 from ddp_hpc.data.samples import Samples
+from ddp_hpc.data_file_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
 from ddp_hpc.errors import DataError, nearest
-from ddp_hpc.h5_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
 
 __all__ = ["Samples", "check_matches", "open_samples"]
 

@@ -29,8 +29,8 @@ from ddp_hpc.data.samples import (
     first_line,
     listing,
 )
+from ddp_hpc.data_file_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
 from ddp_hpc.errors import DataError, nearest
-from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
 
 _DTYPE_NAMES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 

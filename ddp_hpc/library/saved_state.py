@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.library.connected_world import ConnectedWorld
 from ddp_hpc.training.snapshots.host_buffer import Tensors, specs_of
-from ddp_hpc.training.snapshots.object_states import object_tensors
+from ddp_hpc.training.snapshots.state_dict_codec import object_tensors
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from ddp_hpc.training.health.preemption import next_exchange
 from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.health.run_lifecycle import Losses, RunLifecycle, manage_run
 from ddp_hpc.training.parallel.device_mesh import Mesh
-from ddp_hpc.training.snapshots.object_states import Stateful
+from ddp_hpc.training.snapshots.state_dict_codec import Stateful
 from ddp_hpc.training.snapshots.training_state import TrainingState
 
 _ARGUMENTS = ("folder", "model", "optimizer", "loader", "every_steps", "every_s", "keep")

@@ -24,8 +24,8 @@ from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.deadline import ask_once, kill_delay_variable
 from ddp_hpc.schedulers.running_job import RunningJob, started_s
 from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.external_program_state import Progress, state_of_program
 from ddp_hpc.supervisor.launcher_process import EarlySignal, LauncherEnd, run_launcher
-from ddp_hpc.supervisor.program_state import Progress, state_of_program
 from ddp_hpc.supervisor.run_files import RunFiles, SeenState, array_run_dir
 
 

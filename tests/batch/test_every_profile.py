@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
-from ddp_hpc.render.check_profile import faults_of
 from ddp_hpc.render.rejection_warnings import advice, devices_of
 from ddp_hpc.render.render_script import render
+from ddp_hpc.render.validate_site_profile import faults_of
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_site

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from ddp_hpc.cli import cli
 from ddp_hpc.errors import RequestError
-from ddp_hpc.render.check_profile import faults_of
 from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
+from ddp_hpc.render.validate_site_profile import faults_of
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.profile_tables import (
     Account,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data_gen import array_readers
-from data_gen.idx import convert_idx
+from data_gen.convert_idx import convert_idx
 from ddp_hpc.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (70, 5, 4), np.uint8)

@@ -32,8 +32,8 @@ from ddp_hpc.bench.data_loading.loaders import Arrays, Order
 from ddp_hpc.bench.results_output import available_bytes
 from ddp_hpc.data.open_file import Samples, open_samples
 from ddp_hpc.data.sample_order import EpochOrder
+from ddp_hpc.data_file_layout import HDF5_SUFFIXES, SRC, TGT
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
-from ddp_hpc.h5_layout import HDF5_SUFFIXES, SRC, TGT
 from ddp_hpc.text_table import Column, Row
 from ddp_hpc.text_table import table as aligned
 from ddp_hpc.training.input.batch_loader import batches_at_once

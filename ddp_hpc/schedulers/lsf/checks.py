@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.errors import nearest
 from ddp_hpc.schedulers.base import ScriptCheck, ScriptOptions, ScriptProblem, whole_number
-from ddp_hpc.schedulers.lsf.directives import LONG, is_known
+from ddp_hpc.schedulers.lsf.parse_directives import LONG, is_known
 
 _BLANK = re.compile(r"#[ \t]+BSUB[ \t]+-[A-Za-z]")
 

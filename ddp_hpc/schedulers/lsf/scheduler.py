@@ -26,7 +26,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.schedulers.lsf import checks
-from ddp_hpc.schedulers.lsf.directives import split_words
+from ddp_hpc.schedulers.lsf.parse_directives import split_words
 from ddp_hpc.schedulers.lsf.submit_options import array_of, submit_options
 from ddp_hpc.schedulers.lsf.times import left_s, minutes_of, walltime_s
 from ddp_hpc.sites.site import Site, queue_entries

@@ -27,7 +27,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
-from ddp_hpc.schedulers.slurm.directives import read_options
+from ddp_hpc.schedulers.slurm.parse_directives import read_options
 from ddp_hpc.schedulers.slurm.submit_options import submit_options
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site, queue_entries

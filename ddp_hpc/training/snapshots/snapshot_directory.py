@@ -21,6 +21,13 @@ from ddp_hpc.errors import DataError, RendezvousError
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Stream
 from ddp_hpc.training.snapshots.joint_save import JointSave, NotSavedError
+from ddp_hpc.training.snapshots.shard_index import (
+    CHUNK_BYTES,
+    SECTIONS,
+    index_of_rank,
+    merged,
+    shard_file,
+)
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
     SHARDED_FORMAT,
@@ -35,13 +42,6 @@ from ddp_hpc.training.snapshots.snapshot_files import (
     step_of,
     write_files,
     write_snapshot,
-)
-from ddp_hpc.training.snapshots.snapshot_index import (
-    CHUNK_BYTES,
-    SECTIONS,
-    index_of_rank,
-    merged,
-    shard_file,
 )
 from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
 from ddp_hpc.training.telemetry.trace_annotations import annotated

@@ -27,7 +27,7 @@ from torch import Tensor
 from ddp_hpc.atomic_files import sync_to_disk
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
-from ddp_hpc.training.snapshots.snapshot_index import SECTIONS
+from ddp_hpc.training.snapshots.shard_index import SECTIONS
 from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError, StoredTensors, open_regular
 
 FORMAT, SHARDED_FORMAT = 1, 2

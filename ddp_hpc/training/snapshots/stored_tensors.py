@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.snapshots.host_buffer import Specs
-from ddp_hpc.training.snapshots.snapshot_index import (
+from ddp_hpc.training.snapshots.shard_index import (
     Part,
     StoredFile,
     StoredTensor,

@@ -26,15 +26,15 @@ from ddp_hpc.training.snapshots.dtensor_shards import (
 )
 from ddp_hpc.training.snapshots.earlier_layout import LayoutOf, rearranged
 from ddp_hpc.training.snapshots.host_buffer import Place, Specs, Stream, Tensors, specs_of
-from ddp_hpc.training.snapshots.object_states import (
+from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot, specs_of_saved
+from ddp_hpc.training.snapshots.state_dict_codec import (
     PREFIX,
     Stateful,
     load_objects,
     object_names,
     object_tensors,
 )
-from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot, specs_of_saved
 from ddp_hpc.training.snapshots.state_reader import Needed, NeededOf, StateReader
 
 _OPTIMIZER = "optimizer."

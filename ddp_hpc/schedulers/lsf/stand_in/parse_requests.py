@@ -10,7 +10,7 @@ from contextlib import suppress
 from ddp_hpc.rehearse.job_arrays import parse_indices
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.schedulers.lsf import times
-from ddp_hpc.schedulers.lsf.directives import is_known, split_words
+from ddp_hpc.schedulers.lsf.parse_directives import is_known, split_words
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 
 _DIRECTIVE = re.compile(r"\s*#\s*BSUB\s+(?=-)(.*)")

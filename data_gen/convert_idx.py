@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_gen.array_readers import ArrayReader, open_array, reading
 from data_gen.formats import Array, Contents, plain_text
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
-from ddp_hpc import h5_layout
+from ddp_hpc import data_file_layout
 from ddp_hpc.errors import DataError
 
 _UNSIGNED_BYTE = 8
@@ -42,20 +42,20 @@ def convert_idx(
         RequestError: `data_gen.generate` would raise it for this output.
         DdpHpcError: writing failed; no partial file is left.
     """
-    readers = dict(zip((h5_layout.SRC, h5_layout.TGT), _pair(images, labels), strict=True))
+    readers = dict(zip((data_file_layout.SRC, data_file_layout.TGT), _pair(images, labels), strict=True))
     if (test_images is None) != (test_labels is None):
         raise DataError(
             "a test set requires both --test-images and --test-labels; give both options or neither"
         )
     if test_images is not None and test_labels is not None:
         test = _pair(test_images, test_labels)
-        size, test_size = readers[h5_layout.SRC].info.shape, test[0].info.shape
+        size, test_size = readers[data_file_layout.SRC].info.shape, test[0].info.shape
         if size != test_size:
             raise DataError(
                 f"{images} has images of shape {size}, but {test_images} has {test_size}; "
                 "use files of the same data set"
             )
-        readers |= zip((h5_layout.TEST_SRC, h5_layout.TEST_TGT), test, strict=True)
+        readers |= zip((data_file_layout.TEST_SRC, data_file_layout.TEST_TGT), test, strict=True)
     # Reading the files up to the end verifies that they are complete before anything is written.
     sums = {name: _sha256_and_largest(reader) for name, reader in readers.items()}
     names = ", ".join(plain_text(reader.path.name) for reader in readers.values())
@@ -64,11 +64,12 @@ def convert_idx(
         recipe={
             "kind": "idx",
             "sha256": [digest for digest, _ in sums.values()],
-            "format_version": h5_layout.FORMAT_VERSION,
+            "format_version": data_file_layout.FORMAT_VERSION,
         },
         attributes={
-            h5_layout.ATTR_NUM_CLASSES: 1 + max(sums[name][1] for name in readers if not _is_image(name)),
-            h5_layout.ATTR_SOURCE: f"IDX files {names}",
+            data_file_layout.ATTR_NUM_CLASSES: 1
+            + max(sums[name][1] for name in readers if not _is_image(name)),
+            data_file_layout.ATTR_SOURCE: f"IDX files {names}",
         },
     )
 
@@ -114,7 +115,7 @@ def _sha256_and_largest(reader: ArrayReader) -> tuple[str, int]:
 
 
 def _is_image(name: str) -> bool:
-    return name in (h5_layout.SRC, h5_layout.TEST_SRC)
+    return name in (data_file_layout.SRC, data_file_layout.TEST_SRC)
 
 
 def _array(name: str, reader: ArrayReader) -> Array:
