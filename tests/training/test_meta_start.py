@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from ddp_hpc.data.in_memory import samples_of_arrays
+from ddp_hpc.training.tasks.decoder import decoder
+from ddp_hpc.training.tasks.task import SampleSpec
+from ddp_hpc.training.telemetry.flops import flops_per_sample
 
 from .forked import Forks
 from .runs import records
@@ -112,4 +118,18 @@ def test_a_run_with_a_summary_counts_operations_before_the_model_has_memory(
     # Fake tensors left weak references to the parameters, which then could not be given memory.
     words = ["--model", f"{MODELS}net", "--max-steps", "2", "--batch-size", "4", "--summary", "s.json"]
     forks.run(*words, "--strategy", "fsdp", cwd=tmp_path, ranks=2)
-    assert (tmp_path / "s.json").exists()
+    assert json.loads((tmp_path / "s.json").read_text())["flops_per_s"] > 0
+
+
+def test_a_model_on_the_meta_device_has_the_operations_of_one_in_memory() -> None:
+    task = decoder(SampleSpec((16,), (16,), 50), dropout=0.0)
+    rows = torch.zeros(4, 16, dtype=torch.int64).numpy()
+    samples = samples_of_arrays(rows, rows)
+    in_memory = flops_per_sample(task, samples, torch.float32)
+    # 4 layers of 16 x 16 scores with 128 features: two products, forward, and twice as many backward.
+    of_attention = 4 * 3 * 2 * (2 * 16 * 16 * 128)
+    # All matrix products of a token: 12 * 128^2 weights per layer, and those of 50 outputs, padded to 64.
+    of_layers = 3 * 2 * 16 * (4 * 12 * 128**2 + 64 * 128)
+    assert in_memory == of_attention + of_layers
+    task.model.to("meta")
+    assert flops_per_sample(task, samples, torch.float32) == in_memory

@@ -30,18 +30,20 @@ def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
     torch counts matrix products, convolutions and attention on fake tensors, so nothing is computed.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     num = 2  # more than one sample, as batch norms require
     try:
         on_meta = any(parameter.is_meta for parameter in task.model.parameters())
-        # Fake tensors keep weak references to the parameters, which then could not be given memory.
-        original = copy.deepcopy(task.model) if on_meta else task.model
-        with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
-            model = copy.deepcopy(original)
-            if on_meta:
-                model.to_empty(device="cpu")
-            src, tgt = zeros(task, samples, dtype, torch.device("cpu"), num)
+        # Fake tensors would keep weak references to parameters on the meta device, which then could not be
+        # given memory.
+        device = torch.device("meta" if on_meta else "cpu")
+        mode = device if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
+        # torch 2.13 does not count its fused attention for CPUs.
+        with mode, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model = copy.deepcopy(task.model)
+            src, tgt = zeros(task, samples, dtype, device, num)
             task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
     except Exception:  # a model can depend on values, which fake tensors do not have
         return 0.0
