@@ -1,6 +1,10 @@
 """Modules import each other in one direction only, also through the packages that contain them."""
 
+import re
+
 import grimp
+
+from tests.conftest import PROJECT
 
 
 def ancestors(module: str) -> list[str]:
@@ -51,3 +55,10 @@ def test_there_is_no_import_circle() -> None:
             reached.update(ancestors(other))
         imports[module] = (reached - {module}) & graph.modules
     assert circles(imports) == []
+
+
+def test_only_the_directory_of_schedulers_compares_their_names() -> None:
+    """Other code asks the object of the scheduler, so that a new scheduler needs no change elsewhere."""
+    own = PROJECT / "ddp_hpc" / "schedulers"
+    files = [path for path in (PROJECT / "ddp_hpc").rglob("*.py") if own not in path.parents]
+    assert [str(path) for path in files if re.search(r"scheduler ==", path.read_text())] == []

@@ -77,7 +77,7 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
 @check("JOB004", "error", "directive after the first command")
 def _late_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    own = [d for d in script.directives if d.late and d.scheduler == script.scheduler]
+    own = [d for d in script.directives_of(script.scheduler) if d.late]
     lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
     if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
         more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
@@ -194,7 +194,7 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
         return
     last = _last_line_of_translation(script.lines)
     for name, letters in (("lsf", _BSUB_OF_SBATCH), ("pbs", _PBS_OF_SBATCH)):
-        options = [d for d in script.directives if d.scheduler == name and d.line <= last]
+        options = [d for d in script.directives_of(name) if d.line <= last]
         for d in options:
             if d.flag[1:2] not in letters or (not d.flag and name == "pbs"):
                 yield Problem(

@@ -9,6 +9,7 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, ne
 from ddp_hpc.lint.log_directories import missing_directory
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
+from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
@@ -67,7 +68,7 @@ def _is_for_openpbs(subject: Subject) -> bool:
 
     Torque and NQSV have neither `select` nor `place`.
     """
-    if subject.site is not None and subject.site.scheduler == "pbs":
+    if subject.site is not None and SCHEDULERS[subject.site.scheduler] is subject.scheduler:
         return True
     return any(name in ("select", "place") for _, name, _ in subject.script.resources())
 

@@ -173,7 +173,11 @@ class Script:
 
     @cached_property
     def _read(self) -> tuple[Directive, ...]:
-        return tuple(d for d in self.directives if d.scheduler == self.scheduler and not d.late)
+        return tuple(d for d in self.directives_of(self.scheduler) if not d.late)
+
+    def directives_of(self, name: str) -> tuple[Directive, ...]:
+        """Returns all directives of the scheduler `name`, including those that it does not read."""
+        return tuple(d for d in self.directives if name == d.scheduler)
 
     def read(self) -> tuple[Directive, ...]:
         """Returns the directives that the scheduler reads: its own, before the first command.
