@@ -1,4 +1,4 @@
-"""`--fp8`: which layers are converted, and when it is refused. The products are emulated on a CPU."""
+"""`--fp8`: which layers are converted, and when it is rejected. The products are emulated on a CPU."""
 
 from __future__ import annotations
 

@@ -383,7 +383,7 @@ def net():
 """
 
 
-def test_all_ranks_begin_with_the_parameters_of_rank_0_and_keep_equal_ones(forks, tmp_path):
+def test_all_ranks_begin_with_the_parameters_of_rank_0_and_stay_equal(forks, tmp_path):
     (tmp_path / "mine.py").write_text(RANDOM)
     words = ["--model", "mine:net", "--batch-size", "4", "--epochs", "2", *BOTH]
     forks.run(*words, cwd=tmp_path, ranks=2)
