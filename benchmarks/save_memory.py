@@ -8,8 +8,8 @@ per parameter in float32, and 6 in bfloat16. Gradients are freed before the save
 amount of memory that the process has used during a save, minus that before the first save, divided by the
 rank's own part of the state; the rank with the largest value is shown. `pause` is the time that the slowest
 rank waits for a save, and `written` the time until the snapshot is complete. The ranks run on this machine
-under mpiexec. Twice the state must fit into memory, and in addition a copy of the whole model for each rank
-while the model is created, because this program does not create it in parts.
+under mpiexec. The memory must hold the state twice. While the model is created, it must also hold a copy of
+the whole model for each rank, because this program does not create the model in parts.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ python -m benchmarks.start_memory [--ranks 4] [--strategies fsdp tp pp] [--layer
 
 The model is a sequence of square matrices. Each strategy is started twice: as `python -m ddp_hpc.train` does,
 where no rank holds the whole model, and with the whole model in the memory of every rank, as with models that
-cannot be created otherwise. `peak` is the largest amount of memory that a rank has used, minus that before
-the model was created; `own` is the size of its parameters; the rank with the largest ratio is shown. The
-ranks run on this machine under mpiexec, and whole models must fit into its memory once for each rank.
+cannot be created otherwise. `peak` is the largest amount of memory that a rank has used, minus the amount
+before the model was created; `own` is the size of its parameters; the rank with the largest ratio is shown.
+The ranks run on this machine under mpiexec, and whole models must fit into its memory once for each rank.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def created(layers: int, width: int) -> Task:
 
 
 def measure(world: Any, strategy: str, way: str, layers: int, width: int) -> dict[str, Any]:
-    """Starts a model once. Collective."""
+    """Creates the model on all ranks, and measures the memory that this takes. Collective."""
     config = TrainConfig.of(strategy=strategy)
     before = resident_bytes("VmRSS")
     reset_peak()
@@ -107,12 +107,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--strategies", nargs="+", default=["fsdp", "tp", "pp"])
-    parser.add_argument("--layers", type=int, default=240)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks")
+    parser.add_argument("--strategies", nargs="+", default=["fsdp", "tp", "pp"], help="strategies to measure")
+    parser.add_argument("--layers", type=int, default=240, help="number of matrices")
+    parser.add_argument("--width", type=int, default=2048, help="rows and columns of each matrix")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="data type")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--way", choices=tuple(WAYS), help=argparse.SUPPRESS)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The commands `ddp-hpc train`, `export` and `sample`, which run `python -m ddp_hpc.train` and so on."""
+"""The commands `ddp-hpc train`, `export` and `sample`, which run the modules `ddp_hpc.NAME`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def launch(here: Here) -> DoctorFinding:
     except LaunchError as error:
         if batch_shell_tasks(here.environ):
             return warn(f"{error}", "only this node is checked", "batch shell")
-        return fail(f"{error}", "see ddp-hpc env", "launch error")
+        return fail(f"{error}", "run ddp-hpc env to see the variables", "launch error")
     if world.world_size == 1:
         return ok(f"one process ({world.sources['rank']})")
     place = f"rank {world.rank} of {world.world_size}, started by {world.launcher}"

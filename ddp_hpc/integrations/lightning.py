@@ -1,5 +1,5 @@
-"""A cluster environment and two callbacks with which Lightning's Trainer runs under any launcher, and over
-several jobs (saves before the walltime ends, then resumes).
+"""A cluster environment and two callbacks with which Lightning's Trainer runs under any launcher, and across
+several jobs: each saves a checkpoint before its walltime ends, and the next one resumes.
 
 `DdpHpcEnvironment` is the plugin for the ranks, `TraceSteps` records traces, and `StopBeforeDeadline` saves a
 checkpoint and stops. The packages `lightning` and `pytorch_lightning` are supported.

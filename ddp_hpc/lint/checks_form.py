@@ -24,8 +24,8 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
 _COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
-# First fields that are probably hours. Most of the 220 walltimes with two fields in 33,000 public scripts are
-# 5, 10, 15, 20, 30 or 60 minutes.
+# First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
+# fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
 _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
 # Without these options, Slurm starts one task on one node.
 _COUNTS = ("--nodes", "--ntasks", "--ntasks-per-node")

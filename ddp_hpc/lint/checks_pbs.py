@@ -125,7 +125,7 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
                 "after a comma"
-                + ("" if is_rejected else "; Torque ignores it, and OpenPBS rejects the script"),
+                + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
                 "remove the whitespace",
                 None if is_rejected else "warning",
             )
@@ -304,7 +304,7 @@ def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
 @check("PBS016", "warning", "the script looks for its own directory")
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     if "PBS_O_WORKDIR:-" in subject.script.text:
-        return  # the directory of the script is only a substitute outside of jobs
+        return  # the script uses its own directory only outside of jobs
     for number, line in enumerate(subject.script.lines, start=1):
         if (
             "dirname" in line

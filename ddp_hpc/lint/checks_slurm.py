@@ -18,7 +18,7 @@ from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
-# Steps that start no ranks.
+# Job steps that start no ranks.
 _NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 
 
@@ -173,7 +173,7 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     if has_one_node and any(ONE_PROCESS.search(start.command.text) for start in starts(subject)):
         return
     if has_one_node:
-        what = f"the job has {subject.gpus_per_node} tasks and GPUs, but Python is started only once"
+        what = f"the job has {subject.gpus_per_node} tasks and as many GPUs, but Python is started only once"
         remedy = "put srun in front of python, or request one task if one process uses all GPUs"
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"

@@ -181,7 +181,7 @@ def starts(subject: Subject) -> Iterator[Start]:
 
 
 def has_whole_nodes(subject: Subject) -> bool:
-    """Returns whether no other job shares the nodes, because the job requests them, or all of their GPUs."""
+    """Returns whether no other job shares the nodes, because the job requests them or all GPUs."""
     script = subject.script
     if script.value("--exclusive") is not None or script.value("-x") is not None:
         return True  # -x is exclusive use under LSF

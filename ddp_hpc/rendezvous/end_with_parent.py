@@ -25,8 +25,8 @@ def keep_exit_code() -> None:
     """Makes this process ignore SIGTERM while it exits.
 
     When one task of a job step has failed, srun terminates the others. Python's finalization resets handlers
-    of signals to the default action, so a task that was about to exit with 2 could be killed instead, and
-    srun reports the largest exit code, 143.
+    of signals to the default action, so SIGTERM could kill a task that is about to exit with code 2. srun,
+    which reports the largest exit code, would then report 143.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -32,10 +32,10 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 MAX_UNREAD_BYTES = 256 * 2**20
 MIN_UNAUTHENTICATED = 512
-"""The number of connections that may be in their handshake at once; with more clients, their number."""
+"""The number of handshakes that may be incomplete at the same time, unless more clients are expected."""
 HANDSHAKE_S = 10.0
 LINGER_S = 10.0
-"""Maximum time in seconds between the end of rank 0 and the end of the server."""
+"""Maximum time in seconds between the end of the owner and the end of the server."""
 _PIECE_BYTES = 1 << 18
 
 
@@ -135,7 +135,7 @@ class FrameServer:
             self._listener.close()  # has no effect if `_handle_owner_end` has already closed it
             self._selector.close()
 
-    # Methods that a server defines.
+    # Methods that subclasses override.
 
     def _handle(self, connection: Connection, op: int, request: int, fields: list[bytes]) -> None:
         """Handles a request, to which `_reply` sends the answer now or later.
@@ -165,7 +165,7 @@ class FrameServer:
         return 1.0
 
     def _finish_turn(self) -> None:
-        """Does what remains after all requests that had arrived have been handled."""
+        """Called after all requests that had arrived were handled."""
 
     def _num_clients(self) -> int:
         return len(self._connections) - len(self._unauthenticated)
@@ -317,7 +317,7 @@ def warn(text: str) -> None:
 
 
 def close_output() -> None:
-    """Closes stdout and stderr, for which launchers wait."""
+    """Closes stdout and stderr, because launchers wait until all processes have closed them."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

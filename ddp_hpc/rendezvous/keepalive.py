@@ -22,7 +22,7 @@ def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
 
 
 def is_cut_off(error: OSError) -> bool:
-    """Returns whether a connection ended because of the node or the network, and not because of the process
-    at the other end.
+    """Returns whether a connection ended because of the node or the network, rather than because of the
+    process at the other end.
     """
     return error.errno in _CUT_OFF_ERRORS

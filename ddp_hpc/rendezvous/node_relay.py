@@ -1,8 +1,8 @@
 """Connects the ranks of a node to the store through one process of the node, the relay.
 
-The first rank that arrives on a node starts the relay (`relay_server`); all others find it by its name, which
-is derived from the job's key. The name is that of an abstract Unix socket (unix(7)): it needs no directory,
-and disappears with its process. A rank that cannot use the relay connects to rank 0 itself.
+The first rank of a node that connects starts the relay (`relay_server`); all others find it by the name of
+its abstract Unix socket (unix(7)), which is derived from the job's key. Such a socket needs no directory, and
+disappears with its process. A rank that cannot use the relay connects to rank 0 itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ddp_hpc.rendezvous.store_protocol import ProtocolError
 
 RELAY = "DDP_HPC_RELAY"
 MIN_RANKS = 512
-"""The number of ranks from which on relays are used, unless the user has set `DDP_HPC_RELAY`."""
-_START_S = 10.0  # the time that remains to connect without the relay
+"""The smallest number of ranks with which relays are used, unless the user has set `DDP_HPC_RELAY`."""
+_START_S = 10.0  # the time that is reserved for connecting without the relay
 _BACKLOG = 1024
 
 

@@ -2,11 +2,11 @@
 
 One connection leads to the ranks' store, and one to rank 0's heartbeat monitor. Without relays, rank 0 would
 need two connections to each rank. The relay is a server with the job's key for its ranks, and a client of
-the store. It passes requests on, with two differences, which reduce the number of messages: it collects the
-values that its ranks give, and sends one request for a shared key that several ranks wait for.
+the store. It forwards requests, and combines some of them to reduce the number of messages: it collects
+the values that its ranks give, and sends only one request for a shared key that several ranks wait for.
 
-If the store is lost, the relay says so with its last message. If the relay itself ends, its ranks connect to
-rank 0 themselves.
+If the store is lost, the last message of the relay reports this. If the relay itself ends, its ranks connect
+to rank 0 themselves.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _LineWriter:
 
 @dataclass(eq=False)
 class _Asked:
-    """A request to the store, and the requests of ranks that its answer answers."""
+    """A request to the store, and the requests of ranks that receive its answer."""
 
     key: bytes
     askers: list[tuple[Connection, int]]
@@ -81,7 +81,7 @@ class _Asked:
 
 @dataclass(eq=False)
 class _Given:
-    """Values that ranks have given, and that have not been sent to the store yet."""
+    """Values from ranks that have not been sent to the store yet."""
 
     since_s: float
     fields: list[bytes] = field(default_factory=list)

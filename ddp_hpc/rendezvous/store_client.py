@@ -263,7 +263,10 @@ class StoreClient:
                 self._post(request.op, number, request.fields)
             else:
                 where = f"{self.host}:{self.port}"
-                text = f"the relay of this node has ended during a request to the ranks' store at {where}"
+                text = (
+                    f"the relay of this node has ended during a request to the ranks' store at {where}, so "
+                    "the result of the request is unknown; start the job again"
+                )
                 self._deliver(number, StoreLostError(text))
         return True
 
@@ -396,7 +399,7 @@ def open_channel(relay: Relay, timeout_s: float) -> Channel:
 def open_heartbeat(
     relay: Relay, rank: int, monitor: tuple[str, int, str], node: str, silent_s: float, timeout_s: float
 ) -> socket.socket:
-    """Returns a connection for the lines of this rank's heartbeat, which the relay passes on.
+    """Returns a connection for the lines of this rank's heartbeat, which the relay forwards.
 
     `monitor` is the host, the port and the nonce of rank 0's heartbeat.
 

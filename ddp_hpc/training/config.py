@@ -109,7 +109,7 @@ def against_cuda_graph(parallel: ParallelConfig) -> str:
 
 
 def against_param_dtype(parallel: ParallelConfig) -> str:
-    """Returns an option that excludes float32 copies of the parameters, and why; empty if there is none."""
+    """Returns an option with which --param-dtype cannot be used, and why; empty if there is none."""
     option = f"--strategy {parallel.strategy}" if parallel.mesh is None else f"--mesh {parallel.mesh}"
     used = {parallel.strategy} if parallel.mesh is None else set(parallel.mesh_dimensions)
     against = {
@@ -124,7 +124,7 @@ def against_param_dtype(parallel: ParallelConfig) -> str:
         if name in used:
             return f"{option}: {against[name]}. Use {instead.get(name, '--amp bf16')} instead"
     if parallel.compress_gradients is not None:
-        return "--compress-gradients: the gradients are in bfloat16 already. Remove one of them"
+        return "--compress-gradients: the gradients are already in bfloat16. Remove one of them"
     return ""
 
 
@@ -138,7 +138,7 @@ def check_combinations(parallel: ParallelConfig, optimization: OptimizationConfi
         )
     if optimization.fp8 and (parallel.strategy == "tp" or "tp" in (parallel.mesh or "")):
         raise RequestError(
-            "--fp8 cannot be used with tp, whose layers are split between ranks. Remove one of them."
+            "--fp8 cannot be used with tp, which splits layers between ranks. Remove one of them."
         )
     if optimization.cuda_graph and (reason := against_cuda_graph(parallel)):
         raise RequestError(f"--cuda-graph cannot be used with {reason}. Remove one of them.")

@@ -118,7 +118,7 @@ def test_graphs_of_whole_steps_have_the_losses_of_eager_steps():
 @pytest.mark.parametrize("options", [{}, {"compile": "default"}])
 def test_losses_in_float8_are_close_to_those_in_bfloat16(options):
     if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this GPU has no matrix products in float8")
+        pytest.skip("this GPU does not support matrix products in float8")
     task = made()
     assert use_fp8(blocks_of(task.model)) == 8
     assert losses(10, task, **options) == pytest.approx(losses(10), rel=2e-2)

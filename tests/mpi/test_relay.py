@@ -37,7 +37,7 @@ def test_an_unknown_value_of_the_variable_ends_all_ranks(connect_ranks: ConnectR
     assert ended.wall_s < 20
 
 
-def test_a_training_goes_on_after_its_relay_was_killed(tmp_path: Path) -> None:
+def test_a_training_continues_after_its_relay_is_killed(tmp_path: Path) -> None:
     done = succeeded(planted("kill_relay", tmp_path))
     assert error_lines(done) == []
 

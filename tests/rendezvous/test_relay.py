@@ -146,7 +146,7 @@ def test_one_of_two_waits_for_a_shared_key_can_be_cancelled(served: Served) -> N
     assert answers == [b"v"]
 
 
-def test_barriers_of_ranks_on_two_nodes_and_of_rank_0() -> None:
+def test_ranks_on_two_nodes_and_rank_0_combine_their_values() -> None:
     with store_in_process() as served:
         clients = [served.client()]
         for _ in range(2):
@@ -357,7 +357,7 @@ def test_relays_are_used_from_512_ranks_on(
     assert uses_relay(world(size, local_size), environ) is used
 
 
-def test_an_unknown_value_of_the_variable_is_refused() -> None:
+def test_an_unknown_value_of_the_variable_is_rejected() -> None:
     with pytest.raises(RequestError, match="DDP_HPC_RELAY='yes' is not valid; use 1 or 0"):
         uses_relay(world(4, 2), {"DDP_HPC_RELAY": "yes"})
 

@@ -144,7 +144,7 @@ def test_a_label_beyond_the_number_of_classes_is_reported(tmp_path, forks):
     options = ["--model", "classifier", "--data", "labels.h5", "--epochs", "1", "--batch-size", "8"]
     job = forks.start(*options, cwd=tmp_path, ranks=2)
     assert job.wait() == [1, 1]
-    assert "the label 4, but the model has 4 classes, 0 to 3" in _line(job.errors())
+    assert "the label 4, but the model has 4 classes (0 to 3)" in _line(job.errors())
     assert "Traceback" not in job.words()
 
 

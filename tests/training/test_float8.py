@@ -1,4 +1,4 @@
-"""`--fp8`: which layers are converted, and when it is refused. The products are emulated on a CPU."""
+"""`--fp8`: which layers are converted, and when it is rejected. The products are emulated on a CPU."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def refusal(monkeypatch, *, device=GPU, capability=(9, 0), amp="bf16", installed
     [
         ({}, ""),
         ({"device": torch.device("cpu")}, "--fp8 needs a CUDA device, but this rank uses cpu"),
-        ({"capability": (8, 0)}, "NVIDIA A100-SXM4-40GB has no matrix products in float8"),
+        ({"capability": (8, 0)}, "NVIDIA A100-SXM4-40GB does not support matrix products in float8"),
         ({"amp": "off"}, "--fp8 needs --amp bf16 (got --amp off)"),
         ({"installed": False}, "--fp8 needs torchao, which is not installed: pip install torchao"),
     ],
 )
-def test_fp8_is_refused_in_one_line_where_it_cannot_run(monkeypatch, facts, words):
+def test_fp8_is_rejected_in_one_line_where_it_cannot_run(monkeypatch, facts, words):
     line = refusal(monkeypatch, **facts)
     assert line.startswith(words) or words in line
     assert bool(line) == bool(words)
@@ -55,7 +55,7 @@ def test_fp8_is_refused_in_one_line_where_it_cannot_run(monkeypatch, facts, word
 
 
 @pytest.mark.parametrize("options", [{"strategy": "tp"}, {"mesh": "fsdp=2,tp=2"}])
-def test_fp8_is_refused_with_tensor_parallelism(options):
+def test_fp8_is_rejected_with_tensor_parallelism(options):
     with pytest.raises(RequestError, match="--fp8 cannot be used with tp"):
         TrainConfig.of(fp8=True, amp="bf16", **options)
 
@@ -76,7 +76,7 @@ def test_the_layers_of_the_blocks_are_converted_and_names_do_not_change():
 
 
 @with_torchao
-def test_a_model_without_suitable_layers_is_refused():
+def test_a_model_without_suitable_layers_is_rejected():
     with pytest.raises(RequestError, match="sizes that are multiples of 16"):
         use_fp8(blocks_of(made(width=24).model), emulate=True)
 

@@ -1,4 +1,4 @@
-"""The decoder with one product for queries, keys and values, and with its loss inside of the model.
+"""The decoder with one product for queries, keys and values, and with its loss inside the model.
 
 The oracles are the earlier decoder with separate layers, and GPT-2 of Hugging Face.
 """
@@ -33,7 +33,7 @@ def tokens(seed: int, samples: int = 5) -> Tensor:
 
 
 def both(dtype: torch.dtype = torch.float64) -> tuple[Task, Task]:
-    """The earlier decoder, and today's with the same weights."""
+    """The earlier decoder, and the current one with the same weights."""
     torch.manual_seed(0)
     earlier = separate_decoder.decoder(SPEC, 0.0, **SIZES)
     today = decoder(SPEC, 0.0, **SIZES)
@@ -143,7 +143,9 @@ def test_a_label_out_of_range_is_explained():
     _, today = both()
     tgt = tokens(2)
     tgt[3, 4] = VOCABULARY + 2  # there is a padded score for this label
-    with pytest.raises(DdpHpcError, match="contains the label 102, but the model has 100 classes, 0 to 99"):
+    with pytest.raises(
+        DdpHpcError, match=r"contains the label 102, but the model has 100 classes \(0 to 99\)"
+    ):
         loss_of(today, tokens(1), tgt)
 
 

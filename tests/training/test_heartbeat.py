@@ -160,7 +160,7 @@ def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
     assert code == LOST
 
 
-def test_ranks_without_a_relay_that_was_killed_connect_to_rank_0(tmp_path, relay):
+def test_ranks_whose_relay_is_killed_connect_to_rank_0(tmp_path, relay):
     job = Ranks(tmp_path, "lose_relay:2", "gone_s=2", size=3, env=relay)
     text, code = job.words_of(0)
     assert code == LOST

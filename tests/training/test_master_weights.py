@@ -314,7 +314,7 @@ def test_sharded_moments_in_bfloat16_resume_bit_for_bit(home, tiny_data, forks):
     assert_equal(home, whole, 4)
 
 
-def test_a_run_continues_with_other_data_types_and_another_number_of_ranks(home, tiny_data, forks):
+def test_a_run_resumes_with_other_data_types_and_another_number_of_ranks(home, tiny_data, forks):
     shared = ["--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
     shared += ["--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
@@ -383,7 +383,7 @@ def net():
 """
 
 
-def test_all_ranks_begin_with_the_parameters_of_rank_0_and_keep_equal_ones(forks, tmp_path):
+def test_all_ranks_begin_with_the_parameters_of_rank_0_and_stay_equal(forks, tmp_path):
     (tmp_path / "mine.py").write_text(RANDOM)
     words = ["--model", "mine:net", "--batch-size", "4", "--epochs", "2", *BOTH]
     forks.run(*words, cwd=tmp_path, ranks=2)
@@ -401,7 +401,7 @@ def test_all_ranks_begin_with_the_parameters_of_rank_0_and_keep_equal_ones(forks
         ("--param-dtype bf16 --strategy tp", "Use --amp bf16 instead."),
         ("--param-dtype bf16 --mesh pp=2,tp=2", "Use --amp bf16 instead."),
         ("--param-dtype bf16 --strategy dataparallel", "Use --strategy ddp instead."),
-        ("--param-dtype bf16 --compress-gradients fp16", "the gradients are in bfloat16 already"),
+        ("--param-dtype bf16 --compress-gradients fp16", "the gradients are already in bfloat16"),
         ("--param-dtype bf16 --amp bf16", "the model already computes in bf16. Remove one of them."),
         ("--param-dtype bf16 --amp fp16", "the model already computes in bf16. Remove one of them."),
         ("--param-dtype bf16 --optimizer sgd", "only Adam and AdamW support it"),
@@ -411,7 +411,7 @@ def test_all_ranks_begin_with_the_parameters_of_rank_0_and_keep_equal_ones(forks
         ("--param-dtype bf16 --cuda-graph", "--cuda-graph needs a CUDA device"),
     ],
 )
-def test_what_is_not_possible_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
+def test_unsupported_combinations_are_rejected_in_one_line(options, words, forks, tmp_path, no_gpu):
     small = ["--model", "linear", "--src-shape", "4", "--tgt-shape", "1", "--num-samples", "8"]
     job = forks.start(*small, *options.split(), cwd=tmp_path, ranks=1)
     assert job.wait() == [2], job.words()

@@ -69,8 +69,9 @@ def test_a_stage_has_no_memory_for_the_tensors_of_other_stages(forks: Forks, tmp
 def test_a_model_that_cannot_be_on_the_meta_device_is_created_in_memory(forks: Forks, tmp_path: Path) -> None:
     words, of_ranks = _started(forks, tmp_path, "kept", "fsdp=2", "pp=2", ranks=2)
     assert (
-        f"note: --model {MODELS}kept: it cannot be created without memory (RuntimeError: _apply(): Couldn't "
-        "swap Linear.weight), so every rank creates the whole model in memory before it is divided"
+        f"note: --model {MODELS}kept: it cannot be created in parts (RuntimeError: _apply(): Couldn't "
+        "swap Linear.weight), so every rank creates the whole model in memory before it keeps only its own "
+        "part"
     ) in words
     for seen in of_ranks:
         assert all(one["wrong"] == [] and not one["was_on_meta"] for one in seen.values())
@@ -80,13 +81,15 @@ def test_a_model_that_cannot_be_on_the_meta_device_is_created_in_memory(forks: F
 
 def test_a_model_that_a_thread_fills_is_created_in_memory(forks: Forks, tmp_path: Path) -> None:
     words, of_ranks = _started(forks, tmp_path, "in_a_thread", "tp=2", ranks=2)
-    assert f"note: --model {MODELS}in_a_thread: it cannot be created without memory (its factory st" in words
+    assert (
+        f"note: --model {MODELS}in_a_thread: it cannot be created in parts (its factory starts thr" in words
+    )
     assert [seen["tp=2"]["wrong"] for seen in of_ranks] == [[], []]
 
 
 def test_values_that_were_not_recorded_are_those_of_one_process(forks: Forks, tmp_path: Path) -> None:
     words, of_ranks = _started(forks, tmp_path, "unseen", "tp=2", ranks=2)
-    assert "note: the factory set head.weight in a way that cannot be repeated" in words
+    assert "note: the factory set head.weight in a way that cannot be reproduced" in words
     assert [seen["tp=2"]["wrong"] for seen in of_ranks] == [[], []]
 
 

@@ -186,7 +186,7 @@ def test_the_digest_depends_on_seeds_operations_and_constants() -> None:
     assert digest(1, 0.1, 0.0) in digests
 
 
-def test_values_that_were_changed_unseen_are_not_computed_again_while_the_factory_runs() -> None:
+def test_a_change_that_was_not_recorded_is_detected_while_the_factory_runs() -> None:
     def factory() -> nn.Module:
         module = _holder(torch.randn(6, 6))
         with torch.no_grad():

@@ -90,7 +90,7 @@ def start_heartbeat(
             but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
             system may block Python for minutes.
         gone_s: after a connection has closed, how long to wait for a rank to report a more specific error.
-        relay: the relay of this node, through which this rank reports to rank 0; None: there is no relay.
+        relay: the relay of this node, through which this rank reports to rank 0; None if there is no relay.
 
     If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
     """
@@ -327,7 +327,7 @@ class _BeatSender(HeartbeatThread):
             elif request.startswith("gone "):
                 self.set_gone(request.removeprefix("gone "))
             elif request in (ENDED, CUT_OFF):
-                self._link.relay = None  # rank 0's monitor has ended, and not the relay
+                self._link.relay = None  # rank 0's monitor has ended, not the relay
                 self._cut_off = request == CUT_OFF
         return "bye" in requests
 

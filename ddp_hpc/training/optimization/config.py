@@ -66,8 +66,8 @@ class OptimizationConfig:
     )
     fp8: bool = option(
         False,
-        "Compute the matrix products of linear layers in 8-bit floats with torchao; needs --amp bf16 and a "
-        "GPU such as H100. Not yet run on a GPU.",
+        "Compute the matrix products of linear layers in 8-bit floats with torchao. Needs --amp bf16 and a "
+        "GPU that supports float8, such as an H100. Not yet run on a GPU.",
     )
     matmul_precision: MatmulPrecision | None = option(
         None,
@@ -115,7 +115,7 @@ class OptimizationConfig:
             if value is not None and self.optimizer == "sgd":
                 raise RequestError(
                     f"{option_name} {value} cannot be used with --optimizer sgd: only Adam and AdamW support "
-                    "it. Use --optimizer adamw, or remove one of them."
+                    f"it. Use --optimizer adamw, or remove {option_name}."
                 )
         if self.param_dtype is not None and self.amp != "off":
             raise RequestError(
@@ -125,7 +125,7 @@ class OptimizationConfig:
 
     @property
     def half_dtype(self) -> str | None:
-        """The data type of the matrix products, bf16 or fp16; None if it is that of the data."""
+        """The data type of the matrix products, bf16 or fp16; None if it is the data type of the samples."""
         return self.param_dtype or (None if self.amp == "off" else self.amp)
 
     def against_cuda_graph(self) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
-# Tensor cores for float8 are in Ada (8.9), Hopper (9.0) and newer GPUs.
+# Ada (8.9), Hopper (9.0) and newer GPUs have tensor cores for float8.
 _CAPABILITY = (8, 9)
 # torch._scaled_mm requires that both sizes of a weight are multiples of this number.
 _MULTIPLE = 16
@@ -26,23 +26,23 @@ def check_fp8(config: OptimizationConfig, device: torch.device) -> None:
     if not config.fp8:
         return
     if device.type != "cuda":
-        raise RequestError(f"--fp8 needs a CUDA device, but this rank uses {device}; omit it")
+        raise RequestError(f"--fp8 needs a CUDA device, but this rank uses {device}; omit --fp8")
     if torch.cuda.get_device_capability(device) < _CAPABILITY:
         raise RequestError(
-            f"--fp8: {torch.cuda.get_device_name(device)} has no matrix products in float8 (L40S, H100 and "
-            "newer GPUs do); omit it"
+            f"--fp8: {torch.cuda.get_device_name(device)} does not support matrix products in float8 (L40S, "
+            "H100 and newer GPUs do); omit --fp8"
         )
     if config.amp != "bf16":
-        raise RequestError(f"--fp8 needs --amp bf16 (got --amp {config.amp}); add it, or omit --fp8")
+        raise RequestError(f"--fp8 needs --amp bf16 (got --amp {config.amp}); use --amp bf16, or omit --fp8")
     if importlib.util.find_spec("torchao") is None:
-        raise RequestError("--fp8 needs torchao, which is not installed: pip install torchao, or omit it")
+        raise RequestError("--fp8 needs torchao, which is not installed: pip install torchao, or omit --fp8")
 
 
 def use_fp8(layers: Sequence[nn.Module], *, emulate: bool = False) -> int:
-    """Converts the linear layers inside of the repeated layers of a model; returns their number.
+    """Converts the linear layers inside the repeated layers of a model; returns their number.
 
-    The output layer is not converted, because its rounding errors are those of the loss. `emulate` computes
-    with rounded values on any device, for tests.
+    The output layer is not converted, because its rounding errors would directly affect the loss. For
+    tests, `emulate` computes with rounded values on any device.
 
     Raises:
         RequestError: no linear layer can be converted.

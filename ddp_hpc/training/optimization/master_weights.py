@@ -33,8 +33,8 @@ class _Float32Update(torch.optim.Adam):
     Args:
         params: the parameters to update, in float32, or groups of them.
         moment_dtype: the data type in which the moments are stored.
-        trained: the parameters of the model of which those in `params` are copies. They have the gradients,
-            and are overwritten with the updated copies.
+        trained: maps each float32 copy in `params` to the parameter of the model, which has the gradient and
+            is overwritten with the updated copy. Empty if `params` are the model's own parameters.
         options: the arguments of torch.optim.Adam.
     """
 
@@ -118,7 +118,7 @@ class _Float32Update(torch.optim.Adam):
     def _state_of(self, parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            # As in torch's Adam: a kernel reads the step count, or the host does.
+            # As in torch's Adam, the step count is on the device if a kernel reads it, else on the CPU.
             device = parameter.device if group["fused"] or group["capturable"] else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for key in ("exp_avg", "exp_avg_sq"):
@@ -142,7 +142,7 @@ class _Float32Update(torch.optim.Adam):
             foreach=not group["fused"],
             fused=bool(group["fused"]),
             capturable=group["capturable"],
-            # GradScaler sets these two, with which a fused update skips infinite gradients.
+            # GradScaler sets these two, with which a fused update skips non-finite gradients.
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             amsgrad=False, maximize=False,
@@ -150,7 +150,8 @@ class _Float32Update(torch.optim.Adam):
         )  # fmt: skip
 
 
-# Snapshots contain the name of the optimizer: runs can resume with and without master weights.
+# Snapshots contain the class name of the optimizer. These classes have the same names as those of torch, so a
+# run can resume with or without master weights.
 class Adam(_Float32Update):
     """torch.optim.Adam with master weights, or with moments in bfloat16."""
 
@@ -177,7 +178,7 @@ def _in_float32(tensors: list[Tensor], layouts: list[Tensor]) -> tuple[Tensor, l
 
 
 def _round_up_or_down(flat: Tensor, step: Tensor) -> None:
-    """Rounds to values of bfloat16, up with a frequency that equals the fraction that is rounded.
+    """Rounds to values of bfloat16: up with a frequency equal to the fraction that is cut off, else down.
 
     The second moment decays by 0.1 % per step, which is less than half of the distance between two values of
     bfloat16: rounded to the nearest value, it would never decrease. Stochastic rounding

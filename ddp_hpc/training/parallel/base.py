@@ -134,7 +134,7 @@ class Strategy:
 
     @property
     def fuses_loss(self) -> bool:
-        """Whether the model computes its loss without its whole output."""
+        """Whether the model computes its loss without its complete output (`Task.fused_loss`)."""
         return (
             self.task.fused_loss is not None and self.calls_task_model and self.config.devices_per_rank == 1
         )
@@ -222,7 +222,7 @@ class WholeModel(Strategy):
     def _with_loss(self, model: nn.Module) -> WithLoss:
         self.with_loss = WithLoss(model, self._loss_of)
         if self.optimization.compile is not None:
-            # An evaluation with metrics calls the model alone.
+            # An evaluation with metrics calls the model without the loss.
             compile_modules([model, self.with_loss], self.optimization.compile)
         return self.with_loss
 

@@ -1,7 +1,7 @@
 """Reads snapshots of earlier versions, in which the model's values were stored in other tensors.
 
-A tensor of today's model consists of rows of earlier tensors. Model and optimizer are converted in the same
-way, and of a sharded snapshot, only the rows that a rank needs are read.
+A tensor of the current model consists of rows of earlier tensors. Model and optimizer are converted in the
+same way, and of a sharded snapshot, only the rows that a rank needs are read.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Rows:
 
 
 Layout = Mapping[str, Sequence[Rows]]
-"""The rows of which each tensor of today's model consists, by name; other tensors are unchanged."""
+"""The rows of which each tensor of the current model consists, by name; other tensors are unchanged."""
 LayoutOf = Callable[[Specs], Layout]
-"""Returns the layout of a snapshot with these tensors; empty if nothing was changed since."""
+"""Returns the layout of a snapshot with these tensors; empty if it is that of the current model."""
 
 
 def rearranged(saved: Mapping[str, Tensor], layout: Layout) -> Mapping[str, Tensor]:
-    """Returns the tensors of a snapshot, of the model or of its optimizer, under today's names."""
+    """Returns the tensors of a snapshot, of the model or of its optimizer, under their current names."""
     if isinstance(saved, StoredTensors):
         return _RearrangedTensors(saved, layout)
     names = _names(saved, layout)
@@ -90,7 +90,7 @@ def _between(rows: Sequence[Rows], begin: int, end: int) -> list[Rows]:
 
 
 class _RearrangedTensors(StoredTensors):
-    """The tensors of one section of a sharded snapshot, under today's names."""
+    """The tensors of one section of a sharded snapshot, under their current names."""
 
     def __init__(self, saved: StoredTensors, layout: Layout) -> None:
         self._saved = saved
@@ -135,7 +135,7 @@ class _RearrangedTensors(StoredTensors):
         )
 
     def check_sizes(self) -> None:
-        """Raises DamagedSnapshotError if a file of this section is missing or has another size."""
+        """Raises DamagedSnapshotError if a file of this section is missing or has the wrong size."""
         self._saved.check_sizes()
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ class TrainingState:
         return self.group.comm.combine(own, lambda names: names[rank]), rank
 
     def converted(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the snapshot with the tensors of today's model, if it is from an earlier version."""
+        """Returns the snapshot with the tensors of the current model, if it is from an earlier version."""
         layout = self.earlier_layout(specs_of_saved(snapshot.model)) if self.earlier_layout else {}
         if not layout:
             return snapshot

@@ -91,7 +91,7 @@ class Decoder(nn.Module):
                 adds = name.endswith((".out.weight", ".down.weight"))
                 nn.init.normal_(parameter, std=_INIT_STD / (2 * layers) ** 0.5 if adds else _INIT_STD)
             if name.endswith(".qkv.weight"):
-                # A seed gives the same weights as in earlier versions, which had three layers.
+                # A seed gives the weights of earlier versions, which had three layers.
                 by_part = parameter.detach().view(3, heads, -1, width)
                 parameter.data = by_part.transpose(0, 1).flatten(0, 2)
         if tied:
@@ -144,8 +144,8 @@ class Attention(nn.Module):
     """Causal self-attention with torch's fused kernels: flash attention, or cuDNN, which torch prefers on an
     H100 if it is newer than 9.15.0 (`check_prefer_cudnn_attention` in torch's sdp_utils.cpp).
 
-    One product computes queries, keys and values. The rows of its weight are ordered by head, (H, 3, D), so
-    that tensor parallelism splits it by whole heads, as in Megatron-LM (arXiv 1909.08053).
+    One matrix product computes queries, keys and values. The rows of its weight are ordered by head,
+    (H, 3, D), so that tensor parallelism splits it by whole heads, as in Megatron-LM (arXiv 1909.08053).
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -204,7 +204,7 @@ def _fused_loss(num_tokens: int, model: nn.Module, src: Tensor, tgt: Tensor) -> 
 
 
 def earlier_layout(heads: int, saved: Specs) -> Layout:
-    """Returns the rows of snapshots in which queries, keys and values have a weight each."""
+    """Returns the layout of snapshots in which queries, keys and values have separate weights."""
     layout: dict[str, list[Rows]] = {}
     for name in saved:
         start, is_query, _ = name.partition(".query.weight")

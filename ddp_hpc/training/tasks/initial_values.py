@@ -18,7 +18,7 @@ class InitialValues:
     """Computes the initial values of a model on the meta device, one tensor at a time."""
 
     recipes: dict[str, Recipe]
-    """By the names of parameters and buffers. A tensor with two names has two recipes."""
+    """The recipes by name of the parameter or buffer. A tensor with two names has two recipes."""
     rebuild: Callable[[], nn.Module]
     """Creates the model with all values in memory."""
     say: Callable[[str], None]
@@ -43,7 +43,7 @@ class InitialValues:
                 return values
             except NotReproducibleError:
                 self.say(
-                    f"note: the factory set {name} in a way that cannot be repeated, so "
+                    f"note: the factory set {name} in a way that cannot be reproduced, so "
                     "this rank creates the whole model in memory"
                 )
                 self._whole = named_tensors(self.rebuild())
@@ -66,7 +66,7 @@ def without_memory(
 
 
 def with_memory(model: nn.Module, initial: InitialValues) -> None:
-    """Gives a whole model on the meta device its memory, on the CPU, and its initial values."""
+    """Moves a whole model from the meta device to the CPU, and computes its initial values."""
     convert(model, lambda tensor: torch.empty_like(tensor, device="cpu"))
     done = set[int]()
     for name, tensor in named_tensors(model).items():
@@ -89,7 +89,7 @@ def release_others(model: nn.Module, own: nn.Module) -> None:
 
 
 def convert(model: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
-    """Replaces the contents of all parameters, which stay the same objects, and all buffers."""
+    """Applies `function` to all parameters, which stay the same objects, and to all buffers."""
     done: dict[int, Tensor] = {}
     originals: list[Tensor] = []  # so that no other tensor gets the same id
 
@@ -111,7 +111,7 @@ def convert(model: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Returns all parameters and buffers, also those that are not saved. Tied tensors have several names."""
+    """Returns all parameters and buffers, persistent or not. Tied tensors have several names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),

@@ -1,10 +1,10 @@
-"""The cross entropy of a linear layer, without a tensor of all scores in float32.
+"""The cross entropy of a linear layer, without a float32 tensor of all scores (logits).
 
 The scores of a batch are often the largest tensors of a step: for 32,768 tokens and a vocabulary of 50,257,
-they have 6.6 GB in float32, and autograd keeps a second tensor of that size. Here, the scores of some tokens
-are computed at a time, together with their gradients, so that no scores are kept for the backward pass (as in
-Liger Kernel, arXiv 2410.10989, and `torch.nn.functional.linear_cross_entropy` of torch 2.13). Compiled code
-computes all scores at once, in the type of the product, and has float32 values only in registers.
+they take 6.6 GB in float32, and autograd keeps a second tensor of that size. Here, the scores of a block of
+tokens are computed at a time, together with their gradients, so that no scores are kept for the backward pass
+(as in Liger Kernel, arXiv 2410.10989, and `torch.nn.functional.linear_cross_entropy` of torch 2.13). Compiled
+code computes all scores at once, in the type of the product, and has float32 values only in registers.
 
 Shapes: N tokens, E width, V vocabulary, P vocabulary with padding.
 """
@@ -54,16 +54,16 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the weight (P, E) in the type of the product, with rows of zeros.
+    """Returns the weight (P, E) in the type of the product, with rows of zeros appended.
 
-    The parameter itself has no padding, because in mixed precision it is copied to that type anyway.
+    The parameter itself is not padded: mixed precision copies it anyway, and the copy can have more rows.
     """
     missing = -len(weight) % _MULTIPLE
     return functional.pad(weight.to(dtype), (0, 0, 0, missing)) if missing else weight.to(dtype)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the loss of a few tokens at a time, and the gradients together with it."""
+    """Computes the loss of a block of tokens at a time, together with the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Creates a model that is larger than the memory of the host, with the same values as usual.
+"""Creates a model that is larger than the memory of the host, with the values that its factory usually gives.
 
 While a factory runs, every operation is executed as usual, so the values and the state of the random number
 generators are those of a plain call. The operations on large tensors are recorded, too. When the parameters
-and buffers of the modules take more than a limit, the memory of those that were used least recently is freed.
-If the factory uses them again, or when they are needed later, the recorded operations compute their values
-again. torchdistx (https://pytorch.org/torchdistx/latest/deferred_init.html) records operations in a similar
-way, but it computes nothing until the end.
+and buffers of the modules exceed a limit, the memory of those that were used least recently is freed. If the
+factory uses them again, or when they are needed later, the recorded operations are repeated to restore their
+values. torchdistx (https://pytorch.org/torchdistx/latest/deferred_init.html) records operations in a similar
+way, but executes none of them until the factory has returned.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ddp_hpc.training.input.host_memory import return_free_memory
 
 RESIDENT_BYTES = 2**26
-"""The parameters and buffers that stay in memory while the factory runs, in addition to the last one used."""
+"""The largest total size of the parameters and buffers that stay in memory while the factory runs. The one
+that was used last stays in memory even if it is larger."""
 SMALLEST_BYTES = 2**18
-"""Smaller tensors always stay in memory, because the state of a random number generator takes 5 KiB."""
+"""Smaller tensors always stay in memory: their recorded operations would save little, since each state of a
+random number generator takes 5 KiB."""
 # The most operations that are repeated to compute a tensor; tensors that need more stay in memory.
 _MOST_OPERATIONS = 100
 
@@ -56,7 +58,7 @@ class NotReproducibleError(Exception):
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor in the memory that a version describes; None: in the memory that an operation writes."""
+    """A tensor in the memory that `version` describes, or, if it is None, to which the operation writes."""
 
     version: _Version | None
     dtype: torch.dtype
@@ -201,7 +203,7 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Returns a context for operations of the recorder itself."""
+        """Returns a context for the recorder's own operations, which are not recorded."""
         self.is_paused = True
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -304,7 +306,7 @@ class Recorder:
         return outputs
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Makes tensors resident for the rest of the recording, because their memory is used directly."""
+        """Keeps tensors in memory for the rest of the recording, because their memory is used directly."""
         for tensor in tensors:
             if (memory := self._of(tensor)) is not None:
                 self._make_resident([tensor], without_values=set())
@@ -369,7 +371,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Call:
-    """An operation that was executed, and the versions of its inputs before."""
+    """An operation that was executed, and the versions of its inputs before it."""
 
     operation: Any
     args: tuple[Any, ...]
@@ -454,7 +456,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """Tells the recorder about uses of a tensor's memory that are not operations."""
+    """Reports to the recorder uses of a tensor's memory that are not operations."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

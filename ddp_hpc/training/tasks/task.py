@@ -119,8 +119,8 @@ def _check_labels(labels: Tensor, num: int) -> None:
     is_wrong = ((labels < 0) | (labels >= num)) & (labels != IGNORED)
     if is_wrong.any():
         raise DdpHpcError(
-            f"the data contains the label {labels[is_wrong][0].item()}, but the model has {num} classes, 0 "
-            f"to {num - 1}. Correct the labels, or the file's num_classes"
+            f"the data contains the label {labels[is_wrong][0].item()}, but the model has {num} classes (0 "
+            f"to {num - 1}). Correct the labels, or the file's num_classes"
         ) from None
 
 
@@ -132,7 +132,7 @@ class Task:
     loss: Callable[[Any, Tensor], Tensor] = default_loss
     """`loss(output, tgt)`: the mean over the batch as a scalar; all samples have equal weight."""
     fused_loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
-    """`fused_loss(model, src, tgt)`: the same loss, if the model can compute it without its whole output."""
+    """`fused_loss(model, src, tgt)`: the same loss, for models that need no complete output for it."""
     forward: Callable[[nn.Module, Tensor, Tensor], Any] = _of_src
     """`forward(model, src, tgt)`: the model's output. `model` may be wrapped; do not call `Task.model`."""
     num_correct: Callable[[Any, Tensor], Tensor] | None = None

@@ -29,8 +29,8 @@ def set_up(
 ) -> tuple[Task, Samples, InitialValues | None]:
     """Returns the task, the samples, and the initial values of the task's model.
 
-    The model is on the CPU with its values, and the initial values are None; but if the ranks divide the
-    model, it is on the meta device. Collective: every rank must call this.
+    If each rank will hold only a part of the model, the model is on the meta device. Otherwise, it is on the
+    CPU with its values, and the initial values are None. Collective: every rank must call this.
 
     The data is --data, otherwise the dataset of the user's task, otherwise synthetic data.
 
@@ -92,8 +92,8 @@ def _make(
     if initial is not None:
         with_memory(task.model, initial)
     progress.say(
-        f"note: --model {model.name}: {reason}, so every rank creates the whole model in memory before it is "
-        "divided"
+        f"note: --model {model.name}: {reason}, so every rank creates the whole model in memory before it "
+        "keeps only its own part"
     )
     return task, None
 
@@ -116,11 +116,11 @@ def _make_on_meta(create: Callable[[], Task], progress: Progress) -> tuple[Task,
         with recorder.recording():
             task = create()
         if recorder.has_stopped:
-            return task, None, "it cannot be created without memory (its factory starts threads)"
+            return task, None, "it cannot be created in parts (its factory starts threads)"
         return task, without_memory(task.model, recorder, lambda: create().model, progress.say), ""
     except Exception as error:
-        reason = f"it cannot be created without memory ({type(error).__name__}: {error})"
-    # The same error again, if it is an error of the factory.
+        reason = f"it cannot be created in parts ({type(error).__name__}: {error})"
+    # If the error is one of the factory itself, this call raises it again.
     return create(), None, reason
 
 
