@@ -56,7 +56,8 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
     world.group.agree("" if own == first else differs)
     if config.parallel.activation_checkpointing:
         checkpoint_activations(model)
-    shared = make_strategy(Task(model=model), world.group, config.parallel, config.optimization)
+    task = Task(model=model)
+    shared = make_strategy(task, world.group, config.parallel, config.optimization, computes_loss=False)
     world.shared.append(shared)
     return shared.model
 

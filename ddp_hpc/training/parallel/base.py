@@ -49,6 +49,8 @@ class Strategy:
     mesh: Mesh
     initial: InitialValues | None = None
     """Computes the values of the task's model if it is on the meta device."""
+    computes_loss: bool = True
+    """Whether a step computes the loss, and not a script that calls the wrapped model."""
 
     forward_is_collective = False
     """Whether ranks wait for each other in a forward pass, so that all must run the same number of passes."""
@@ -219,7 +221,9 @@ class WholeModel(Strategy):
 
     with_loss: WithLoss
 
-    def _with_loss(self, model: nn.Module) -> WithLoss:
+    def _with_loss(self, model: nn.Module) -> nn.Module:
+        if not self.computes_loss:
+            return model
         self.with_loss = WithLoss(model, self._loss_of)
         if self.optimization.compile is not None:
             # An evaluation with metrics calls the model without the loss.

@@ -24,10 +24,13 @@ def make_strategy(
     config: ParallelConfig,
     optimization: OptimizationConfig,
     initial: InitialValues | None = None,
+    *,
+    computes_loss: bool = True,
 ) -> Strategy:
     """Distributes the task's model as --strategy and --mesh request. Collective: every rank must call this.
 
-    If the model is on the meta device, `initial` computes its values.
+    If the model is on the meta device, `initial` computes its values. Without `computes_loss`, the wrapped
+    model has the inputs and the outputs of the task's model.
 
     Raises:
         RequestError: the strategy does not support this model, device or number of ranks.
@@ -38,7 +41,8 @@ def make_strategy(
     has_copies = optimization.param_dtype is not None and group.backend != "none"
     if initial is None and (mesh.divides_model or has_copies):
         _broadcast_parameters(task.model, group)
-    return _kind_of(mesh, config.strategy)(task, group, config, optimization, precision, mesh, initial)
+    kind = _kind_of(mesh, config.strategy)
+    return kind(task, group, config, optimization, precision, mesh, initial, computes_loss)
 
 
 def _broadcast_parameters(model: nn.Module, group: Group) -> None:
