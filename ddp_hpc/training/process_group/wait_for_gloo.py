@@ -12,10 +12,14 @@ the profiler's event and frees the work (ProcessGroupGloo.cpp of torch 2.13, fin
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
+import torch
+
 _NAME = "pt_gloo_runloop"
+_FIRST_WITH_NAMES = (2, 11)  # torch 2.8 does not name gloo's threads; 2.9 and 2.10 were not tried
 _IDLE_S = 0.005
 _LIMIT_S = 5.0
 
@@ -41,7 +45,12 @@ def _gloo_threads() -> list[Path]:
         threads = list(Path("/proc/self/task").iterdir())
     except OSError:
         return []
-    return [thread for thread in threads if _text(thread / "comm").strip() == _NAME]
+    named = [thread for thread in threads if _text(thread / "comm").strip() == _NAME]
+    if named or torch.__version__ >= _FIRST_WITH_NAMES:  # type: ignore[operator]  # it compares tuples, too
+        return named
+    # All threads that Python has not started, since those of gloo cannot be told from others.
+    own = {str(thread.native_id) for thread in threading.enumerate()}
+    return [thread for thread in threads if thread.name not in own]
 
 
 def _context_switches(thread: Path) -> str:
