@@ -9,9 +9,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ def session(
 def _prepare_process(parts: Parts) -> None:
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, on_signal)
+    sys.unraisablehook = _without_exits(sys.unraisablehook)
     if "TORCHELASTIC_RUN_ID" in without_exec_variables(os.environ):
         # When torchrun is killed, it leaves its ranks running.
         agent = os.getppid()
@@ -79,6 +81,22 @@ def _prepare_process(parts: Parts) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_host_memory()
     keep_kernels_private(os.environ, short_hostname())
+
+
+def _without_exits(
+    hook: Callable[[sys.UnraisableHookArgs], object],
+) -> Callable[[sys.UnraisableHookArgs], object]:
+    """Wraps a hook so that it does not print the exit that `on_signal` requests.
+
+    If a signal arrives while another error ends a loop, Python raises the exit in the generator that it
+    closes, and would print a traceback for it (seen with torch 2.8 and 2.11).
+    """
+
+    def handle(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, SystemExit):
+            hook(unraisable)
+
+    return handle
 
 
 def _end_after_agent(agent: int, parts: Parts) -> None:
