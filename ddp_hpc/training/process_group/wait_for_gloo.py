@@ -48,7 +48,7 @@ def _gloo_threads() -> list[Path]:
     named = [thread for thread in threads if _text(thread / "comm").strip() == _NAME]
     if named or torch.__version__ >= _FIRST_WITH_NAMES:  # type: ignore[operator]  # it compares tuples, too
         return named
-    # All threads that Python has not started, since those of gloo cannot be told from others.
+    # All threads that Python has not started, since nothing distinguishes those of gloo.
     own = {str(thread.native_id) for thread in threading.enumerate()}
     return [thread for thread in threads if thread.name not in own]
 
