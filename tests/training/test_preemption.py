@@ -115,7 +115,7 @@ def test_a_job_that_lost_its_directory_ends_and_keeps_the_state(home: Path, fork
 def test_a_run_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     """With the run directory of a job script; the last resort is not reached."""
     options = [*DATA, "--epochs", "100000", "--metrics", "m.jsonl"]
-    end_s = time.time() + 5.0
+    end_s = time.time() + 8.0
     env = {"DDP_HPC_RUN_DIR": str(home / "run"), "DDP_HPC_DEADLINE": f"{end_s:.2f}"}
     job = forks.start(*options, cwd=home, ranks=2, env=env)
     assert job.wait() == [75, 0], job.words()
