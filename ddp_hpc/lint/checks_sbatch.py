@@ -63,6 +63,10 @@ def _is_of_plugin(d: Directive) -> bool:
     return bool(_OF_PLUGINS.fullmatch(d.flag[2:]))
 
 
+def _is_of_one_site(d: Directive) -> bool:
+    return bool(_OF_ONE_SITE.fullmatch(d.flag[2:]))
+
+
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not subject.script.lines[0].startswith("#!"):
@@ -78,7 +82,7 @@ def _misspelt_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
-        elif near and not _is_of_plugin(d) and not _OF_ONE_SITE.fullmatch(d.flag[2:]):
+        elif near and not _is_of_plugin(d) and not _is_of_one_site(d):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
 
 
@@ -95,14 +99,14 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
 @check("SLURM003", "error", "an option that sbatch does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     for d, near in _unknown(subject):
-        near = "" if _OF_ONE_SITE.fullmatch(d.flag[2:]) else near
+        near = "" if _is_of_one_site(d) else near
         known = d.flag in _INSTEAD or near or _is_of_srun(d) or not d.flag.startswith("--")
         if not known and not _is_of_plugin(d):
             yield Problem(
                 d.line,
                 f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
                 "remove it, or see sbatch --help on the login node",
-                "note" if _OF_ONE_SITE.fullmatch(d.flag[2:]) else None,
+                "note" if _is_of_one_site(d) else None,
             )
     for d in _options(subject):
         if d.fault == "ambiguous":

@@ -33,7 +33,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     ):
         return
     # Only srun binds GPUs; processes of the batch shell, such as those of horovodrun, see all of them.
-    steps = [c for c in _srun(subject) if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
+    steps = _steps_with_ranks(subject)
     found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and d.value != "0"]
     found = found if steps and _shares_nodes(subject) else []
     found += [c.line for c in steps if c.option("--gpus-per-task") is not None]
@@ -50,7 +50,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
 def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     if _one_device_by_design(subject) or not trains_with_torch(subject):
         return
-    steps = [c for c in _srun(subject) if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
+    steps = _steps_with_ranks(subject)
     found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
     found += [(c.line, c.option("--gpu-bind") or "") for c in steps]
     for line, value in found:
@@ -81,6 +81,11 @@ def _shares_nodes(subject: Subject) -> bool:
         return subject.ranks_per_node > 1
     tasks, nodes = whole_number(subject.script.value("--ntasks")), subject.num_nodes
     return tasks is not None and nodes is not None and tasks > nodes
+
+
+def _steps_with_ranks(subject: Subject) -> list[Command]:
+    """Returns the job steps that may start several ranks on a node."""
+    return [c for c in _srun(subject) if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
 
 
 def _srun(subject: Subject) -> list[Command]:
