@@ -129,6 +129,14 @@ def as_rank(args: argparse.Namespace) -> None:
             args.json.write_text(json.dumps(rows))
 
 
+def run_ranks(num: int, *words: str) -> None:
+    """Runs `python WORDS` on this number of ranks; exits with an error if they fail."""
+    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    done = subprocess.run([str(mpiexec), "-n", str(num), sys.executable, *words])
+    if done.returncode != 0:
+        sys.exit(f"error: the ranks under mpiexec exited with code {done.returncode}")
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -147,12 +155,9 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(0)
     with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.folder) as made:
         results = Path(made, "rows.json")
-        mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
         words = ["--rank", "--folder", made, "--json", str(results), "--dtype", args.dtype]
         words += ["--layers", str(args.layers), "--width", str(args.width), "--strategies", *args.strategies]
-        done = subprocess.run([str(mpiexec), "-n", str(args.ranks), sys.executable, __file__, *words])
-        if done.returncode != 0:
-            sys.exit(f"error: the ranks under mpiexec exited with code {done.returncode}")
+        run_ranks(args.ranks, __file__, *words)
         rows = json.loads(results.read_text())
     result = report.document("save_memory", rows, machine=report.machine())
     print(table(COLUMNS, rows))

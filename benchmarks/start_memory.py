@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +23,7 @@ import torch
 from torch import nn
 
 import ddp_hpc
-from benchmarks.save_memory import GIB, reset_peak, resident_bytes
+from benchmarks.save_memory import GIB, reset_peak, resident_bytes, run_ranks
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
@@ -120,16 +117,13 @@ def main(argv: list[str] | None = None) -> None:
         as_rank(args)
         raise SystemExit(0)
     rows = []
-    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     words = ["--rank", "--dtype", args.dtype, "--layers", str(args.layers), "--width", str(args.width)]
     with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-") as made:
         for strategy in args.strategies:
             for way in WAYS:
                 result = Path(made, f"{strategy}-{way}.json")
                 job = [*words, "--strategies", strategy, "--way", way, "--json", str(result)]
-                start = [str(mpiexec), "-n", str(args.ranks), sys.executable, "-m", "benchmarks.start_memory"]
-                if (code := subprocess.run([*start, *job]).returncode) != 0:
-                    sys.exit(f"error: the ranks under mpiexec exited with code {code}")
+                run_ranks(args.ranks, "-m", "benchmarks.start_memory", *job)
                 rows.append(json.loads(result.read_text()))
     document = report.document("start_memory", rows, machine=report.machine())
     print(table(COLUMNS, rows))
