@@ -10,7 +10,8 @@ does the same for the heartbeat, with the lines that a relay sends. The bytes, m
 rank 0 are counted; with relays, they depend slightly on the order of events. Times include the simulated
 ranks, which share the cores of this machine with the server; the CPU time and the memory are those of
 rank 0's processes alone. The exchange of a step is measured with torch's fake process group. --torch adds
-torch's TCPStore, to which every rank connects in a plain `init_process_group`.
+the store of GPU backends: torch's TCPStore on rank 0, to which every rank connects in a plain
+`init_process_group`, and the servers that ddp-hpc starts on each node instead, here without relays.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous import connect_ranks, node_relay, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
+from ddp_hpc.rendezvous.frame_server import Owner
 from ddp_hpc.rendezvous.relay_server import Relay
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.rendezvous.store_process import StoreProcess, TorchStoreProcess
 from ddp_hpc.text_table import Column, table
 
 HERE = "127.0.0.1"
 MOST_RANKS = 4096  # ranks of one simulating process
+MOST_NODE_SERVERS = 128  # processes with a server of torch's store
 LIMIT_S = 1800.0
 NUM_AGREEMENTS, NUM_ANSWERS = 13, 6  # of `ddp_hpc.train` with default options, besides those called below
 BEATS = 5
@@ -66,10 +70,10 @@ COLUMNS = [
 ]
 TORCH_COLUMNS = [
     Column("ranks", "ranks", "{:,}".format),
-    Column("connections", "TCPStore conn.", "{:,}".format),
-    Column("in_bytes", "in MB", lambda size: f"{size / 1e6:,.1f}"),
-    Column("out_bytes", "out MB", lambda size: f"{size / 1e6:,.1f}"),
+    Column("connections", "conn. to torch's server", "{:,}".format),
     Column("start_s", "start s", "{:.1f}".format),
+    Column("node_connections", "conn. with a server per node", "{:,}".format),
+    Column("node_start_s", "start s", "{:.1f}".format),
 ]
 
 
@@ -142,7 +146,7 @@ class RelayThread:
         self._channel = store_client.connect_once(host, port, key, LIMIT_S)
         own = socket.socket(fileno=os.dup(listener.fileno()))
         self.relay = Relay(
-            own, key, self._channel, host, port, owner_pid=os.getppid(), warn=print
+            own, key, self._channel, host, port, Owner(os.getppid(), warn=print)
         )  # fmt: skip
         self.messages = itertools.count()
         for name in ("_ask", "_deliver"):
@@ -174,8 +178,8 @@ def bytes_of(connection: socket.socket) -> tuple[int, int]:
 class LightClient(StoreClient):
     """A connection to the store whose thread is that of the hub."""
 
-    def __init__(self, channel: Any, host: str, port: int, relay: Any = None) -> None:
-        self.host, self.port, self.relay = host, port, relay
+    def __init__(self, channel: Any, host: str, port: int, key: bytes, relay: Any = None) -> None:
+        self.host, self.port, self.key, self.relay = host, port, key, relay
         self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
         self._waiting, self._sent, self._lost = {}, set(), None
         self._numbers = itertools.count(1)
@@ -439,9 +443,7 @@ def serve_tcp_store() -> None:
 
 
 def measure_tcp_store(num_ranks: int) -> dict[str, float]:
-    """Connects all ranks to torch's TCPStore; they do what `init_process_group` and NCCL do at least."""
-    import torch.distributed as dist
-
+    """Connects all ranks to torch's TCPStore on rank 0, as in a plain `init_process_group`."""
     with subprocess.Popen(
         [sys.executable, __file__, "--serve-tcp-store"],
         stdin=subprocess.PIPE,
@@ -450,37 +452,56 @@ def measure_tcp_store(num_ranks: int) -> dict[str, float]:
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        port, start_s = json.loads(server.stdout.readline())["port"], time.monotonic()
-        before = sockets_of(os.getpid())
-        with ThreadPoolExecutor(256) as pool:
-            clients = list(
-                pool.map(
-                    lambda _: dist.TCPStore(HERE, port, None, False, wait_for_workers=False), range(num_ranks)
-                )
-            )
-        for client in clients:
-            client.add("init/", 1)
-        clients[0].set("nccl", "0" * 128)
-        for client in clients:
-            client.get("nccl")
-        start_s = time.monotonic() - start_s
+        port = json.loads(server.stdout.readline())["port"]
+        clients, start_s = use_tcp_store([port] * num_ranks)
         print(file=server.stdin, flush=True)
         connections = json.loads(server.stdout.readline())["connections"]
-        in_bytes = out_bytes = 0
-        for descriptor in Path("/proc/self/fd").iterdir():
-            try:
-                if str(descriptor.readlink()).partition(":")[2].strip("[]") in before:
-                    continue
-                with socket.socket(fileno=os.dup(int(descriptor.name))) as copy:
-                    sent, received = bytes_of(copy)
-            except OSError:
-                continue
-            in_bytes, out_bytes = in_bytes + sent, out_bytes + received
         server.stdin.close()
-    return {
-        "ranks": num_ranks, "connections": connections, "in_bytes": in_bytes, "out_bytes": out_bytes,
-        "start_s": start_s,
-    }  # fmt: skip
+        del clients
+    return {"ranks": num_ranks, "connections": connections, "start_s": start_s}
+
+
+def measure_node_servers(num_ranks: int, per_node: int) -> dict[str, float | None]:
+    """Connects all ranks to the servers of their nodes, as with GPUs; the servers are real processes."""
+    if num_ranks > MOST_NODE_SERVERS * per_node:
+        return {"node_connections": None, "node_start_s": None}
+    key, servers, ports = os.urandom(32), list[TorchStoreProcess](), list[int]()
+    listener = socket.create_server((HERE, 0), backlog=4096)
+    port = listener.getsockname()[1]
+    store = StoreProcess(listener, key, connect_ranks.RANK_0_GONE)
+    own = store_client.connect(HERE, [port], lambda: key, 10.0)
+    for _ in range(-(-num_ranks // per_node)):
+        listener = socket.create_server((HERE, 0), backlog=4096)
+        ports += [listener.getsockname()[1]] * per_node
+        servers.append(TorchStoreProcess(listener, own))
+    clients, start_s = use_tcp_store(ports[:num_ranks])
+    connections = num_connections(store._process.pid) - 1  # without that of this process
+    del clients
+    for server in servers:
+        server.close()
+    own.close()
+    store.close()
+    return {"node_connections": connections, "node_start_s": start_s}
+
+
+def use_tcp_store(ports: list[int]) -> tuple[list[Any], float]:
+    """Connects a client to each port; they do what `init_process_group` and NCCL do at least.
+
+    Returns the clients and the time that this took.
+    """
+    import torch.distributed as dist
+
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(256) as pool:
+        clients = list(
+            pool.map(lambda port: dist.TCPStore(HERE, port, None, False, wait_for_workers=False), ports)
+        )
+    for client in clients:
+        client.add("init/", 1)
+    clients[0].set("nccl", "0" * 128)
+    for client in clients:
+        client.get("nccl")
+    return clients, time.monotonic() - start_s
 
 
 def measure(num_ranks: int, per_node: int, *, with_relay: bool) -> dict[str, float]:
@@ -543,7 +564,10 @@ def main() -> None:
             print(json.dumps(rows[-1]), file=sys.stderr)
         print(table(COLUMNS, rows))
         if args.torch:
-            print(table(TORCH_COLUMNS, [measure_tcp_store(number) for number in ranks]))
+            torch_rows = [
+                measure_tcp_store(number) | measure_node_servers(number, args.per_node) for number in ranks
+            ]
+            print(table(TORCH_COLUMNS, torch_rows))
         if args.json:
             args.json.write_text(json.dumps(rows, indent=1))
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ddp_hpc.rendezvous.frame_server import Owner
 from ddp_hpc.rendezvous.store_client import Relay, StoreClient, connect, connect_to_relay
 from ddp_hpc.rendezvous.store_process import RelayProcess, StoreProcess
 from ddp_hpc.rendezvous.store_server import StoreServer
@@ -84,10 +85,8 @@ def store_in_thread(max_bytes: int = 2**30) -> Iterator[Served]:
     server = StoreServer(
         listener,
         key,
-        owner_pid=os.getppid(),
-        owner_pipe=reader,
+        Owner(os.getppid(), pipe=reader, warn=served.warnings.append),
         will=(WILL[0].encode(), WILL[1].encode()),
-        warn=served.warnings.append,
         max_bytes=max_bytes,
     )
     served.server = server

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ddp_hpc.rendezvous.store_protocol import (
     KEY_BYTES,
@@ -70,36 +70,60 @@ class Connection:
     error: OSError | None = None  # the first error of the socket, which the kernel reports only once
 
 
+def warn(text: str) -> None:
+    """Prints a warning with the name of this host."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"[{socket.gethostname().partition('.')[0]}] warning: {text}\n".encode())
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that has started a server, and how the server notifies it or its user."""
+
+    pid: int
+    """The process ID, which is that of the server's parent."""
+    pipe: int | None = None
+    """A file descriptor that returns end of file when the owner has ended.
+
+    The end is also detected by the process ID, up to a second later, because the owner's children may keep
+    the pipe open.
+    """
+    warn: Callable[[str], None] = warn
+    """Called with a line about rejected connections: the 1st, the 10th, the 100th, ..."""
+    on_end: Callable[[], None] = _do_nothing
+    """Called when the owner has ended."""
+
+
 class FrameServer:
     """Serves clients on a listening socket until its owner has ended.
 
     Args:
         listener: the listening socket, which is closed at the end.
         key: the key that clients must have.
-        owner_pid: the owner, which is the parent of this process.
-        owner_pipe: a file descriptor that returns end of file when the owner has ended. The owner's end is
-            also detected by its process ID, up to a second later, because its children may keep the pipe
-            open.
-        warn: called with a line about rejected connections: the 1st, the 10th, the 100th, ...
-        on_owner_end: called when the owner has ended.
+        owner: the process that has started the server.
         num_clients: the number of clients that may connect at once.
         linger_s: how long clients are served after the end of the owner.
     """
+
+    _REFUSED: ClassVar = (
+        "without this job's key",
+        "a port scan, another job, or an attempt to interfere with this one",
+    )
 
     def __init__(
         self,
         listener: socket.socket,
         key: bytes,
+        owner: Owner,
         *,
-        owner_pid: int,
-        owner_pipe: int | None = None,
-        warn: Callable[[str], None],
-        on_owner_end: Callable[[], None] = lambda: None,
         num_clients: int = 0,
         linger_s: float = LINGER_S,
     ) -> None:
-        self._listener, self._key, self._warn = listener, key, warn
-        self._owner_pid, self._owner_pipe, self._on_owner_end = owner_pid, owner_pipe, on_owner_end
+        self._listener, self._key, self._owner = listener, key, owner
         self._max_unauthenticated, self._linger_s = max(MIN_UNAUTHENTICATED, num_clients), linger_s
         self._connections: set[Connection] = set()
         self._unauthenticated: dict[Connection, None] = {}  # in the order of their arrival
@@ -111,15 +135,17 @@ class FrameServer:
         """Serves until the owner has ended and all clients have disconnected, or `linger_s` after its end."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        if self._owner_pipe is not None:
-            self._selector.register(self._owner_pipe, selectors.EVENT_READ)
+        if self._owner.pipe is not None:
+            self._selector.register(self._owner.pipe, selectors.EVENT_READ)
         try:
             while not self._is_finished():
                 for event, mask in self._selector.select(self._wait_s()):
                     if event.fileobj is self._listener:
                         self._accept()
-                    elif event.fileobj == self._owner_pipe:
+                    elif event.fileobj == self._owner.pipe:
                         self._handle_owner_end()
+                    elif callable(event.data):
+                        event.data()
                     elif event.data in self._connections:
                         if mask & selectors.EVENT_WRITE:
                             self._send(event.data)
@@ -127,7 +153,7 @@ class FrameServer:
                             self._receive(event.data)
                 self._finish_turn()
                 self._close_slow_handshakes()
-                if os.getppid() != self._owner_pid:
+                if os.getppid() != self._owner.pid:
                     self._handle_owner_end()
         finally:
             for connection in list(self._connections):
@@ -156,9 +182,9 @@ class FrameServer:
         # The next attempt of the job may use the port, and its ranks must not connect to this server.
         self._selector.unregister(self._listener)
         self._listener.close()
-        if self._owner_pipe is not None:
-            self._selector.unregister(self._owner_pipe)
-        self._on_owner_end()
+        if self._owner.pipe is not None:
+            self._selector.unregister(self._owner.pipe)
+        self._owner.on_end()
 
     def _wait_s(self) -> float:
         """Returns the maximum time until the next call of `_finish_turn`."""
@@ -191,7 +217,9 @@ class FrameServer:
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        host = str(address[0]) if address else "this node"
+        self._greet(accepted, str(address[0]) if address else "this node")
+
+    def _greet(self, accepted: socket.socket, host: str) -> None:
         connection = Connection(accepted, host, os.urandom(32), time.monotonic())
         self._unauthenticated[connection] = None
         self._add(connection)
@@ -259,10 +287,11 @@ class FrameServer:
         self._num_refused += 1
         count = self._num_refused
         if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th, ... connection
-            self._warn(
-                f"rejected a connection from {connection.address} without this job's key"
-                + (f" ({count} so far)" if count > 1 else "")
-                + "; possible causes are a port scan, another job, or an attempt to interfere with this one"
+            which, causes = self._REFUSED
+            number = f" ({count} so far)" if count > 1 else ""
+            self._owner.warn(
+                f"rejected a connection from {connection.address} {which}{number}; "
+                f"possible causes are {causes}"
             )
 
     def _close(self, connection: Connection) -> None:
@@ -308,12 +337,6 @@ class FrameServer:
             except ValueError as error:  # larger than the limit of a frame
                 frame = connection.writer.frame(Status.REFUSED, request, [str(error).encode()])
             self._queue(connection, frame)
-
-
-def warn(text: str) -> None:
-    """Prints a warning with the name of this host."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"[{socket.gethostname().partition('.')[0]}] warning: {text}\n".encode())
 
 
 def close_output() -> None:

@@ -19,19 +19,19 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ddp_hpc.rendezvous.frame_server import (
     Connection,
     FrameServer,
+    Owner,
     close_output,
     read_key_of_owner,
-    warn,
 )
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch
 from ddp_hpc.rendezvous.store_client import Channel, connect_once
-from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status
+from ddp_hpc.rendezvous.store_protocol import OBSERVER, Op, ProtocolError, Status
 
 ENDED = "ended"
 """The last line that a rank receives if the monitor has closed its connection."""
@@ -90,10 +90,7 @@ class _Given:
 
 
 class Relay(FrameServer):
-    """Serves the ranks of one node on a listening socket, over a channel to the store at this host and port.
-
-    The other arguments are those of `FrameServer`.
-    """
+    """Serves the ranks of one node, over a channel to the store at `host` and `port`."""
 
     def __init__(
         self,
@@ -102,21 +99,9 @@ class Relay(FrameServer):
         channel: Channel,
         host: str,
         port: int,
-        *,
-        owner_pid: int,
-        owner_pipe: int | None = None,
-        warn: Callable[[str], None],
-        on_owner_end: Callable[[], None] = lambda: None,
+        owner: Owner,
     ) -> None:
-        super().__init__(
-            listener,
-            key,
-            owner_pid=owner_pid,
-            owner_pipe=owner_pipe,
-            warn=warn,
-            on_owner_end=on_owner_end,
-            linger_s=math.inf,
-        )
+        super().__init__(listener, key, owner, linger_s=math.inf)
         channel.socket.setblocking(False)
         self._host, self._port = host, port
         self._store = Connection(channel.socket, "store", reader=channel.reader, writer=channel.writer)
@@ -129,6 +114,7 @@ class Relay(FrameServer):
         self._monitor_nonce = b""
         self._beating: dict[bytes, Connection] = {}  # the connections of ranks with a heartbeat, by rank
         self._rank_of: dict[Connection, bytes] = {}
+        self._observers: set[Connection] = set()
         self._add(self._store)
 
     def _num_clients(self) -> int:
@@ -157,6 +143,8 @@ class Relay(FrameServer):
         elif op == Op.GIVE:
             self._collect(connection, request, fields)
         elif op == Op.WHERE:
+            if fields == [OBSERVER]:
+                self._observers.add(connection)
             self._reply(connection, Status.DONE, request, [self._host.encode(), b"%d" % self._port])
         elif op == Op.HEARTBEAT:
             self._connect_heartbeat(connection, request, fields)
@@ -185,6 +173,7 @@ class Relay(FrameServer):
             if self._beating.get(rank) is connection:
                 del self._beating[rank]
                 self._send_to_monitor(rank, b"closed")
+        self._observers.discard(connection)
         for request in list(connection.requests):
             self._cancel(connection, request)
 
@@ -227,7 +216,7 @@ class Relay(FrameServer):
         given.fields += pairs
         given.num_bytes += sum(map(len, pairs))
         given.askers.append((connection, request))
-        num_ranks = self._num_clients() - len(self._rank_of)
+        num_ranks = self._num_clients() - len(self._rank_of) - len(self._observers)
         if len(given.askers) >= num_ranks or given.num_bytes > _MAX_COLLECTED_BYTES:
             self._send_given(key)
 
@@ -286,20 +275,10 @@ class Relay(FrameServer):
 
 def main() -> None:
     """Runs the relay. `RelayProcess` passes LISTENER HOST PORT, and the key on stdin."""
-    owner_pid = os.getppid()
+    owner = Owner(os.getppid(), pipe=0, on_end=close_output)
     if not (key := read_key_of_owner()):
         return
     listener, host, port = sys.argv[1:4]
     with socket.socket(fileno=int(listener)) as accepting, contextlib.suppress(OSError, ProtocolError):
         channel = connect_once(host, int(port), key, _CONNECT_S)
-        Relay(
-            accepting,
-            key,
-            channel,
-            host,
-            int(port),
-            owner_pid=owner_pid,
-            owner_pipe=0,
-            warn=warn,
-            on_owner_end=close_output,
-        ).serve()
+        Relay(accepting, key, channel, host, int(port), owner).serve()

@@ -27,6 +27,7 @@ from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
+    OBSERVER,
     PROOF_BYTES,
     FrameReader,
     FrameWriter,
@@ -46,7 +47,19 @@ _DEAD_PEER_S = 120.0
 
 # Requests that may be repeated if it is unknown whether the store has received them.
 _REPEATABLE = frozenset(
-    (Op.SET, Op.GET, Op.GET_SHARED, Op.WAIT, Op.CHECK, Op.GIVE, Op.GIVEN, Op.COUNT, Op.LIST, Op.GOODBYE)
+    (
+        Op.SET,
+        Op.GET,
+        Op.GET_SHARED,
+        Op.WAIT,
+        Op.CHECK,
+        Op.READ,
+        Op.GIVE,
+        Op.GIVEN,
+        Op.COUNT,
+        Op.LIST,
+        Op.GOODBYE,
+    )
 )
 
 Answer = list[bytes] | RendezvousError
@@ -97,8 +110,10 @@ class StoreClient:
         StoreLostError: every method except `close` raises it after the connection has ended.
     """
 
-    def __init__(self, channel: Channel, host: str, port: int, relay: Relay | None = None) -> None:
-        self.host, self.port = host, port
+    def __init__(
+        self, channel: Channel, host: str, port: int, key: bytes, relay: Relay | None = None
+    ) -> None:
+        self.host, self.port, self.key = host, port, key
         self.relay = relay
         """The relay to which this client is connected; None if it is connected to the store itself."""
         self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
@@ -183,7 +198,23 @@ class StoreClient:
         If the key is set more than once, `call` may receive any of its values. The background thread of the
         connection makes the call, so `call` must not block.
         """
-        self._send(Op.GET_SHARED, [key.encode()], call)
+        self.send(Op.GET_SHARED, [key.encode()], call)
+
+    def send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
+        """Sends a request and returns its number. `call` receives the answer, as in `when_set`."""
+        request = next(self._numbers) % 2**32
+        self._waiting[request] = _Request(op, fields, call)
+        # Checked after the request is registered: either `_end` sees the request, or `_lost` is already set.
+        if self._lost is not None:
+            self._waiting.pop(request, None)
+            raise self._lost
+        self._post(op, request, fields)
+        return request
+
+    def cancel(self, request: int) -> None:
+        """Stops waiting for the answer to a request."""
+        if self._waiting.pop(request, None) is not None:
+            self._post(Op.CANCEL, request, [])
 
     def close(self) -> None:
         """Closes the connection; waiting threads receive StoreLostError. Not collective; never raises."""
@@ -198,7 +229,7 @@ class StoreClient:
 
     def _call(self, op: Op, fields: list[bytes], timeout_s: float) -> list[bytes]:
         answers: SimpleQueue[Answer] = SimpleQueue()
-        request = self._send(op, fields, answers.put)
+        request = self.send(op, fields, answers.put)
         try:
             answer = answers.get(timeout=max(timeout_s, 0.001))
         except Empty:
@@ -206,21 +237,10 @@ class StoreClient:
                 f"no answer from the ranks' store at {self.host}:{self.port} within {timeout_s:g} s"
             ) from None
         finally:
-            if self._waiting.pop(request, None) is not None:
-                self._post(Op.CANCEL, request, [])
+            self.cancel(request)
         if isinstance(answer, RendezvousError):
             raise answer
         return answer
-
-    def _send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
-        request = next(self._numbers) % 2**32
-        self._waiting[request] = _Request(op, fields, call)
-        # Checked after the request is registered: either `_end` sees the request, or `_lost` is already set.
-        if self._lost is not None:
-            self._waiting.pop(request, None)
-            raise self._lost
-        self._post(op, request, fields)
-        return request
 
     def _post(self, op: Op, request: int, fields: list[bytes]) -> None:
         """Passes a frame to the background thread, where no exception of a signal handler can truncate it."""
@@ -346,7 +366,8 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
             if left_s <= 0:
                 break
             try:
-                return StoreClient(connect_once(host, port, key(), min(_TRY_S, left_s)), host, port)
+                secret = key()
+                return StoreClient(connect_once(host, port, secret, min(_TRY_S, left_s)), host, port, secret)
             except (OSError, UnicodeError, ProtocolError) as error:
                 causes[port] = _cause(error)
         if time.monotonic() + _RETRY_S > end_s:
@@ -359,17 +380,19 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
         retry_s = min(1.5 * retry_s, _MAX_RETRY_S)
 
 
-def connect_to_relay(relay: Relay, timeout_s: float) -> StoreClient:
+def connect_to_relay(relay: Relay, timeout_s: float, *, gives_values: bool = True) -> StoreClient:
     """Returns a connection to the store through the relay of this node.
+
+    The relay waits a moment for the values of clients with `gives_values`, to send them together.
 
     Raises:
         OSError, ProtocolError: there is no relay, it does not answer within `timeout_s`, or it does not have
             the key.
     """
     end_s = time.monotonic() + timeout_s
-    client = StoreClient(open_channel(relay, timeout_s), "this node", 0, relay)
+    client = StoreClient(open_channel(relay, timeout_s), "this node", 0, relay.key, relay)
     try:
-        host, port = client._call(Op.WHERE, [], end_s - time.monotonic())
+        host, port = client._call(Op.WHERE, [] if gives_values else [OBSERVER], end_s - time.monotonic())
     except BaseException:
         client.close()
         raise

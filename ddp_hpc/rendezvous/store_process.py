@@ -1,4 +1,4 @@
-"""The servers that a rank starts: the ranks' key-value store, and the relay of a node."""
+"""The servers that a rank starts: the ranks' store, the relay of a node, and torch's store on a node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ddp_hpc.errors import RendezvousError
+from ddp_hpc.rendezvous.store_client import StoreClient
 
 
 class ServerProcess:
@@ -70,3 +71,12 @@ class RelayProcess(ServerProcess):
 
     def __init__(self, listener: socket.socket, key: bytes, host: str, port: int) -> None:
         super().__init__(listener, key, "relay_server", host, str(port))
+
+
+class TorchStoreProcess(ServerProcess):
+    """The server of torch's store on this node, which uses the same connection to rank 0 as `store`."""
+
+    def __init__(self, listener: socket.socket, store: StoreClient) -> None:
+        # The address of the relay starts with a null byte, which an argument cannot contain.
+        relay = [store.relay.address[1:]] if store.relay is not None else []
+        super().__init__(listener, store.key, "torch_store_server", store.host, str(store.port), *relay)

@@ -53,7 +53,12 @@ class Op(IntEnum):
     GET_SHARED = 16  # field: key; like GET, for a key that is set once: one answer serves all ranks of a node
     HEARTBEAT = 17  # fields: rank, host, port, nonce, name of this node, time limit; only for a relay. Once
     # it is answered, both sides send lines of the heartbeat on this connection.
-    WHERE = 18  # no fields; only for a relay; answered with the host and the port of the store
+    WHERE = 18  # no fields, or `OBSERVER`; only for a relay; answered with the host and the port of the store
+    READ = 19  # fields: keys; answered at once with their values, which are empty for missing keys
+
+
+OBSERVER = b"observer"
+"""The field with which a client tells the relay that it does not give values."""
 
 
 class Status(IntEnum):

@@ -13,15 +13,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_hpc.rendezvous.frame_server import (
     Connection,
     FrameServer,
+    Owner,
     close_output,
     read_key_of_owner,
-    warn,
 )
 from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status, batched_pairs
 
@@ -47,12 +46,9 @@ class StoreServer(FrameServer):
     Args:
         listener: the listening socket, which is closed at the end.
         key: the key that clients must have.
-        owner_pid: see `FrameServer`, as for `owner_pipe`, `warn`, `on_owner_end` and `num_clients`.
-        owner_pipe: see `FrameServer`.
+        owner: see `FrameServer`.
         will: a key, and the value that is set if the owner ends without a goodbye. Clients that wait for
             the key are notified in this way.
-        warn: see `FrameServer`.
-        on_owner_end: see `FrameServer`.
         num_clients: see `FrameServer`.
         max_bytes: limit on the total size of keys and values.
     """
@@ -61,24 +57,13 @@ class StoreServer(FrameServer):
         self,
         listener: socket.socket,
         key: bytes,
+        owner: Owner,
         *,
-        owner_pid: int,
-        owner_pipe: int | None = None,
         will: tuple[bytes, bytes] | None = None,
-        warn: Callable[[str], None],
-        on_owner_end: Callable[[], None] = lambda: None,
         num_clients: int = 0,
         max_bytes: int = MAX_STORE_BYTES,
     ) -> None:
-        super().__init__(
-            listener,
-            key,
-            owner_pid=owner_pid,
-            owner_pipe=owner_pipe,
-            warn=warn,
-            on_owner_end=on_owner_end,
-            num_clients=num_clients,
-        )
+        super().__init__(listener, key, owner, num_clients=num_clients)
         self._will, self._max_bytes = will, max_bytes
         self._values: dict[bytes, bytes] = {}
         self._num_bytes = 0
@@ -132,6 +117,8 @@ class StoreServer(FrameServer):
                 return []
             case Op.CHECK, keys:
                 return [b"1" if all(key in values for key in keys) else b"0"]
+            case Op.READ, keys:
+                return [values.get(key, b"") for key in keys]
             case Op.ADD, [key, number]:
                 total = b"%d" % (_number(values.get(key, b"0")) + _number(number))
                 self._set(key, total)
@@ -245,17 +232,14 @@ def _number(text: bytes) -> int:
 
 def main() -> None:
     """Runs the server. `StoreProcess` passes LISTENER CLIENTS WILL_KEY WILL_VALUE, and the key on stdin."""
-    owner_pid = os.getppid()
+    owner = Owner(os.getppid(), pipe=0, on_end=close_output)
     if not (key := read_key_of_owner()):
         return
     listener, num_clients, will_key, will_value = sys.argv[1:5]
     StoreServer(
         socket.socket(fileno=int(listener)),
         key,
-        owner_pid=owner_pid,
-        owner_pipe=0,
+        owner,
         will=(will_key.encode(), will_value.encode()),
-        warn=warn,
-        on_owner_end=close_output,
         num_clients=int(num_clients),
     ).serve()

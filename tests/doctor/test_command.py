@@ -3,13 +3,12 @@
 import json
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Ended, Launch
+from tests.waiting import wait_until
 
 CHEAP = ("--only", "python", "--only", "shm", "--only", "open-files")
 
@@ -104,10 +103,3 @@ def test_ctrl_c_terminates_the_checks(launch: Launch, tmp_path: Path) -> None:
     assert (ended.exit_code, ended.stdout, ended.stderr.strip()) == (130, "", "interrupted")
     status = Path(f"/proc/{pid.read_text().strip()}/stat")
     wait_until(lambda: not status.exists() or status.read_text().split()[2] == "Z")
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)

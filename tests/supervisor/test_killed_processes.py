@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import clean_environ
+from tests.waiting import wait_until
 
 # A launcher with one rank, which saves its state when it receives SIGTERM.
 LAUNCHER = """
@@ -39,13 +39,6 @@ def start(directory: Path, after: str = "exit 1") -> subprocess.Popen[bytes]:
     )
     wait_until(lambda: all((directory / name).exists() for name in ("rank", "launcher")))
     return process
-
-
-def wait_until(is_true: object) -> None:
-    end_s = time.monotonic() + 60.0
-    while not is_true():  # type: ignore[operator]
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def pid_of(directory: Path, name: str) -> int:

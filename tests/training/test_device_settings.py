@@ -64,7 +64,7 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
         "device_kind": "cuda",
         "choose_backend": "nccl",
         "check_placement": (),
-        "group_store": None,
+        "group_store": SimpleNamespace(store=None),
         "turn_on_flight_recorder": None,
         "_set_threads": (1, ""),
     }.items():

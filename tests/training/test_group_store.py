@@ -1,22 +1,15 @@
 """The ranks' store as used by torch, compared with torch's own TCPStore."""
 
 import random
-import socket
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from ddp_hpc.rendezvous.connect_ranks import Endpoint
-from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.training.process_group import group_store as module
-from ddp_hpc.training.process_group.group_store import GroupStore, group_store
+from ddp_hpc.training.process_group.group_store import GroupStore
 from tests.stores import HERE, Served, store_in_process
 
 
@@ -32,6 +25,12 @@ def torchs() -> Store:
 
 KEYS = ["a", "b", "c"]
 VALUES = ["", "1", "7", "text", "-3"]
+
+
+def compare(ours: Store, theirs: Store) -> None:
+    for seed in range(300):
+        results = [do(store, random.Random(seed)) for store in (ours, theirs)]
+        assert results[0] == results[1], f"request {seed}"
 
 
 def do(store: Store, chance: random.Random) -> Any:
@@ -74,13 +73,7 @@ def do(store: Store, chance: random.Random) -> Any:
 def test_every_request_has_the_same_result_as_in_torchs_store(served: Served, prefixed: bool) -> None:
     """With torch's PrefixStore, each call passes through C++ as in a process group."""
     ours, theirs = GroupStore(served.client(), "group/", 5.0), torchs()
-    if prefixed:
-        ours_prefixed, theirs = PrefixStore("p", ours), PrefixStore("p", theirs)
-    else:
-        ours_prefixed = ours
-    for seed in range(300):
-        results = [do(store, random.Random(seed)) for store in (ours_prefixed, theirs)]
-        assert results[0] == results[1], f"request {seed}"
+    compare(PrefixStore("p", ours) if prefixed else ours, PrefixStore("p", theirs) if prefixed else theirs)
 
 
 def test_binary_values_pass_through_cpp_unchanged(served: Served) -> None:
@@ -117,65 +110,3 @@ def test_the_keys_of_the_group_have_a_prefix(served: Served) -> None:
     assert ours.list_keys() == ["verdict"]
     assert ours.num_keys() == 1
     assert client.get(["verdict"], 5) == [b"1"]
-
-
-# torch's own store, for backends whose threads access it all the time.
-
-
-def on_ranks(served: Served, size: int, backend: str) -> list[Store]:
-    stores: list[Any] = [None] * size
-
-    def one(rank: int) -> None:
-        client = served.client()
-        endpoint = Endpoint(host=HERE, why="", interface="lo", store=client, listen=HERE)
-        comm = StoreComm(client, rank, size, 10.0)
-        stores[rank] = group_store(endpoint, comm, backend, 10.0)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return stores
-
-
-def test_torchs_store_accepts_no_connections_after_all_ranks_have_connected(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ports: list[int] = []
-
-    def listen(*args: Any) -> socket.socket:
-        listener = socket.create_server((HERE, 0))
-        ports.append(listener.getsockname()[1])
-        return listener
-
-    monkeypatch.setattr(module, "open_listener", listen)
-    stores = on_ranks(served, 3, "nccl")
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HERE, ports[0]), 2)
-    stores[2].set("a", "1")
-    assert [store.get("a") for store in stores] == [b"1"] * 3
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    stores.clear()
-    assert len(list(Path("/proc/self/fd").iterdir())) < before
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_process_group_runs_on_either_store(served: Served, backend: str) -> None:
-    """Tests gloo with both stores: the store for NCCL does not need a GPU itself."""
-    stores, sums = on_ranks(served, 2, backend), [0.0, 0.0]
-
-    def one(rank: int) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
-        group = dist.ProcessGroupGloo(PrefixStore("g", stores[rank]), rank, 2, timedelta(seconds=20))
-        values = torch.tensor([float(rank + 1)])
-        group.allreduce([values]).wait()
-        sums[rank] = values.item()
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sums == [3.0, 3.0]

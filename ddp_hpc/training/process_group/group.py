@@ -25,7 +25,7 @@ from ddp_hpc.training.health.shutdown import print_error
 from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
-from ddp_hpc.training.process_group.group_store import group_store
+from ddp_hpc.training.process_group.group_store import OpenStore, group_store
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 from ddp_hpc.units import counted
 
@@ -201,7 +201,7 @@ def connected_group(
     )
     # This is not in a `finally`, because destroying the group would wait for a rank that has failed.
     _destroy_process_group(link)
-    del store  # the store is kept until here, because C++ does not keep the Python object alive
+    store.close()
 
 
 def _choose_device(
@@ -217,16 +217,16 @@ def _choose_device(
 
 def _init_process_group(
     world: World, link: Link, config: ProcessGroupConfig, device: torch.device, backend: str, backends: str
-) -> object:
+) -> OpenStore:
     """Creates torch's process group; returns its store. Collective: every rank must call this."""
     if link.endpoint.interface and "gloo" in backends:
         # Otherwise gloo resolves the host name to find its own address; on Debian that is 127.0.1.1.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", link.endpoint.interface)
     turn_on_flight_recorder(os.environ)
-    store = group_store(link.endpoint, link.comm, backend, config.init_timeout_s)
+    store = group_store(link.endpoint, link.comm, world, backend, config.init_timeout_s)
     dist.init_process_group(
         backends,
-        store=store,
+        store=store.store,
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=config.timeout_s),

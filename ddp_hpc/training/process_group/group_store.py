@@ -1,17 +1,16 @@
-"""Creates the store of torch's process group: the ranks' own authenticated store, or torch's TCPStore.
+"""Creates the store of torch's process group, which keeps its values in the ranks' own authenticated store.
 
-torch's TCPStore has no authentication. gloo uses the ranks' own store instead, so that nobody else can read
-or replace the messages. GPU backends use torch's store, because their C++ watchdog threads access it all the
-time and must not need the GIL; its port is open only until all ranks have connected. Neither store has been
-tested with NCCL on a GPU.
+torch's own TCPStore has no authentication, and needs a connection to rank 0 from each rank. gloo accesses the
+ranks' store through Python. GPU backends use clients of TCPStore, because their C++ watchdog threads access
+the store all the time and must not need the GIL; the server of these clients is a process on each node
+(`torch_store_server`). Neither has been tested with NCCL on a GPU.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -19,50 +18,64 @@ import torch.distributed as dist
 # torch re-exports these without naming them in an __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ddp_hpc.discovery.rank_communication import Comm
+from ddp_hpc.discovery.rank_communication import GroupComm
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import RendezvousError
+from ddp_hpc.rendezvous.address import LOOPBACK
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError, StoreTimeoutError
+from ddp_hpc.rendezvous.store_process import ServerProcess, TorchStoreProcess
 
-__all__ = ["GroupStore", "PrefixStore", "Store", "TCPStore", "group_store"]
+__all__ = ["GroupStore", "OpenStore", "PrefixStore", "Store", "TCPStore", "group_store"]
 
 _OWN_STORE_BACKENDS = ("gloo", "mpi")
 
 
-def group_store(endpoint: Endpoint, comm: Comm, backend: str, timeout_s: float) -> Store:
-    """Returns a store for `init_process_group`. Collective: every rank must call this.
+@dataclass(frozen=True)
+class OpenStore:
+    """A store for `init_process_group`.
 
-    The caller must keep a reference to it as long as the group exists: C++ does not keep the Python object
+    The caller must keep a reference to it as long as the group exists: C++ does not keep a Python object
     alive.
     """
+
+    store: Store
+    server: ServerProcess | None = None  # on one rank per node, if the backend needs it
+
+    def close(self) -> None:
+        """Ends the server of this rank once its clients have disconnected. Not collective; never raises."""
+        if self.server is not None:
+            self.server.close()
+
+
+def group_store(
+    endpoint: Endpoint, comm: GroupComm, world: World, backend: str, timeout_s: float
+) -> OpenStore:
+    """Returns a store for `init_process_group`. Collective: every rank must call this.
+
+    Raises:
+        RendezvousError: the server for the clients of torch's store cannot be started on this node.
+    """
     if backend in _OWN_STORE_BACKENDS:
-        return GroupStore(endpoint.store, "group/", timeout_s)
-    return _torch_store(endpoint, comm, timeout_s)
-
-
-def _torch_store(endpoint: Endpoint, comm: Comm, timeout_s: float) -> Store:
-    """Returns torch's store, whose port accepts no connections once all ranks have connected. Collective."""
-    descriptor, port = -1, 0
-    if comm.rank == 0:
-        listener = open_listener([0], endpoint.listen, comm.size)
-        port = listener.getsockname()[1]
-        descriptor = listener.detach()
-    port = comm.bcast(port)
+        return OpenStore(GroupStore(endpoint.store, "group/", timeout_s))
+    port, problem, server = 0, "", None
+    if world.local_rank == 0:
+        try:
+            listener = open_listener([0], LOOPBACK)
+            port = listener.getsockname()[1]
+            server = TorchStoreProcess(listener, endpoint.store)
+        except RendezvousError as error:
+            port, problem = 0, str(error)
+    of_node = comm.members(world.hostname, (port, problem)).values
+    port = max(port for port, _ in of_node)
+    if not port:
+        problem = next((problem for _, problem in of_node if problem), "no rank of the node has local rank 0")
+        raise RendezvousError(f"torch's store on {world.hostname} cannot be started: {problem}")
     store = TCPStore(
-        endpoint.host,
-        port,
-        None,
-        is_master=comm.rank == 0,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=descriptor if comm.rank == 0 else None,
+        LOOPBACK, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
     )
-    comm.barrier("torch's store")
-    if comm.rank == 0:
-        # The store owns and closes the descriptor, so it is replaced by a socket that nobody can connect to.
-        with socket.socket(socket.AF_UNIX) as unreachable:
-            os.dup2(unreachable.fileno(), descriptor, inheritable=False)
-    return PrefixStore("group", store)
+    return OpenStore(PrefixStore("group", store), server)
 
 
 class GroupStore(Store):

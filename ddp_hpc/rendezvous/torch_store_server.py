@@ -1,0 +1,249 @@
+"""The server of torch's TCPStore on one node, which keeps its values in the ranks' store.
+
+NCCL and other GPU backends access their store from C++ threads that must not wait for Python's GIL, so they
+need clients of torch's own TCPStore. torch's server for them would run in rank 0, with a connection per rank,
+and without authentication. Instead, each node has a separate process with this server. It listens on the
+loopback address, serves only processes of the same user, and forwards their queries over one connection with
+the job's key. Clients can connect at any time: torch does so whenever it splits a process group
+(`TCPStore::clone`).
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import ClassVar
+
+from ddp_hpc.errors import RendezvousError
+from ddp_hpc.rendezvous.frame_server import (
+    Connection,
+    FrameServer,
+    Owner,
+    close_output,
+    read_key_of_owner,
+)
+from ddp_hpc.rendezvous.store_client import (
+    Answer,
+    Relay,
+    StoreClient,
+    StoreLostError,
+    connect,
+    connect_to_relay,
+)
+from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status, batched_pairs
+from ddp_hpc.rendezvous.torch_store_protocol import Query, TorchStream
+
+_PREFIX, _BARRIER = b"torch/", b"torch-barrier/"
+_CONNECT_S = 20.0
+_MAX_ABSENT = 1000
+_READS = {
+    Query.GET: Op.READ,
+    Query.MULTI_GET: Op.READ,
+    Query.CHECK: Op.CHECK,
+    Query.WAIT: Op.WAIT,
+    Query.DELETE_KEY: Op.DELETE,
+}
+_CHANGES = {
+    Query.SET: Op.SET,
+    Query.COMPARE_SET: Op.COMPARE_SET,
+    Query.ADD: Op.ADD,
+    Query.APPEND: Op.APPEND,
+}
+
+
+class TorchStoreServer(FrameServer):
+    """Serves torch's clients of this node on a listening socket until its owner has ended.
+
+    A query that the ranks' store rejects closes the connection, as in torch's server. Queues
+    (`Store.queue_push`) are not supported.
+    """
+
+    _REFUSED: ClassVar = (
+        "which is not a torch client of this user",
+        "a port scan, or another user's program",
+    )
+
+    def __init__(self, listener: socket.socket, store: StoreClient, owner: Owner) -> None:
+        super().__init__(listener, b"", owner)
+        self._store, self._is_lost = store, False
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._waker, woken = socket.socketpair()
+        for end in (self._waker, woken):
+            end.setblocking(False)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._make_calls(woken))
+        # Keys that do not exist yet, and whose creation the ranks' store will report. NCCL's monitoring
+        # thread checks every second on each rank whether some rank has set the key that requests dumps.
+        # Without this set, all of these checks would be sent to rank 0.
+        self._absent: set[bytes] = set()
+
+    def _greet(self, accepted: socket.socket, host: str) -> None:
+        stream = TorchStream()
+        connection = Connection(accepted, host, reader=stream, writer=stream)
+        self._add(connection)
+        if _user_of_peer(accepted) != os.geteuid():
+            self._refuse(connection)
+
+    def _is_finished(self) -> bool:
+        return self._is_lost or super()._is_finished()
+
+    def _handle_end(self, connection: Connection) -> None:
+        self._cancel(connection)
+
+    def _handle(self, connection: Connection, op: int, request: int, fields: list[bytes]) -> None:
+        match op, fields:
+            case Query.PING, _:
+                self._reply(connection, Status.DONE, request, fields)
+            case Query.CANCEL_WAIT, _:
+                self._cancel(connection)
+                self._reply(connection, Status.DONE, request, [])
+            case Query.CHECK, [key] if key in self._absent:
+                self._reply(connection, Status.DONE, request, [b"0"])
+            case ((Query.GETNUMKEYS | Query.LIST_KEYS), _):
+                self._ask(connection, request, Op.LIST, [], lambda keys: _listed(op, keys))
+            case Query.CHECK, [key]:
+                self._ask(
+                    connection, request, Op.CHECK, [_PREFIX + key], lambda found: self._checked(key, found)
+                )
+            case Query.MULTI_SET, _:
+                for key, value in batched_pairs(fields):
+                    self._change(connection, request, Op.SET, [key, value])
+            case Query.BARRIER, [key, size]:
+                self._arrive(connection, request, key, int(size))
+            case _ if op in _READS:
+                self._ask(connection, request, _READS[Query(op)], [_PREFIX + key for key in fields])
+            case _ if op in _CHANGES:
+                self._change(connection, request, _CHANGES[Query(op)], fields)
+            case _:
+                name = Query(op).name
+                self._owner.warn(
+                    f"closed the connection to a torch client on this node: no support for {name}"
+                )
+                self._close(connection)
+
+    def _change(self, connection: Connection, request: int, op: Op, fields: list[bytes]) -> None:
+        key, *values = fields
+        self._absent.discard(key)
+        self._ask(connection, request, op, [_PREFIX + key, *values])
+
+    def _checked(self, key: bytes, found: list[bytes]) -> list[bytes]:
+        if found != [b"1"] and key not in self._absent and len(self._absent) < _MAX_ABSENT:
+            self._absent.add(key)
+            self._request(Op.GET_SHARED, [_PREFIX + key], lambda _: self._absent.discard(key))
+        return found
+
+    def _arrive(self, connection: Connection, request: int, key: bytes, size: int) -> None:
+        """Answers once `size` clients have arrived at a barrier."""
+
+        def counted(total: list[bytes]) -> None:
+            op, value = (Op.SET, [b"1"]) if int(total[0]) >= size else (Op.WAIT, list[bytes]())
+            self._ask(connection, request, op, [_BARRIER + key, *value])
+
+        self._ask(connection, request, Op.ADD, [_PREFIX + key, b"1"], counted)
+
+    def _ask(
+        self,
+        connection: Connection,
+        request: int,
+        op: Op,
+        fields: list[bytes],
+        answer: Callable[[list[bytes]], list[bytes] | None] = list,
+    ) -> None:
+        """Sends a request to the ranks' store.
+
+        `answer` converts the result to the answer for the client; None if it is not known yet.
+        """
+
+        def done(result: list[bytes]) -> None:
+            is_awaited = connection.requests.pop(request, None) is not None
+            if is_awaited and (converted := answer(result)) is not None:
+                self._reply(connection, Status.DONE, request, converted)
+
+        connection.requests[request] = self._request(op, fields, done, connection)
+
+    def _request(
+        self,
+        op: Op,
+        fields: list[bytes],
+        done: Callable[[list[bytes]], None],
+        connection: Connection | None = None,
+    ) -> int:
+        def deliver(answer: Answer) -> None:
+            if not isinstance(answer, RendezvousError):
+                done(answer)
+            elif isinstance(answer, StoreLostError):
+                self._is_lost = True
+            elif connection is not None and connection in self._connections:
+                self._owner.warn(f"closed the connection to a torch client on this node: {answer}")
+                self._close(connection)
+
+        try:
+            # The background thread of the store's connection makes the call.
+            return self._store.send(op, fields, lambda answer: self._call_soon(lambda: deliver(answer)))
+        except StoreLostError:
+            self._is_lost = True
+            return 0
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        with suppress(BlockingIOError):  # the server has been woken already
+            self._waker.send(b"!")
+
+    def _make_calls(self, woken: socket.socket) -> None:
+        woken.recv(4096)
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _cancel(self, connection: Connection) -> None:
+        for number in connection.requests.values():
+            self._store.cancel(number)
+        connection.requests.clear()
+
+
+def _listed(query: int, keys: list[bytes]) -> list[bytes]:
+    own = [key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX)]
+    return own if query == Query.LIST_KEYS else [b"%d" % len(own)]
+
+
+def _user_of_peer(connection: socket.socket) -> int | None:
+    """Returns the user ID of the process at the other end of a connection on this host (proc_net_tcp(5))."""
+    with suppress(OSError):
+        ends = _entry(*connection.getpeername()), _entry(*connection.getsockname())
+        # torch's clients use IPv6 sockets, which have the IPv4 address in the last four bytes.
+        for name in ("tcp6", "tcp"):
+            for line in Path(f"/proc/self/net/{name}").read_text("ascii", "replace").splitlines():
+                fields = line.split()
+                if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
+                    return int(fields[7])
+    return None
+
+
+def _entry(host: str, port: int) -> str:
+    (number,) = struct.unpack("=I", socket.inet_aton(host))
+    return f"{number:08X}:{port:04X}"
+
+
+def main() -> None:
+    """Runs the server. `TorchStoreProcess` passes LISTENER HOST PORT [RELAY], and the key on stdin."""
+    owner = Owner(os.getppid(), pipe=0, on_end=close_output)
+    if not (key := read_key_of_owner()):
+        return
+    listener, host, port, *relay = sys.argv[1:5]
+    with socket.socket(fileno=int(listener)) as accepting:
+        try:
+            if relay:
+                store = connect_to_relay(Relay(f"\0{relay[0]}", key), _CONNECT_S, gives_values=False)
+            else:
+                store = connect(host, [int(port)], lambda: key, _CONNECT_S)
+        except (OSError, RendezvousError, ProtocolError) as error:
+            if os.getppid() == owner.pid:
+                owner.warn(f"torch's store on this node cannot connect to the ranks' store: {error}")
+            return
+        TorchStoreServer(accepting, store, owner).serve()
+        store.close()

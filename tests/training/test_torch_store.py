@@ -1,0 +1,442 @@
+"""Clients of torch's TCPStore, as NCCL uses them, with the server of their node and the ranks' store."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import RendezvousError
+from ddp_hpc.process_status import process_stat
+from ddp_hpc.rendezvous.connect_ranks import Endpoint
+from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.rendezvous.store_process import TorchStoreProcess
+from ddp_hpc.training.process_group import group_store as module
+from ddp_hpc.training.process_group.group_store import OpenStore, group_store
+from tests.stores import HERE, Served, store_in_process, store_in_thread
+from tests.training.test_group_store import compare, torchs
+from tests.waiting import wait_until
+
+LIMIT = timedelta(seconds=10)
+BRIEF = timedelta(milliseconds=100)
+
+
+class Node:
+    """A node with a server for torch's clients."""
+
+    def __init__(self, served: Served) -> None:
+        listener = socket.create_server((HERE, 0))
+        self.port = listener.getsockname()[1]
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the node
+        own = os.dup(2)
+        os.dup2(self._stderr.fileno(), 2)
+        try:
+            self.process = TorchStoreProcess(listener, served.client())
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+
+    def stderr(self) -> str:
+        return os.pread(self._stderr.fileno(), 2**20, 0).decode()
+
+    def client(self, timeout: timedelta = LIMIT) -> TCPStore:
+        return TCPStore(HERE, self.port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    # A thread of this process could not serve all requests: torch's num_keys, for example, keeps the GIL.
+    with store_in_process() as served:
+        yield served
+
+
+@pytest.fixture
+def counting() -> Iterator[Served]:
+    with store_in_thread() as served:
+        yield served
+
+
+def started(served: Served, stack: ExitStack, *, with_relay: bool = False) -> Node:
+    if with_relay:
+        served.start_relay()
+    node = Node(served)
+    stack.callback(node.process.close)
+    return node
+
+
+@pytest.fixture
+def node(served: Served) -> Iterator[Node]:
+    with ExitStack() as stack:
+        yield started(served, stack)
+
+
+@pytest.mark.parametrize("with_relay", [False, True], ids=["direct", "relay"])
+def test_every_request_has_the_same_result_as_with_torchs_server(served: Served, with_relay: bool) -> None:
+    with ExitStack() as stack:
+        ours = started(served, stack, with_relay=with_relay).client(timedelta(seconds=5))
+        compare(ours, torchs())
+
+
+def test_keys_are_listed_as_by_torchs_server(served: Served, node: Node) -> None:
+    served.client().set("of the ranks", b"1", 5)
+    ours, theirs = node.client(), torchs()
+    for store in (ours, theirs):
+        store.multi_set(["a", "b/c"], ["1", "2"])
+    assert ours.num_keys() == theirs.num_keys() == 2
+    if hasattr(ours, "list_keys"):  # since torch 2.9
+        assert sorted(ours.list_keys()) == sorted(theirs.list_keys()) == ["a", "b/c"]
+
+
+def test_large_and_binary_values_arrive_unchanged(node: Node) -> None:
+    value = os.urandom(20 * 2**20)
+    first, second = node.client(), node.client()
+    first.set("a", value)
+    assert second.get("a") == value
+
+
+def test_clients_of_different_nodes_see_the_same_values(served: Served, node: Node) -> None:
+    with ExitStack() as stack:
+        other = started(served, stack)
+        node.client().set("a", "1")
+        assert other.client().get("a") == b"1"
+
+
+# The regression: DeviceMesh splits groups under NCCL, and `ProcessGroup::splitGroup` clones the store.
+
+
+def on_ranks(served: Served, size: int, backend: str = "nccl", **changes: Any) -> list[OpenStore]:
+    stores: list[Any] = [None] * size
+
+    def one(rank: int) -> None:
+        client = served.client()
+        endpoint = Endpoint(host=HERE, why="", interface="lo", store=client, listen=HERE)
+        world = World(
+            **{"rank": rank, "world_size": size, "local_rank": rank % 2, "local_size": 2}
+            | {"hostname": f"n{rank // 2}", "launcher": "slurm"}
+            | changes
+        )
+        try:
+            stores[rank] = group_store(endpoint, StoreComm(client, rank, size, 10.0), world, backend, 10.0)
+        except RendezvousError as error:
+            stores[rank] = str(error)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return stores
+
+
+def test_a_store_can_be_cloned_after_all_ranks_have_connected(served: Served) -> None:
+    stores = on_ranks(served, 4)
+    clones = [opened.store.clone() for opened in stores]
+    clones[3].set("a", "1")
+    assert [store.get("a") for store in clones] == [b"1"] * 4
+    for opened in stores:
+        opened.close()
+
+
+def test_each_node_has_one_server_and_one_connection_to_the_ranks_store(counting: Served) -> None:
+    stores = on_ranks(counting, 4)
+    assert [opened.server is not None for opened in stores] == [True, False, True, False]
+    assert counting.server is not None
+    assert counting.server._num_clients() == 4 + 2
+    for opened in stores:
+        opened.close()
+
+
+GROUPS = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import tests.gloo_exit
+rank, port = map(int, sys.argv[1:])
+limit = timedelta(seconds=30)
+client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit, wait_for_workers=False)
+store = dist.PrefixStore("group", client)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+value = torch.ones(1) * rank
+dist.all_reduce(value)
+second = dist.new_group([0, 1])
+own = torch.ones(1) + rank
+dist.all_reduce(own, group=second)
+half = dist.PrefixStore("half", store.clone())
+half.set(str(rank), "here")
+half.wait([str(other) for other in range(2)])
+dist.barrier()
+dist.destroy_process_group()
+print(int(value), int(own))
+"""
+
+
+def test_torch_creates_groups_with_processes_of_two_nodes(served: Served, node: Node) -> None:
+    with ExitStack() as stack:
+        nodes = [node, started(served, stack)]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", GROUPS, str(rank), str(nodes[rank].port)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        found = [rank.communicate(timeout=120)[0].split()[-2:] for rank in ranks]
+    assert found == [["1", "3"], ["1", "3"]]
+
+
+# Waiting.
+
+
+def test_a_wait_that_timed_out_does_not_disturb_later_requests(node: Node) -> None:
+    store = node.client()
+    for _ in range(5):
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["never"], BRIEF)
+        store.set("a", "1")
+        assert store.get("a") == b"1"
+
+
+def test_a_wait_ends_when_a_client_of_another_node_sets_the_key(served: Served, node: Node) -> None:
+    with ExitStack() as stack:
+        other = started(served, stack).client()
+        threading.Timer(0.2, lambda: other.set("a", "1")).start()
+        node.client().wait(["a"], LIMIT)
+
+
+needs_barrier = pytest.mark.skipif(not hasattr(TCPStore, "barrier"), reason="torch 2.13 has TCPStore.barrier")
+
+
+@needs_barrier
+def test_a_barrier_ends_once_all_clients_have_arrived(served: Served, node: Node) -> None:
+    with ExitStack() as stack:
+        clients = [node.client(), node.client(), started(served, stack).client()]
+        with pytest.raises(dist.DistStoreError):
+            clients[0].barrier("early", 3, BRIEF)
+        arrived = [
+            threading.Thread(target=client.barrier, args=("all", 3, LIMIT), daemon=True) for client in clients
+        ]
+        for thread in arrived[:2]:
+            thread.start()
+        arrived[0].join(0.5)
+        assert arrived[0].is_alive()
+        arrived[2].start()
+        for thread in arrived:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in arrived)
+        clients[0].set("a", "1")
+        assert clients[0].get("a") == b"1"
+
+
+# NCCL's monitoring thread checks a key every second on each rank.
+
+
+def counted(served: Served) -> list[int]:
+    """Returns a list to which the store appends each request that it receives from now on."""
+    server, requests = served.server, list[int]()
+    assert server is not None
+    handle = server._handle
+
+    def count(connection: Any, op: int, request: int, fields: list[bytes]) -> None:
+        requests.append(op)
+        handle(connection, op, request, fields)
+
+    server._handle = count  # type: ignore[method-assign]
+    return requests
+
+
+def test_repeated_checks_of_a_missing_key_are_not_sent_to_rank_0(counting: Served) -> None:
+    with ExitStack() as stack:
+        node = started(counting, stack)
+        clients = [node.client() for _ in range(4)]
+        assert not clients[0].check(["dump"])
+        requests = counted(counting)
+        assert not any(client.check(["dump"]) for client in clients for _ in range(50))
+        assert len(requests) <= 1  # the request to be notified may arrive late
+
+
+def test_a_client_of_another_node_that_sets_a_missing_key_is_noticed(served: Served, node: Node) -> None:
+    with ExitStack() as stack:
+        store = node.client()
+        assert not store.check(["dump"])
+        started(served, stack).client().set("dump", "1")
+        wait_until(lambda: store.check(["dump"]))
+
+
+@pytest.mark.parametrize("change", ["set", "add", "append", "compare_set", "multi_set"])
+def test_a_client_sees_its_own_change_of_a_missing_key_at_once(node: Node, change: str) -> None:
+    store = node.client()
+    assert not store.check(["dump"])
+    assert not store.check(["dump"])
+    match change:
+        case "set":
+            store.set("dump", "1")
+        case "add":
+            store.add("dump", 1)
+        case "append":
+            store.append("dump", "1")
+        case "compare_set":
+            store.compare_set("dump", "", "1")
+        case "multi_set":
+            store.multi_set(["dump"], ["1"])
+    assert store.check(["dump"])
+    store.delete_key("dump")
+    assert not store.check(["dump"])
+
+
+# Strangers.
+
+VALIDATE, PING = b"\0" + (0x3C85F7CE).to_bytes(4, sys.byteorder), b"\x0d1234"
+
+
+def strangers_answer(port: int, message: bytes, user: int | None = None) -> bytes:
+    """Sends bytes from another process, which can have another user ID, and returns the first answer."""
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        with suppress(OSError):
+            if user is not None:
+                os.setuid(user)
+            with socket.create_connection((HERE, port), timeout=10) as connection:
+                connection.sendall(message)
+                os.write(writer, connection.recv(100))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        received = answer.read()
+    os.waitpid(pid, 0)
+    return received
+
+
+def test_the_same_user_is_answered(node: Node) -> None:
+    assert strangers_answer(node.port, VALIDATE + PING) == b"1234"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_another_user_is_not_answered(node: Node) -> None:
+    assert strangers_answer(node.port, VALIDATE + PING, user=65534) == b""
+    wait_until(lambda: "127.0.0.1 which is not a torch client of this user" in node.stderr())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        PING,
+        b"\0abcd",
+        b"GET / HTTP/1.1\r\n\r\n",
+        VALIDATE + b"\x63",
+        VALIDATE + b"\x01" + b"\xff" * 8,
+        VALIDATE + b"\x06" + b"\xff" * 8,
+    ],
+    ids=["no greeting", "wrong greeting", "HTTP", "unknown query", "endless key", "endless keys"],
+)
+def test_other_messages_close_the_connection_and_harm_nobody(node: Node, message: bytes) -> None:
+    store = node.client()
+    assert strangers_answer(node.port, message) == b""
+    store.set("a", "1")
+    assert store.get("a") == b"1"
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_queries_in_small_pieces_are_answered(node: Node, size: int) -> None:
+    key = (5).to_bytes(8, sys.byteorder) + b"hello"
+    message = VALIDATE + PING + b"\x01" + key + key + b"\x03" + key
+    with socket.create_connection((HERE, node.port), timeout=10) as connection:
+        for at in range(0, len(message), size):
+            connection.sendall(message[at : at + size])
+            time.sleep(0.001)
+        received = b""
+        while len(received) < 17:
+            received += connection.recv(100)
+    assert received == b"1234" + key
+
+
+def test_queues_are_refused_with_a_warning(node: Node) -> None:
+    with pytest.raises(dist.DistNetworkError):
+        node.client().queue_len("a")
+    wait_until(lambda: "no support for QUEUE_LEN" in node.stderr())
+
+
+def test_a_value_that_is_not_a_number_ends_the_connection_as_in_torch(node: Node) -> None:
+    for store in (node.client(), torchs()):
+        store.set("a", "text")
+        with pytest.raises(dist.DistNetworkError):
+            store.add("a", 1)
+
+
+# Ends.
+
+
+def test_clients_of_a_lost_store_get_a_network_error() -> None:
+    with store_in_process() as served, ExitStack() as stack:
+        node = started(served, stack)
+        store = node.client()
+        store.set("a", "1")
+        served.process._process.kill()
+        with pytest.raises(dist.DistNetworkError):
+            store.get("a")
+        assert node.process._process.wait(20) == 0
+
+
+def test_the_server_survives_the_relay(served: Served) -> None:
+    with ExitStack() as stack:
+        store = started(served, stack, with_relay=True).client()
+        store.set("a", "1")
+        served.kill_relay()
+        assert store.get("a") == b"1"
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["never"], BRIEF)
+
+
+def test_the_server_ends_once_its_owner_and_its_clients_have_ended(node: Node) -> None:
+    store = node.client()
+    node.process.close()
+    store.set("a", "1")
+    assert store.get("a") == b"1"
+    assert node.process._process.poll() is None
+    del store
+    assert node.process._process.wait(20) == 0
+
+
+OWNER = """
+import os, signal, socket, sys
+sys.path.insert(0, sys.argv[1])
+from ddp_hpc.rendezvous.store_process import TorchStoreProcess
+from tests.stores import HERE, store_in_process
+with store_in_process() as served:
+    server = TorchStoreProcess(socket.create_server((HERE, 0)), served.client())
+    print(server._process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_no_server_remains_after_its_owner_was_killed() -> None:
+    root = str(Path(__file__).parents[2])
+    run = subprocess.run([sys.executable, "-c", OWNER, root], capture_output=True, text=True, timeout=120)
+    wait_until(lambda: not process_stat(int(run.stdout)))
+
+
+def test_a_server_that_cannot_be_started_is_an_error_of_all_ranks_of_the_node(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RendezvousError("no memory")
+
+    monkeypatch.setattr(module, "TorchStoreProcess", fails)
+    found = on_ranks(served, 4)
+    assert found == [f"torch's store on n{node} cannot be started: no memory" for node in (0, 0, 1, 1)]
+
+
+def test_gloo_needs_no_server(served: Served) -> None:
+    assert [opened.server for opened in on_ranks(served, 2, "gloo")] == [None, None]

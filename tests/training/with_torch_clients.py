@@ -1,0 +1,9 @@
+"""`ddp_hpc.train` with gloo, and with the store that GPU backends use: clients of torch's TCPStore."""
+
+from ddp_hpc.train import main
+from ddp_hpc.training.process_group import group_store
+
+group_store._OWN_STORE_BACKENDS = ()
+
+if __name__ == "__main__":
+    main()
