@@ -122,7 +122,7 @@ def bytes_read() -> int:
 
 
 def resumed(folder: Path, rank: int, num_ranks: int) -> tuple[int, float]:
-    """The bytes that a rank reads to find all parts of its shards, and the seconds."""
+    """The bytes that a rank reads to find all parts that it needs, and the seconds."""
     begin_bytes, begin_s = bytes_read(), time.perf_counter()
     about = json.loads((folder / "snapshot.json").read_text())
     for section, (specs, places) in shards_of(rank, num_ranks).items():
@@ -132,12 +132,15 @@ def resumed(folder: Path, rank: int, num_ranks: int) -> tuple[int, float]:
                 offset = places[name].offset
                 ends = tuple(at + size for at, size in zip(offset, shape, strict=True))
                 assert list(index.parts(name, offset, ends))
+    for row in range(rank, about["ranks"], num_ranks):
+        assert list(index.parts("generators", (row, 0), (row + 1, 5056)))
     return bytes_read() - begin_bytes, time.perf_counter() - begin_s
 
 
 def ranks_with_rows(rank: int, num_ranks: int, num_saved: int) -> set[int]:
     """The ranks of those that have saved which hold rows that a rank needs."""
-    found = set()
+    # The rank also verifies states of random number generators that no rank needs.
+    found = set(range(rank, num_saved, num_ranks))
     for _, places in shards_of(rank, num_ranks).values():
         for name, place in places.items():
             if name != "generators":

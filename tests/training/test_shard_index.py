@@ -327,3 +327,15 @@ def test_the_header_of_a_file_has_the_checksums_of_its_chunks(tmp_path: Path) ->
     assert metadata["chunk_bytes"] == "4096"
     chunks = [content[at : at + 4096] for at in range(header_bytes, len(content), 4096)]
     assert metadata["chunks"] == "".join(hashlib.sha256(chunk).hexdigest() for chunk in chunks)
+
+
+def test_an_index_with_a_larger_tensor_than_its_files_is_damage_and_needs_no_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "step_00000001"
+    index = _saved(folder, 1, {"a": torch.arange(10.0)}, _rows(1))
+    del index["reports"]
+    index["tensors"]["model"]["a"] = ["F32", [2**50]]
+    (folder / "snapshot.json").write_bytes(_sealed({"format": 3, **index}))
+    with pytest.raises(
+        DamagedSnapshotError, match=r"model-00000\.safetensors does not contain its part of a"
+    ):
+        _read(folder)["a"]

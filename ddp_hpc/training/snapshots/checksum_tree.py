@@ -81,5 +81,5 @@ class ChecksumTree:
         try:
             with open_regular(self._path) as file:
                 return os.pread(file.fileno(), num_bytes, begin)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise DamagedSnapshotError(f"{self._path}: cannot be read") from error

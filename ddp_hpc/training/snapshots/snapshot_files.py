@@ -4,8 +4,8 @@
                   model.safetensors        parameters and buffers, by the names of the bare model
                   training.safetensors     optimizer and random number generators
 
-A snapshot cannot contain code: only JSON and safetensors are read, and no other files are
-opened. `sha256sum` prints the same checksums.
+A snapshot cannot contain code: only JSON, checksums and safetensors are read, and no other files are opened.
+`sha256sum` prints the same checksums. `shard_index` describes the files of a sharded snapshot.
 """
 
 from __future__ import annotations

@@ -72,12 +72,11 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def read(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         """Reads the rectangular part of a tensor that begins at `offset`."""
-        found = torch.zeros(shape, dtype=self.specs[name][1])
-        if not found.numel():
-            return found
         stops = tuple(at + size for at, size in zip(offset, shape, strict=True))
-        num_values = 0
-        for part in self._index.parts(name, offset, stops):
+        # Only after this, it is certain that the files are as large as the index says.
+        parts = list(self._index.parts(name, offset, stops)) if prod(shape) else []
+        found, num_values = torch.zeros(shape, dtype=self.specs[name][1]), 0
+        for part in parts:
             begins = [max(mine, theirs) for mine, theirs in zip(offset, part.offset, strict=True)]
             ends = [
                 min(stop, theirs + of_part)
