@@ -48,7 +48,7 @@ def _tensors() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 MODEL, TRAINING = _tensors()
-# Written by version 0.1.0.dev of 2026-11-23, which had the index of all ranks in snapshot.json.
+# Written by the version of 2026-11-23, which wrote the index of all ranks to snapshot.json.
 EARLIER = Path(__file__).parent / "earlier_snapshots" / "step_00000007"
 
 
