@@ -59,6 +59,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/run_lifecycle.py
 	$(BIN)/python benchmarks/save_memory.py
+	$(BIN)/python -m benchmarks.snapshot_index --ranks 64,1024
 	$(BIN)/python -m benchmarks.start_memory
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/traces.py

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import hashlib
 import json
 import os
 import random
 import shutil
+import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +21,11 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.training.snapshots import snapshot_directory as directory_module
-from ddp_hpc.training.snapshots import stored_tensors as stored_module
+from ddp_hpc.training.snapshots import verified_file as verified_module
+from ddp_hpc.training.snapshots.checksum_tree import tree_of
 from ddp_hpc.training.snapshots.host_buffer import DTYPES
+from ddp_hpc.training.snapshots.shard_file import write_shards as write_really
 from ddp_hpc.training.snapshots.snapshot_files import DamagedSnapshotError, _sealed, read_snapshot
-from ddp_hpc.training.snapshots.snapshot_files import write_files as write_really
 from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
 
 from .shards import Ranks, ranks_in
@@ -44,6 +48,8 @@ def _tensors() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 MODEL, TRAINING = _tensors()
+# Written by the version of 2026-11-23, which wrote the index of all ranks to snapshot.json.
+EARLIER = Path(__file__).parent / "earlier_snapshots" / "step_00000007"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,7 @@ def _read_all(path: Path) -> None:
 
 def test_whole_tensors_are_read_as_they_were_saved(written: Path) -> None:
     found = read_snapshot(written)
-    assert found.about["format"] == 2
+    assert found.about["format"] == 3
     for theirs, ours in ((found.model, MODEL), (found.training, TRAINING)):
         assert set(theirs) == set(ours)
         for name, tensor in ours.items():
@@ -87,6 +93,7 @@ def test_each_file_is_a_safetensors_file_with_the_rows_of_one_rank(written: Path
     assert torch.equal(torch.cat([file["big"] for file in files]), MODEL["big"])
     assert ["few" in file for file in files] == [True, True, False]
     assert sorted(path.name for path in written.iterdir()) == [
+        "checksums.bin",
         *(f"model-{rank:05d}.safetensors" for rank in range(NUM_RANKS)),
         "snapshot.json",
         *(f"training-{rank:05d}.safetensors" for rank in range(NUM_RANKS)),
@@ -118,12 +125,36 @@ def test_only_the_chunks_of_the_requested_rows_are_read(
 
     stored = read_snapshot(written).training
     assert isinstance(stored, StoredTensors)
-    monkeypatch.setattr(stored_module.os, "pread", counting)
+    monkeypatch.setattr(verified_module.os, "pread", counting)
     stored.read("optimizer.exp_avg/big", (20, 0), (2, 64))
     assert [path.name for path in _open_files()] == ["training-00001.safetensors"]
     # The header, and two rows of 256 bytes.
     assert sum(read) <= 3 * CHUNK_BYTES
     stored.close()
+
+
+def test_a_snapshot_of_format_2_is_read_as_it_was_saved() -> None:
+    big = torch.arange(50 * 16, dtype=torch.float32).reshape(50, 16) / 7
+    model = {
+        "big": big,
+        "cube": torch.arange(4 * 6 * 10).reshape(4, 6, 10).to(torch.int16),
+        "odd": (torch.arange(35) * 0.5).reshape(7, 5).to(torch.bfloat16),
+        "few": torch.arange(6.0).reshape(2, 3),
+        "empty": torch.empty(0, 4),
+        "flag": torch.tensor(True),
+    }
+    training = {"optimizer.exp_avg/big": -big, "step": torch.tensor(12.0)}
+    found = read_snapshot(EARLIER)
+    assert found.about["format"] == 2
+    assert found.is_sharded
+    for theirs, ours in ((found.model, model), (found.training, training)):
+        assert set(theirs) == set(ours)
+        for name, tensor in ours.items():
+            assert theirs[name].dtype == tensor.dtype
+            assert torch.equal(theirs[name], tensor), name
+    stored = found.model
+    assert isinstance(stored, StoredTensors)
+    assert torch.equal(stored.read("big", (10, 3), (30, 5)), big[10:40, 3:8])
 
 
 def _open_files() -> list[Path]:
@@ -151,19 +182,25 @@ def _damage(path: Path, chance: random.Random) -> str:
     return kind
 
 
+@pytest.mark.parametrize("folder", [None, EARLIER], ids=["this format", "format 2"])
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 240), marks=pytest.mark.soak)])
-def test_every_corruption_of_a_file_is_found(written: Path, tmp_path: Path, seeds: range) -> None:
+def test_every_corruption_of_a_file_is_found(
+    written: Path, tmp_path: Path, folder: Path | None, seeds: range
+) -> None:
     for seed in seeds:
         chance = random.Random(seed)
-        copy = Path(shutil.copytree(written, tmp_path / f"{seed}" / written.name))
-        path = chance.choice(sorted(copy.iterdir()))
+        damaged = Path(shutil.copytree(folder or written, tmp_path / f"{seed}" / written.name))
+        path = chance.choice(sorted(damaged.iterdir()))
         kind = _damage(path, chance)
         with pytest.raises(DamagedSnapshotError) as caught:
-            _read_all(copy)
+            _read_all(damaged)
         assert path.name in str(caught.value), (seed, kind)
 
 
-def test_shards_of_two_snapshots_cannot_be_mixed(written: Path, tmp_path: Path) -> None:
+def test_shards_of_two_snapshots_cannot_be_mixed(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_module, "CHUNK_BYTES", CHUNK_BYTES)
     other = {name: tensor.clone() for name, tensor in MODEL.items()}
     other["big"][20, 0] += 1
     with ranks_in(tmp_path, NUM_RANKS) as ranks:
@@ -175,54 +212,94 @@ def test_shards_of_two_snapshots_cannot_be_mixed(written: Path, tmp_path: Path) 
         _read_all(tmp_path / "step_00000008")
 
 
-def _changed(about: dict[str, Any], chance: random.Random) -> None:
-    """Changes an entry of the index to a value that may not fit."""
-    tensors = about["tensors"]["model"]
-    entry = tensors[chance.choice(sorted(tensors))]
-    part = chance.choice(entry["parts"])
-    odd = chance.choice([-1, 0, 3, 10**9, 2**63, 10**30, 1.5, "7", None, [], "../../etc/passwd", True])
-    place = chance.randrange(8)
-    if place < 4:
-        part[place] = odd
-    elif place == 4 and part[2]:
-        part[2][0] = odd
-    elif place == 5:
-        entry["shape"] = odd
-    elif place == 6:
-        entry["dtype"] = odd
-    else:
-        name = chance.choice(sorted(about["files"]))
-        about["files"][name] = {**about["files"][name], chance.choice(["bytes", "chunks"]): odd}
+_ODD = [-1, 0, 1, 3, 10**9, 2**63, 10**30, 1.5, "7", None, [], [0], {}, "../../etc/passwd", True, "\ud83d"]
 
 
-@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 5000), marks=pytest.mark.soak)])
+def _changed(value: Any, chance: random.Random) -> Any:
+    """Changes one entry, at any depth, to a value that may not fit."""
+    if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
+        return chance.choice(_ODD)
+    key = chance.choice(sorted(value)) if isinstance(value, dict) else chance.randrange(len(value))
+    value[key] = _changed(value[key], chance)
+    return value
+
+
+@pytest.mark.parametrize("folder", [None, EARLIER], ids=["this format", "format 2"])
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 5000), marks=pytest.mark.soak)])
 def test_an_invalid_index_with_a_correct_checksum_is_damage_and_opens_no_other_file(
-    snapshot: Path, seeds: range
+    written: Path, tmp_path: Path, folder: Path | None, seeds: range
 ) -> None:
-    text = (snapshot / "snapshot.json").read_text()
+    snapshot = Path(shutil.copytree(folder or written, tmp_path / "step_00000007"))
+    about = json.loads((snapshot / "snapshot.json").read_text())
+    index = {
+        key: about[key]
+        for key in ("ranks", "checksums", "tensors", "shards", "files", "chunk_bytes")
+        if key in about
+    }
+    found = 0
     for seed in seeds:
-        about = json.loads(text)
-        del about["sha256"]
-        _changed(about, random.Random(seed))
-        (snapshot / "snapshot.json").write_bytes(_sealed(about))
+        changed, chance = copy.deepcopy(index), random.Random(seed)
+        key = chance.choice(sorted(changed))
+        changed[key] = _changed(changed[key], chance)
+        (snapshot / "snapshot.json").write_bytes(_sealed({"format": about["format"], **changed}))
+        try:
+            _read_all(snapshot)
+        except DamagedSnapshotError as error:
+            found += 1
+            assert str(snapshot) in str(error)  # noqa: PT017  # some changes are valid
+    assert found > len(seeds) / 2
+
+
+@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 5000), marks=pytest.mark.soak)])
+def test_an_invalid_header_with_a_correct_checksum_is_damage(
+    snapshot: Path, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = snapshot / "model-00001.safetensors"
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header["__metadata__"]["splits"] = json.loads(header["__metadata__"]["splits"])
+    for seed in seeds:
+        changed = _changed(copy.deepcopy(header), random.Random(seed))
+        if isinstance(changed, dict) and isinstance(more := changed.get("__metadata__"), dict):
+            more["splits"] = json.dumps(more.get("splits"))
+        text = json.dumps(changed).encode()
+        text += b" " * (begin - 8 - len(text))
+        path.write_bytes(len(text).to_bytes(8, "little") + text + content[begin:])
+        _reseal(snapshot)
         try:
             _read_all(snapshot)
         except DamagedSnapshotError as error:
             assert str(snapshot) in str(error)  # noqa: PT017  # some changes are valid
 
 
+def _reseal(snapshot: Path) -> None:
+    """Writes correct checksums of all headers, like an attacker."""
+    records = b""
+    for rank in range(NUM_RANKS):
+        for section in ("model", "training"):
+            content = (snapshot / f"{section}-{rank:05d}.safetensors").read_bytes()
+            begin = 8 + int.from_bytes(content[:8], "little")
+            records += struct.pack("<QQ", len(content), begin) + hashlib.sha256(content[:begin]).digest()
+    content, root = tree_of(records)
+    (snapshot / "checksums.bin").write_bytes(content)
+    about = json.loads((snapshot / "snapshot.json").read_text())
+    del about["sha256"]
+    (snapshot / "snapshot.json").write_bytes(_sealed({**about, "checksums": root}))
+
+
 def test_a_rank_that_cannot_write_is_a_warning_and_the_next_snapshot_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full_on_rank_1(partial: Path, files: Any, *rest: Any) -> Any:
-        if any("-00001" in name for name in files):
+    def full_on_rank_1(path: Path, *rest: Any) -> Any:
+        if "-00001" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_really(partial, files, *rest)
+        return write_really(path, *rest)
 
     with ranks_in(tmp_path, NUM_RANKS) as ranks:
         ranks.save(1, MODEL, TRAINING)
         with monkeypatch.context() as patched:
-            patched.setattr(directory_module, "write_files", full_on_rank_1)
+            patched.setattr(directory_module, "write_shards", full_on_rank_1)
             ranks.save(2, MODEL, TRAINING)
         [line] = ranks.said
         assert line == (
@@ -243,12 +320,12 @@ def _entries(folder: Path) -> list[str]:
 def test_an_unexpected_error_of_one_rank_does_not_make_the_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken_on_rank_2(partial: Path, files: Any, *rest: Any) -> Any:
-        if any("-00002" in name for name in files):
+    def broken_on_rank_2(path: Path, *rest: Any) -> Any:
+        if "-00002" in path.name:
             raise RuntimeError("a defect")
-        return write_really(partial, files, *rest)
+        return write_really(path, *rest)
 
-    monkeypatch.setattr(directory_module, "write_files", broken_on_rank_2)
+    monkeypatch.setattr(directory_module, "write_shards", broken_on_rank_2)
     with ranks_in(tmp_path, NUM_RANKS) as ranks:
         ranks.save(1, MODEL, TRAINING)
         [line] = ranks.said
@@ -272,12 +349,12 @@ def test_a_rank_that_reports_late_does_not_disturb_the_next_snapshot(
 ) -> None:
     go = threading.Event()
 
-    def late_on_rank_1(partial: Path, files: Any, *rest: Any) -> Any:
-        if any("-00001" in name for name in files):
+    def late_on_rank_1(path: Path, *rest: Any) -> Any:
+        if "-00001" in path.name:
             assert go.wait(10)
-        return write_really(partial, files, *rest)
+        return write_really(path, *rest)
 
-    monkeypatch.setattr(directory_module, "write_files", late_on_rank_1)
+    monkeypatch.setattr(directory_module, "write_shards", late_on_rank_1)
     with ranks_in(tmp_path, NUM_RANKS, limit_s=0.2) as ranks:
         threading.Timer(1.0, go.set).start()
         ranks.save(1, MODEL, TRAINING)

@@ -138,8 +138,8 @@ def test_a_snapshot_of_a_newer_version_is_an_error_and_not_skipped(
     manifest = tmp_path / "step_00000002" / "snapshot.json"
     about = json.loads(manifest.read_text())
     del about["sha256"]
-    manifest.write_bytes(_sealed({**about, "format": 3}))
-    with pytest.raises(DataError, match="step_00000002 has format 3"):
+    manifest.write_bytes(_sealed({**about, "format": 4}))
+    with pytest.raises(DataError, match="step_00000002 has format 4"):
         run.folder.newest_valid()
 
 

@@ -214,10 +214,10 @@ def test_files_of_two_snapshots_cannot_be_mixed(written: Path, tmp_path: Path) -
 
 
 def test_a_newer_format_is_rejected_but_not_as_damage(snapshot: Path) -> None:
-    _seal(snapshot, {**_about(snapshot), "format": 3})
+    _seal(snapshot, {**_about(snapshot), "format": 4})
     for read in (read_snapshot, read_about):
         with pytest.raises(
-            DataError, match="has format 3, but this version of ddp-hpc reads formats 1 and 2; update"
+            DataError, match="has format 4, but this version of ddp-hpc reads formats 1 to 3; update"
         ):
             read(snapshot)
 

@@ -34,8 +34,8 @@ from ddp_hpc.training.snapshots.joint_save import JointSave
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
 from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot, specs_of_saved
-from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
 from ddp_hpc.training.snapshots.training_state import TrainingState
+from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 from ddp_hpc.training.telemetry.metrics_file import versions
 from ddp_hpc.training.telemetry.progress_bar import Progress
 

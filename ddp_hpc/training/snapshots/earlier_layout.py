@@ -6,7 +6,7 @@ same way, and of a sharded snapshot, only the rows that a rank needs are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,21 +101,6 @@ class _RearrangedTensors(StoredTensors):
             shape, dtype = saved.specs[rows[0].tensor]
             num = sum(one.end - one.begin for one in rows)
             self._specs[name] = ((num, *shape[1:]) if shape else (), dtype)
-
-    @property
-    def specs(self) -> Specs:
-        """Shape and type of each tensor."""
-        return self._specs
-
-    def __getitem__(self, name: str) -> Tensor:
-        shape = self._specs[name][0]
-        return self.read(name, (0,) * len(shape), shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
     def read(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         """Reads the rectangular part of a tensor that begins at `offset`."""

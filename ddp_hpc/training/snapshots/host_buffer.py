@@ -77,6 +77,7 @@ class FileBuffer:
         self.specs = dict(specs)
         # `begins`: the position of each tensor's first byte in the file.
         first, self.begins, num_bytes = file_layout(specs)
+        self.header_bytes = len(first)
         self.parts = _allocate(num_bytes, is_pinned)
         self._copies: list[Any] = []
         self._starts = [0]

@@ -1,31 +1,58 @@
-"""The index of a sharded snapshot: which file contains which part of which tensor, and all checksums.
+"""The index of a sharded snapshot, of which a rank reads only what it needs.
 
-    step_00000120/snapshot.json                the description of the run, and this index
+    step_00000120/snapshot.json                the description of the run, and how the tensors are divided
+                  checksums.bin                the size and the checksum of the header of each file
                   model-00000.safetensors      the shards of rank 0, by the names of the whole tensors
                   training-00000.safetensors
                   model-00001.safetensors      the shards of rank 1
 
-Each file has one SHA-256 checksum per chunk of `chunk_bytes`, so that a part of a file can be read and
-verified without the rest. docs/reference/snapshot-format.md describes the entries.
+snapshot.json lists each tensor once. The places of its parts are progressions over the ranks (`part_runs`),
+so their number depends on the dimensions of the device mesh and not on the number of ranks. Everything else
+about a file is in its own header (`shard_file`). docs/reference/snapshot-format.md describes the entries.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ddp_hpc.training.snapshots.host_buffer import DTYPES, FileBuffer, Place
+from ddp_hpc.training.snapshots.checksum_tree import ChecksumTree, tree_of
+from ddp_hpc.training.snapshots.host_buffer import DTYPES, Specs
+from ddp_hpc.training.snapshots.part_runs import Run, Vector, compressed
+from ddp_hpc.training.snapshots.shard_file import (
+    SECTIONS,
+    TORCH_DTYPES,
+    Header,
+    Splits,
+    WrittenShards,
+    parse_header,
+    shard_file,
+    size_of,
+)
+from ddp_hpc.training.snapshots.verified_file import (
+    DamagedSnapshotError,
+    StoredFile,
+    check_size,
+    read_beginning,
+)
 
-CHUNK_BYTES = 4 * 2**20
-SECTIONS = ("model", "training")
-_FILE = re.compile(r"(model|training)-\d{5,9}\.safetensors")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_TORCH_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
+CHECKSUMS = "checksums.bin"
+# Of one file: its size, the size of its header, and the checksum of its header; zeros if there is no file.
+_ENTRY = struct.Struct("<QQ32s")
+_RECORD_BYTES = _ENTRY.size * len(SECTIONS)
+# The position of a shard behind the header, its shape and its type.
+_Shard = tuple[int, tuple[int, ...], torch.dtype]
+_INVALID = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -39,119 +66,282 @@ class Part:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor of the snapshot and the parts that it consists of."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file of the snapshot."""
-
-    num_bytes: int
-    chunks: tuple[str, ...]
-    """The SHA-256 checksum of each chunk."""
-
-
-def shard_file(section: str, rank: int) -> str:
-    """Returns the name of a rank's file, such as `model-00003.safetensors`."""
-    return f"{section}-{rank:05d}.safetensors"
-
-
-def index_of_rank(
-    rank: int,
-    files: Mapping[str, Mapping[str, Any]],
-    buffers: Mapping[str, FileBuffer],
-    places: Mapping[str, Mapping[str, Place]],
+def report_of_rank(
+    files: Mapping[str, WrittenShards], specs: Mapping[str, Specs], splits: Mapping[str, Splits]
 ) -> dict[str, Any]:
-    """Returns the entries of a rank's own files, which `merged` combines with those of the other ranks."""
-    tensors: dict[str, dict[str, Any]] = {}
-    for section in SECTIONS:
-        name_of_file = shard_file(section, rank)
-        found = tensors[section] = {}
-        if name_of_file not in buffers:
-            continue
-        for name, (shape, dtype) in buffers[name_of_file].specs.items():
-            place = places[section].get(name, Place(shape, (0,) * len(shape)))
-            part = [name_of_file, buffers[name_of_file].begins[name], list(place.offset), list(shape)]
-            found[name] = {"dtype": DTYPES[dtype], "shape": list(place.shape), "parts": [part]}
-    return {"files": dict(files), "tensors": tensors}
+    """Returns what rank 0 must know about the files of a rank, by section; `index_of` combines it.
+
+    The size of the report does not depend on the number of tensors, but on how many different sizes the
+    divided dimensions have.
+    """
+    return {
+        "files": {key: [one.num_bytes, one.header_bytes, one.sha256] for key, one in files.items()},
+        "groups": {
+            section: [
+                [_fingerprint(entries), parts] for parts, entries in _groups(specs[section], splits[section])
+            ]
+            for section in files
+        },
+    }
 
 
-def merged(indexes: Iterable[Mapping[str, Any]], chunk_bytes: int) -> dict[str, Any]:
-    """Returns the index of the whole snapshot.
+def _groups(specs: Specs, splits: Splits) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
+    """Yields the dimension, offset and size of the shards of a group, and their whole tensors by name."""
+    groups: dict[tuple[tuple[int, int, int], ...], dict[str, Any]] = defaultdict(dict)
+    for name in sorted(specs):
+        (shape, dtype), whole = specs[name], list(specs[name][0])
+        for one in splits[name]:
+            whole[one.dim] = one.whole
+        key = tuple((one.dim, one.offset, shape[one.dim]) for one in splits[name])
+        groups[key][name] = [DTYPES[dtype], whole]
+    for key, entries in groups.items():
+        yield [list(one) for one in key], entries
+
+
+def _fingerprint(entries: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def index_of(
+    reports: Sequence[Mapping[str, Any]], read_header: Callable[[str, int], Header]
+) -> tuple[dict[str, Any], bytes]:
+    """Returns the entries of snapshot.json about the shards of all ranks, and the contents of checksums.bin.
+
+    `read_header` returns the header of the file of a section and a rank. It is called for one rank of those
+    that hold shards of the same tensors.
 
     Raises:
         ValueError: the parts of a tensor do not fit together.
     """
-    files: dict[str, Any] = {}
-    tensors: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for index in indexes:
-        files.update(index["files"])
-        for section, entries in index["tensors"].items():
-            for name, entry in entries.items():
-                known = tensors[section].setdefault(name, {**entry, "parts": []})
-                if (known["dtype"], known["shape"]) != (entry["dtype"], entry["shape"]):
-                    raise ValueError(f"{name} has another shape or data type on another rank")
-                known["parts"] += entry["parts"]
-    found = {"chunk_bytes": chunk_bytes, "files": files, "tensors": tensors}
+    records = b"".join(
+        _ENTRY.pack(*_entry(report["files"].get(section))) for report in reports for section in SECTIONS
+    )
+    content, root = tree_of(records)
+    tensors, shards = {}, {}
     for section in SECTIONS:
-        parse_tensors(found, section)
+        tensors[section], shards[section] = _divided(
+            [report["groups"].get(section, ()) for report in reports],
+            partial(read_header, section),
+        )
+    found = {"ranks": len(reports), "checksums": root, "tensors": tensors, "shards": shards}
+    for section in SECTIONS:
+        _parse_tensors(found, section)
+    return found, content
+
+
+def _entry(file: Sequence[Any] | None) -> tuple[int, int, bytes]:
+    return (file[0], file[1], bytes.fromhex(file[2])) if file else (0, 0, bytes(32))
+
+
+def _divided(
+    groups_of_ranks: Sequence[Sequence[Any]], read_header: Callable[[int], Header]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the tensors of a section, and for tensors that are divided in the same way, their parts."""
+    members: dict[str, dict[tuple[Vector, Vector], list[Vector]]] = defaultdict(lambda: defaultdict(list))
+    first_ranks: dict[str, int] = {}
+    for rank, groups in enumerate(groups_of_ranks):
+        for fingerprint, parts in groups:
+            first_ranks.setdefault(fingerprint, rank)
+            dims, offsets, sizes = zip(*parts, strict=True) if parts else ((), (), ())
+            members[fingerprint][dims, sizes].append((rank, *offsets))
+    tensors: dict[str, Any] = {}
+    names: dict[str, list[str]] = {}
+    for rank in sorted(set(first_ranks.values())):
+        header = read_header(rank)
+        for _, entries in _groups(header.specs, header.splits):
+            names[_fingerprint(entries)] = list(entries)
+            for name, entry in entries.items():
+                if tensors.setdefault(name, entry) != entry:
+                    raise ValueError(f"{name} has another shape or data type on another rank")
+    numbers = {name: number for number, name in enumerate(sorted(tensors))}
+    shards = []
+    for fingerprint, of_group in members.items():
+        if fingerprint not in names:
+            raise ValueError("the header of a file differs from what its rank has reported")
+        parts = [
+            {"dims": dims, "shape": sizes, "first": run.first, "repeat": run.repeat}
+            for (dims, sizes), found in of_group.items()
+            for run in compressed(found)
+        ]
+        shards.append(
+            {"tensors": _ranges(sorted(numbers[name] for name in names[fingerprint])), "parts": parts}
+        )
+    return tensors, shards
+
+
+def _ranges(numbers: Sequence[int]) -> list[list[int]]:
+    """Returns the numbers as ranges, each of which has a begin and an end that is not included."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, number + 1])
     return found
 
 
-def parse_files(about: Mapping[str, Any]) -> dict[str, StoredFile]:
-    """Returns the files of an index.
+@dataclass(frozen=True)
+class _Parts:
+    """Parts of equal size along the divided dimensions, of all tensors that are divided in the same way."""
 
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: an entry is invalid.
-    """
-    chunk_bytes = _whole(about["chunk_bytes"])
-    if not chunk_bytes:
-        raise ValueError("chunk_bytes is 0")
-    found = {}
-    for name, entry in about["files"].items():
-        num_bytes, chunks = _whole(entry["bytes"]), tuple(entry["chunks"])
-        if not _FILE.fullmatch(name) or not all(_DIGEST.fullmatch(chunk) for chunk in chunks):
-            raise ValueError(f"the entry of {name} is invalid")
-        if len(chunks) != -(-num_bytes // chunk_bytes):
-            raise ValueError(f"{name} has {len(chunks)} checksums")
-        found[name] = StoredFile(num_bytes, chunks)
-    return found
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    run: Run
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the parts of a tensor with this shape."""
+        return _replaced(whole, self.dims, self.sizes)
 
 
-def parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, StoredTensor]:
+@dataclass(frozen=True)
+class _Tensor:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: tuple[_Parts, ...]
+
+
+def _replaced(values: Sequence[int], dims: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    found = list(values)
+    for dim, other in zip(dims, others, strict=True):
+        found[dim] = other
+    return tuple(found)
+
+
+def _parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, _Tensor]:
     """Returns the tensors of one section of an index.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: an entry is invalid.
+        ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError: an entry is invalid.
     """
-    sizes = {name: file.num_bytes for name, file in parse_files(about).items()}
-    return {name: _parsed_tensor(name, entry, sizes) for name, entry in about["tensors"][section].items()}
+    num_ranks, entries = size_of(about["ranks"]), about["tensors"][section]
+    names, parts = sorted(entries), defaultdict[str, list[_Parts]](list)
+    for group in about["shards"][section]:
+        found = [_parse_parts(entry, num_ranks) for entry in group["parts"]]
+        for begin, end in group["tensors"]:
+            if size_of(end) > len(names):
+                raise ValueError("a number of a tensor is too large")
+            for name in names[size_of(begin) : end]:
+                parts[name] += found
+    return {name: _parse_tensor(name, entry, tuple(parts[name])) for name, entry in entries.items()}
 
 
-def _parsed_tensor(name: str, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> StoredTensor:
-    dtype, shape = _TORCH_DTYPES[entry["dtype"]], tuple(map(_whole, entry["shape"]))
-    parts = []
-    for file, begin, offset, of_part in entry["parts"]:
-        part = Part(file, _whole(begin), tuple(map(_whole, offset)), tuple(map(_whole, of_part)))
-        if len(part.offset) != len(shape) or len(part.shape) != len(shape):
-            raise ValueError(f"a part of {name} has another number of dimensions")
-        if any(at + size > whole for at, size, whole in zip(part.offset, part.shape, shape, strict=True)):
-            raise ValueError(f"a part of {name} is outside of the tensor")
-        if part.begin + prod(part.shape) * dtype.itemsize > sizes[file]:
-            raise ValueError(f"a part of {name} is outside of its file")
-        parts.append(part)
-    if sum(prod(part.shape) for part in parts) != prod(shape) or not parts:
+def _parse_parts(entry: Mapping[str, Any], num_ranks: int) -> _Parts:
+    dims, sizes, first = (tuple(map(size_of, entry[key])) for key in ("dims", "shape", "first"))
+    repeat = []
+    for count, step in entry["repeat"]:
+        if size_of(count) < 2 or any(type(by) is not int for by in step):
+            raise ValueError("a progression is invalid")
+        repeat.append((count, tuple(step)))
+    run = Run(first, tuple(repeat))
+    if any(len(step) != len(first) for _, step in repeat) or len(first) != len(dims) + 1:
+        raise ValueError("a progression has another number of dimensions")
+    lowest, highest = run.bounds()
+    if run.num_members > num_ranks or min(lowest) < 0 or highest[0] >= num_ranks:
+        raise ValueError("a progression has other ranks")
+    if len(sizes) != len(dims) or len(set(dims)) != len(dims):
+        raise ValueError("a part has other dimensions")
+    return _Parts(dims, sizes, run)
+
+
+def _parse_tensor(name: str, entry: Sequence[Any], parts: tuple[_Parts, ...]) -> _Tensor:
+    code, sizes = entry
+    dtype, shape = TORCH_DTYPES[code], tuple(map(size_of, sizes))
+    num_values = 0
+    for one in parts:
+        _, highest = one.run.bounds()
+        for dim, size, offset in zip(one.dims, one.sizes, highest[1:], strict=True):
+            if offset + size > shape[dim]:
+                raise ValueError(f"a part of {name} is outside of the tensor")
+        num_values += one.run.num_members * prod(one.shape(shape))
+    if num_values != prod(shape) or not parts:
         raise ValueError(f"the parts of {name} do not have as many values as the tensor")
-    return StoredTensor(dtype, shape, tuple(parts))
+    return _Tensor(dtype, shape, parts)
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a size")
-    return value
+class ShardIndex:
+    """The tensors of one section of a sharded snapshot.
+
+    The header of a file is read when a part in this file is needed.
+
+    Raises:
+        DamagedSnapshotError: on construction, if the index is invalid; and by each access, if a header or its
+            checksum is damaged.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any], section: str) -> None:
+        self.path, self._section = path, section
+        try:
+            self._tensors = _parse_tensors(about, section)
+            self._num_ranks, root = about["ranks"], about["checksums"]
+            num_bytes = self._num_ranks * _RECORD_BYTES
+            self._checksums = ChecksumTree(path / CHECKSUMS, num_bytes, root)
+        except _INVALID as error:
+            raise DamagedSnapshotError(f"{path / 'snapshot.json'} has an invalid index") from error
+        self._files: dict[str, tuple[StoredFile, Mapping[str, _Shard]]] = {}
+        self._layouts: dict[Any, Mapping[str, _Shard]] = {}
+
+    @property
+    def specs(self) -> Specs:
+        """Shape and type of each tensor."""
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
+
+    def parts(self, name: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> Iterator[Part]:
+        """Yields the parts of a tensor that contain values between these positions."""
+        tensor = self._tensors[name]
+        for parts in tensor.parts:
+            lowest = [begins[dim] - size + 1 for dim, size in zip(parts.dims, parts.sizes, strict=True)]
+            highest = [ends[dim] - 1 for dim in parts.dims]
+            shape = parts.shape(tensor.shape)
+            for rank, *offsets in parts.run.within((0, *lowest), (self._num_ranks, *highest)):
+                offset = _replaced((0,) * len(shape), parts.dims, offsets)
+                yield self._part(name, shard_file(self._section, rank), rank, offset, shape)
+
+    def file(self, name: str) -> StoredFile:
+        """Returns the size and the checksums of a file in which `parts` has found a part."""
+        return self._files[name][0]
+
+    def check_sizes(self) -> None:
+        """Raises DamagedSnapshotError if a file of this section is missing or has another size."""
+        self._checksums.check_size()
+        for rank in range(self._num_ranks):
+            num_bytes, _, _ = self._entry(rank)
+            if num_bytes:
+                check_size(self.path / shard_file(self._section, rank), num_bytes)
+
+    def _part(self, name: str, file: str, rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> Part:
+        if file not in self._files:
+            self._files[file] = self._read_header(file, rank)
+        stored, layout = self._files[file]
+        if name not in layout or layout[name][1:] != (shape, self._tensors[name].dtype):
+            raise DamagedSnapshotError(f"{self.path / file} does not contain its part of {name}")
+        return Part(file, stored.begin + layout[name][0], offset, shape)
+
+    def _entry(self, rank: int) -> tuple[int, int, bytes]:
+        at = rank * _RECORD_BYTES + SECTIONS.index(self._section) * _ENTRY.size
+        num_bytes, header_bytes, digest = _ENTRY.unpack(self._checksums.read(at, _ENTRY.size))
+        return num_bytes, header_bytes, digest
+
+    def _read_header(self, file: str, rank: int) -> tuple[StoredFile, Mapping[str, _Shard]]:
+        """Returns the checksums of a file, and position, shape and type of its shards."""
+        num_bytes, header_bytes, digest = self._entry(rank)
+        header = read_header(self.path / file, num_bytes, header_bytes, digest.hex())
+        layout: Mapping[str, _Shard] = {
+            name: (header.begins[name], *spec) for name, spec in header.specs.items()
+        }
+        # Most ranks have shards of the same shapes: one layout is kept for all of them.
+        layout = self._layouts.setdefault(tuple(layout.items()), layout)
+        return StoredFile(num_bytes, header.chunk_bytes, header.chunks, header_bytes), layout
+
+
+def read_header(path: Path, num_bytes: int, header_bytes: int, sha256: str) -> Header:
+    """Reads and verifies the header of a file with shards.
+
+    Raises:
+        DamagedSnapshotError: the file is missing, or its size or the checksum of the header is different.
+    """
+    check_size(path, num_bytes)
+    content = read_beginning(path, min(header_bytes, num_bytes), sha256)
+    try:
+        return parse_header(content, num_bytes)
+    except _INVALID as error:
+        raise DamagedSnapshotError(f"{path} has an invalid header") from error

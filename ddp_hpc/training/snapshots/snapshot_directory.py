@@ -19,15 +19,19 @@ from typing import Any, TypeVar
 
 from ddp_hpc.errors import DataError, RendezvousError
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Stream
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Specs, Stream
 from ddp_hpc.training.snapshots.joint_save import JointSave, NotSavedError
-from ddp_hpc.training.snapshots.shard_index import (
+from ddp_hpc.training.snapshots.shard_file import (
     CHUNK_BYTES,
     SECTIONS,
-    index_of_rank,
-    merged,
+    Header,
+    Splits,
+    WrittenShards,
     shard_file,
+    splits_of,
+    write_shards,
 )
+from ddp_hpc.training.snapshots.shard_index import CHECKSUMS, index_of, read_header, report_of_rank
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
     SHARDED_FORMAT,
@@ -40,10 +44,9 @@ from ddp_hpc.training.snapshots.snapshot_files import (
     read_snapshot,
     remove_leftovers,
     step_of,
-    write_files,
     write_snapshot,
 )
-from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError
+from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 from ddp_hpc.training.telemetry.trace_annotations import annotated
 from ddp_hpc.units import format_bytes
 
@@ -173,17 +176,31 @@ class SnapshotWriter:
         self.joint.wait_for_decision(step)
 
     def _own_part(self, step: int) -> dict[str, Any] | OSError:
-        """Writes this rank's shards; returns its entries in the index, or the error."""
-        joint = self.joint
-        assert joint is not None
-        partial = partial_directory(self.path, step, joint.token)
+        """Writes this rank's shards; returns what rank 0 must know about them, or the error."""
         try:
-            entries = self._with_retries(step, lambda: write_files(partial, self._buffers, CHUNK_BYTES))
-            return index_of_rank(joint.rank, entries, self._buffers, self._places)
+            return self._with_retries(step, lambda: self._write_shards(step))
         except OSError as error:
             return error
         except Exception as error:  # the other ranks must not wait for this one
             return OSError(0, f"{type(error).__name__}: {error}")
+
+    def _write_shards(self, step: int) -> dict[str, Any]:
+        """Writes this rank's files, which replace those of an earlier attempt; returns its report."""
+        joint = self.joint
+        assert joint is not None
+        partial = partial_directory(self.path, step, joint.token)
+        partial.mkdir(exist_ok=True)
+        files: dict[str, WrittenShards] = {}
+        specs: dict[str, Specs] = {}
+        splits: dict[str, Splits] = {}
+        for section in SECTIONS:
+            name = shard_file(section, joint.rank)
+            if (buffer := self._buffers.get(name)) is not None:
+                buffer.wait()
+                (partial / name).unlink(missing_ok=True)
+                specs[section], splits[section] = buffer.specs, splits_of(buffer.specs, self._places[section])
+                files[section] = write_shards(partial / name, buffer, splits[section], CHUNK_BYTES)
+        return report_of_rank(files, specs, splits)
 
     def _succeeded(self, step: int) -> None:
         """Called after a snapshot is complete."""
@@ -273,16 +290,18 @@ class SnapshotDirectory(SnapshotWriter):
             return
         problem = "rank 0 failed"
         try:
-            parts = self.joint.exchange(step, self._own_part(step))
-            index = {"format": SHARDED_FORMAT, **about, **merged(parts, CHUNK_BYTES)}
+            reports = self.joint.exchange(step, self._own_part(step))
             partial = partial_directory(self.path, step, self.joint.token)
-            _check_shared(partial, parts)
-            self._with_retries(step, lambda: complete_snapshot(partial, self.path, step, index))
+            _check_shared(partial, reports)
+            entries, checksums = index_of(reports, lambda *of_file: _header(partial, reports, *of_file))
+            index = {"format": SHARDED_FORMAT, **about, **entries}
+            more = {CHECKSUMS: checksums}
+            self._with_retries(step, lambda: complete_snapshot(partial, self.path, step, index, more))
             problem = ""
         except OSError as error:
             problem = error.strerror or str(error)
             raise
-        except ValueError as error:  # a defect of this package
+        except (ValueError, DamagedSnapshotError) as error:  # a defect, or a file that rank 0 cannot read
             problem = str(error)
             raise NotSavedError(0, problem) from error
         finally:
@@ -319,15 +338,20 @@ class SnapshotDirectory(SnapshotWriter):
             )
 
 
-def _check_shared(partial: Path, parts: list[dict[str, Any]]) -> None:
+def _check_shared(partial: Path, reports: list[dict[str, Any]]) -> None:
     """Raises NotSavedError if this rank cannot see a file that another rank has written."""
-    for rank, part in enumerate(parts):
-        if not all((partial / name).exists() for name in part["files"]):
+    for rank, report in enumerate(reports):
+        if not all((partial / shard_file(section, rank)).exists() for section in report["files"]):
             raise NotSavedError(
                 errno.ENOENT,
                 f"rank 0 does not see the files of rank {rank}: the directory must be on a file system that "
                 "all nodes share",
             )
+
+
+def _header(partial: Path, reports: list[dict[str, Any]], section: str, rank: int) -> Header:
+    """Reads the header of a file that a rank has just written."""
+    return read_header(partial / shard_file(section, rank), *reports[rank]["files"][section])
 
 
 def _remedy(error: OSError | RendezvousError) -> str:

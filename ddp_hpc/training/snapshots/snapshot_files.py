@@ -4,8 +4,8 @@
                   model.safetensors        parameters and buffers, by the names of the bare model
                   training.safetensors     optimizer and random number generators
 
-A snapshot cannot contain code: only JSON and safetensors are read, and no other files are
-opened. `sha256sum` prints the same checksums.
+A snapshot cannot contain code: only JSON, checksums and safetensors are read, and no other files are opened.
+`sha256sum` prints the same checksums. `shard_index` describes the files of a sharded snapshot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,15 +26,21 @@ from torch import Tensor
 from ddp_hpc.atomic_files import sync_to_disk
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
-from ddp_hpc.training.snapshots.shard_index import SECTIONS
-from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError, StoredTensors, open_regular
+from ddp_hpc.training.snapshots.merged_index import MergedIndex
+from ddp_hpc.training.snapshots.shard_file import SECTIONS, write_hashed
+from ddp_hpc.training.snapshots.shard_index import ShardIndex
+from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
+from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError, open_regular
 
-FORMAT, SHARDED_FORMAT = 1, 2
+FORMAT, MERGED_FORMAT, SHARDED_FORMAT = 1, 2, 3
+_INDEXES: dict[Any, type[MergedIndex] | type[ShardIndex]] = {
+    MERGED_FORMAT: MergedIndex,
+    SHARDED_FORMAT: ShardIndex,
+}
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
 _MANIFEST = "snapshot.json"
 _NAME = re.compile(r"step_(\d{8,})")
-_CHUNK_BYTES = 16 * 2**20
-# Size limit of a manifest, which contains the index of a sharded snapshot.
+# Size limit of a manifest, which contains the index of all shards in format 2.
 _MAX_MANIFEST_BYTES = 2**30
 
 
@@ -105,12 +110,10 @@ def write_snapshot(
         raise
 
 
-def write_files(
-    partial: Path, files: Mapping[str, FileBuffer], chunk_bytes: int | None = None
-) -> dict[str, dict[str, Any]]:
+def write_files(partial: Path, files: Mapping[str, FileBuffer]) -> dict[str, dict[str, Any]]:
     """Writes the files of a snapshot into `partial`, and returns their sizes and checksums.
 
-    With `chunk_bytes`, there is one checksum per chunk. Files of an earlier attempt are replaced.
+    Files of an earlier attempt are replaced.
 
     Raises:
         OSError: an error of the file system.
@@ -119,25 +122,29 @@ def write_files(
     entries = {}
     for name, buffer in files.items():
         buffer.wait()
-        (partial / name).unlink(missing_ok=True)
         contents = [part.numpy().data for part in buffer.parts]
-        num_bytes, digests = _write_file(partial / name, contents, chunk_bytes)
-        checksums = {"sha256": digests[0]} if chunk_bytes is None else {"chunks": digests}
-        entries[name] = {"bytes": num_bytes, **checksums}
+        entries[name] = {"bytes": buffer.num_bytes, "sha256": _write_file(partial / name, contents)}
     return entries
 
 
-def complete_snapshot(partial: Path, directory: Path, step: int, about: Mapping[str, Any]) -> Path:
+def complete_snapshot(
+    partial: Path,
+    directory: Path,
+    step: int,
+    about: Mapping[str, Any],
+    more: Mapping[str, bytes] | None = None,
+) -> Path:
     """Renames `partial` to `directory/step_N` after all of it, and the manifest `about`, are on the disk.
 
-    An existing snapshot of that name is replaced: it was damaged, or the run resumed from an earlier one.
+    `more` contains the contents of further files. An existing snapshot of that name is replaced: it was
+    damaged, or the run resumed from an earlier one.
 
     Raises:
         OSError: an error of the file system; existing files are unchanged.
     """
     target = directory / snapshot_name(step)
-    (partial / _MANIFEST).unlink(missing_ok=True)
-    _write_file(partial / _MANIFEST, [memoryview(_sealed(about))], None)
+    for name, content in {**(more or {}), _MANIFEST: _sealed(about)}.items():
+        _write_file(partial / name, [memoryview(content)])
     sync_to_disk(partial)
     discard(target)
     partial.rename(target)
@@ -172,8 +179,9 @@ def read_snapshot(path: Path, *, checks_sizes: bool = True) -> Snapshot:
         DataError: it is from a newer version of this package, or is not a snapshot.
     """
     about = read_about(path)
-    if about["format"] == SHARDED_FORMAT:
-        stored = [StoredTensors(path, about, section) for section in SECTIONS]
+    if about["format"] in _INDEXES:
+        index = _INDEXES[about["format"]]
+        stored = [StoredTensors(index(path, about, section)) for section in SECTIONS]
         for tensors in stored if checks_sizes else ():
             tensors.check_sizes()
         return Snapshot(path, about, *stored)
@@ -255,10 +263,10 @@ def read_about(path: Path) -> dict[str, Any]:
         raise DamagedSnapshotError(f"{path / _MANIFEST} is not valid JSON") from error
     if not sealed:
         raise DamagedSnapshotError(f"{path / _MANIFEST}: the SHA-256 checksum does not match")
-    if about.get("format") not in (FORMAT, SHARDED_FORMAT):
+    if about.get("format") not in (FORMAT, *_INDEXES):
         raise DataError(
             f"{path} has format {about.get('format')}, but this version of ddp-hpc reads formats {FORMAT} "
-            f"and {SHARDED_FORMAT}; update ddp-hpc, or use another --snapshot-dir"
+            f"to {SHARDED_FORMAT}; update ddp-hpc, or use another --snapshot-dir"
         )
     return dict(about)
 
@@ -271,24 +279,10 @@ def _sealed(about: Mapping[str, Any]) -> bytes:
     return (json.dumps({**about, "sha256": digest}, indent=indent, sort_keys=True) + "\n").encode()
 
 
-def _write_file(path: Path, contents: Iterable[memoryview], chunk_bytes: int | None) -> tuple[int, list[str]]:
-    """Writes and syncs a file; returns its size, and the checksum of the file or of each of its chunks."""
-    digests, digest, num_bytes, left = [], hashlib.sha256(), 0, chunk_bytes or sys.maxsize
+def _write_file(path: Path, contents: Iterable[memoryview]) -> str:
+    """Writes and syncs a file, which replaces that of an earlier attempt; returns its checksum."""
+    path.unlink(missing_ok=True)
     with path.open("xb", buffering=0) as file:
-        for content in contents:
-            begin = 0
-            while begin < len(content):
-                # A chunk is hashed while it is in the cache. On a full disk, a write can be partial.
-                chunk = content[begin : begin + min(_CHUNK_BYTES, left)]
-                written = file.write(chunk)
-                digest.update(chunk[:written])
-                begin += written
-                left -= written
-                if not left:
-                    digests.append(digest.hexdigest())
-                    digest, left = hashlib.sha256(), chunk_bytes or sys.maxsize
-            num_bytes += len(content)
+        [digest] = write_hashed(file, contents, None)
         os.fsync(file.fileno())
-    if chunk_bytes is None or left < chunk_bytes:
-        digests.append(digest.hexdigest())
-    return num_bytes, digests
+    return digest

@@ -20,7 +20,8 @@ from ddp_hpc.training.snapshots.dtensor_shards import (
     shard_like,
 )
 from ddp_hpc.training.snapshots.host_buffer import Tensors
-from ddp_hpc.training.snapshots.stored_tensors import DamagedSnapshotError, StoredTensors
+from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
+from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 
 
 @dataclass(frozen=True)

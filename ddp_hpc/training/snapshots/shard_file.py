@@ -1,0 +1,178 @@
+"""The file with the shards of one rank, which describes itself in its header.
+
+It is a safetensors file. Its metadata contains one SHA-256 checksum per chunk of the values, so that a part
+of the file can be read and verified without the rest, and the places of the shards in the whole tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ddp_hpc.training.snapshots.host_buffer import DTYPES, FileBuffer, Place, Specs, file_layout
+
+CHUNK_BYTES = 4 * 2**20
+SECTIONS = ("model", "training")
+TORCH_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
+_AT_ONCE_BYTES = 16 * 2**20
+_DIGESTS = re.compile(r"([0-9a-f]{64})*")
+
+
+@dataclass(frozen=True)
+class Split:
+    """A dimension in which a shard contains only a part of the tensor."""
+
+    dim: int
+    offset: int
+    """The position of the shard in the whole tensor."""
+    whole: int
+    """The size of the whole tensor."""
+
+
+Splits = Mapping[str, tuple[Split, ...]]
+"""The divided dimensions of each shard; none if it is a whole tensor."""
+
+
+@dataclass(frozen=True)
+class WrittenShards:
+    """The file that a rank has written."""
+
+    num_bytes: int
+    header_bytes: int
+    sha256: str
+    """The checksum of the header."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of a file says."""
+
+    specs: Specs
+    """Shape and type of each shard."""
+    begins: Mapping[str, int]
+    """The position of each shard behind the header."""
+    splits: Splits
+    chunk_bytes: int
+    chunks: str
+    """The SHA-256 checksums of the chunks behind the header, one after another."""
+
+
+def shard_file(section: str, rank: int) -> str:
+    """Returns the name of a rank's file, such as `model-00003.safetensors`."""
+    return f"{section}-{rank:05d}.safetensors"
+
+
+def splits_of(specs: Specs, places: Mapping[str, Place]) -> Splits:
+    """Returns the divided dimensions of each shard."""
+    found = {}
+    for name, (shape, _) in specs.items():
+        place = places.get(name, Place(shape, (0,) * len(shape)))
+        dims = enumerate(zip(shape, place.offset, place.shape, strict=True))
+        found[name] = tuple(Split(dim, at, whole) for dim, (size, at, whole) in dims if size != whole)
+    return found
+
+
+def write_shards(path: Path, buffer: FileBuffer, splits: Splits, chunk_bytes: int) -> WrittenShards:
+    """Writes and syncs the file of a rank.
+
+    Raises:
+        OSError: an error of the file system.
+    """
+    header = _header(buffer.specs, splits, chunk_bytes, None)
+    with path.open("xb", buffering=0) as file:
+        # The header contains the checksums, so it is written last.
+        file.seek(len(header))
+        digests = write_hashed(file, _without(buffer, buffer.header_bytes), chunk_bytes)
+        num_bytes = file.tell()
+        header = _header(buffer.specs, splits, chunk_bytes, digests)
+        file.seek(0)
+        [sha256] = write_hashed(file, [memoryview(header)], None)
+        os.fsync(file.fileno())
+    return WrittenShards(max(num_bytes, len(header)), len(header), sha256)
+
+
+def _header(specs: Specs, splits: Splits, chunk_bytes: int, digests: list[str] | None) -> bytes:
+    """Returns the header, or without the checksums, one of the same size."""
+    if digests is None:
+        num_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
+        digests = ["0" * 64] * -(-num_bytes // chunk_bytes)
+    of_names = [[(one.dim, one.offset, one.whole) for one in splits[name]] for name in sorted(specs)]
+    metadata = {
+        "chunk_bytes": str(chunk_bytes),
+        "chunks": "".join(digests),
+        "splits": json.dumps(of_names, separators=(",", ":")),
+    }
+    return file_layout(specs, metadata)[0]
+
+
+def _without(buffer: FileBuffer, num_bytes: int) -> Iterable[memoryview]:
+    """Yields the bytes of a buffer after the first `num_bytes`."""
+    for part in buffer.parts:
+        yield part.numpy().data[num_bytes:]
+        num_bytes = max(0, num_bytes - len(part))
+
+
+def write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: int | None) -> list[str]:
+    """Writes to a file that is not buffered; returns the checksum of everything, or of each chunk."""
+    digests, digest, left = [], hashlib.sha256(), chunk_bytes or sys.maxsize
+    for content in contents:
+        begin = 0
+        while begin < len(content):
+            # A chunk is hashed while it is in the cache. On a full disk, a write can be partial.
+            chunk = content[begin : begin + min(_AT_ONCE_BYTES, left)]
+            written = file.write(chunk)
+            digest.update(chunk[:written])
+            begin += written
+            left -= written
+            if not left:
+                digests.append(digest.hexdigest())
+                digest, left = hashlib.sha256(), chunk_bytes or sys.maxsize
+    if chunk_bytes is None or left < chunk_bytes:
+        digests.append(digest.hexdigest())
+    return digests
+
+
+def parse_header(content: bytes, num_bytes: int) -> Header:
+    """Returns what the header of a file of `num_bytes` says.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, OverflowError: it is invalid.
+    """
+    if len(content) < 8 or struct.unpack("<Q", content[:8])[0] != len(content) - 8:
+        raise ValueError("the header has another size")
+    entries = json.loads(content[8:])
+    metadata = entries.pop("__metadata__")
+    chunk_bytes, chunks = int(metadata["chunk_bytes"]), metadata["chunks"]
+    num_chunks = -(-(num_bytes - len(content)) // max(1, chunk_bytes))
+    if chunk_bytes < 1 or not _DIGESTS.fullmatch(chunks) or len(chunks) != 64 * num_chunks:
+        raise ValueError("the checksums are invalid")
+    specs, begins = {}, {}
+    for name, entry in entries.items():
+        shape, dtype = tuple(map(size_of, entry["shape"])), TORCH_DTYPES[entry["dtype"]]
+        begin, end = map(size_of, entry["data_offsets"])
+        if end - begin != prod(shape) * dtype.itemsize or len(content) + end > num_bytes:
+            raise ValueError(f"{name} is outside of the file")
+        specs[name], begins[name] = (shape, dtype), begin
+    of_names = zip(sorted(specs), json.loads(metadata["splits"]), strict=True)
+    splits = {name: tuple(Split(*map(size_of, one)) for one in found) for name, found in of_names}
+    return Header(specs, begins, splits, chunk_bytes, chunks)
+
+
+def size_of(value: Any) -> int:
+    """Returns a size or position in an index.
+
+    Raises:
+        ValueError: the value has another type or is out of range.
+    """
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a size")
+    return value

@@ -1,0 +1,109 @@
+"""Reads files of a snapshot, of which only verified bytes are used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from ddp_hpc.errors import DdpHpcError
+
+
+class DamagedSnapshotError(DdpHpcError):
+    """The snapshot is truncated, modified or unreadable."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a sharded snapshot. It has one checksum per chunk, so that it can be verified in parts."""
+
+    num_bytes: int
+    chunk_bytes: int
+    chunks: str
+    """The SHA-256 checksums of the chunks, one after another."""
+    begin: int = 0
+    """The position of the first chunk; the bytes before it have been verified already."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading. Opening a pipe would block, and a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("not a regular file")
+    return path.open("rb")
+
+
+def check_size(path: Path, num_bytes: int) -> None:
+    """Raises DamagedSnapshotError if the file is missing or has another size."""
+    try:
+        found_bytes = path.stat().st_size
+    except OSError as error:
+        raise DamagedSnapshotError(f"{path}: cannot be read") from error
+    if found_bytes != num_bytes:
+        raise DamagedSnapshotError(f"{path} has {found_bytes} bytes instead of {num_bytes}")
+
+
+def read_beginning(path: Path, num_bytes: int, sha256: str) -> bytes:
+    """Returns the first bytes of a file.
+
+    Raises:
+        DamagedSnapshotError: the file cannot be read, or these bytes have another checksum.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(num_bytes)
+    except OSError as error:
+        raise DamagedSnapshotError(f"{path}: cannot be read") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DamagedSnapshotError(f"{path}: a SHA-256 checksum does not match")
+    return content
+
+
+class VerifiedFile:
+    """A file of which only verified chunks are used.
+
+    Raises:
+        DamagedSnapshotError: on construction, and by every access.
+    """
+
+    def __init__(self, path: Path, stored: StoredFile) -> None:
+        self._path, self._stored = path, stored
+        self._number, self._content = -1, b""
+        check_size(path, stored.num_bytes)
+        try:
+            self._file: BinaryIO = open_regular(path)
+        except OSError as error:
+            raise DamagedSnapshotError(f"{path}: cannot be read") from error
+
+    def read(self, begin: int, num_bytes: int) -> Tensor:
+        """Returns the bytes as a 1-d uint8 tensor."""
+        found = bytearray(num_bytes)
+        at = begin
+        while at < begin + num_bytes:
+            number, inside = divmod(at - self._stored.begin, self._stored.chunk_bytes)
+            content = self._chunk(number)[inside : inside + begin + num_bytes - at]
+            found[at - begin : at - begin + len(content)] = content
+            at += len(content)
+        return torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _chunk(self, number: int) -> bytes:
+        if number != self._number:
+            stored, begin = self._stored, self._stored.begin + number * self._stored.chunk_bytes
+            size = min(stored.chunk_bytes, stored.num_bytes - begin)
+            try:
+                content = os.pread(self._file.fileno(), size, begin)
+            except OSError as error:
+                raise DamagedSnapshotError(f"{self._path}: cannot be read") from error
+            if hashlib.sha256(content).hexdigest() != stored.chunks[64 * number : 64 * (number + 1)]:
+                raise DamagedSnapshotError(f"{self._path}: a SHA-256 checksum does not match")
+            self._number, self._content = number, content
+        return self._content

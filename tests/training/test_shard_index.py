@@ -1,0 +1,341 @@
+"""The index of a sharded snapshot: it does not grow with the number of ranks; each rank reads its part."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddp_hpc.training.snapshots.checksum_tree import BLOCK_BYTES, ChecksumTree, tree_of
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, specs_of
+from ddp_hpc.training.snapshots.part_runs import Run, Vector, compressed
+from ddp_hpc.training.snapshots.shard_file import shard_file, splits_of, write_shards
+from ddp_hpc.training.snapshots.shard_index import CHECKSUMS, index_of, read_header, report_of_rank
+from ddp_hpc.training.snapshots.snapshot_files import _sealed, read_snapshot
+from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
+from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
+
+Box = tuple[slice, ...]
+Boxes = Callable[[int, str, Tensor], Box | None]
+"""Returns the part of a tensor that a rank holds; None if the rank holds nothing of it."""
+
+
+def _all(run: Run) -> list[Vector]:
+    big = 10**6
+    return list(run.within((-big,) * len(run.first), (big,) * len(run.first)))
+
+
+def _mesh(chance: random.Random) -> list[Vector]:
+    """The ranks of a mesh, and the offsets of their parts in two dimensions."""
+    sizes = [chance.randint(1, 4) for _ in range(3)]
+    steps = [[chance.randint(-3, 5) for _ in range(2)] for _ in sizes]
+    return [
+        (rank, *(20 + sum(at * step[dim] for at, step in zip(place, steps, strict=True)) for dim in (0, 1)))
+        for rank, place in enumerate(itertools.product(*map(range, sizes)))
+    ]
+
+
+def test_progressions_have_the_same_members_in_the_same_order() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        members = [one for one in _mesh(chance) if seed % 3 or chance.random() < 0.8]
+        assert [one for run in compressed(members) for one in _all(run)] == members
+
+
+def test_a_mesh_of_three_dimensions_is_one_progression() -> None:
+    members = [
+        (rank, 7 * shard, 5 * column)
+        for rank, (_, shard, column) in enumerate(itertools.product(range(3), range(64), range(8)))
+    ]
+    [run] = compressed(members)
+    assert run == Run((0, 0, 0), ((3, (512, 0, 0)), (64, (8, 7, 0)), (8, (1, 0, 5))))
+    assert run.num_members == len(members)
+    assert run.bounds() == ((0, 0, 0), (3 * 64 * 8 - 1, 7 * 63, 5 * 7))
+
+
+def test_the_members_within_limits_are_those_of_a_complete_search() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        members = _mesh(chance)
+        ends = [sorted(chance.randint(0, 40) for _ in range(2)) for _ in range(3)]
+        lowest, highest = zip(*ends, strict=True)
+        found = [one for run in compressed(members) for one in run.within(lowest, highest)]
+        assert found == [
+            one
+            for one in members
+            if all(low <= at <= high for low, at, high in zip(lowest, one, highest, strict=True))
+        ]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 200 * BLOCK_BYTES + 7])
+def test_records_are_read_as_they_were_written(tmp_path: Path, num_bytes: int) -> None:
+    records = random.Random(0).randbytes(num_bytes)
+    content, root = tree_of(records)
+    (tmp_path / "tree").write_bytes(content)
+    tree = ChecksumTree(tmp_path / "tree", num_bytes, root)
+    tree.check_size()
+    assert tree.read(0, num_bytes) == records
+    for at in range(0, num_bytes - 50, 9999):
+        assert tree.read(at, 50) == records[at : at + 50]
+
+
+def test_every_changed_bit_of_the_records_and_their_checksums_is_found(tmp_path: Path) -> None:
+    records = random.Random(0).randbytes(200 * BLOCK_BYTES)
+    content, root = tree_of(records)
+    chance = random.Random(1)
+    for at in [*chance.sample(range(len(content)), 100), *range(len(records), len(content), 499)]:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << chance.randrange(8)
+        (tmp_path / "tree").write_bytes(damaged)
+        with pytest.raises(DamagedSnapshotError, match="tree: a SHA-256 checksum does not match"):
+            ChecksumTree(tmp_path / "tree", len(records), root).read(0, len(records))
+
+
+def test_one_block_of_each_level_verifies_a_record(tmp_path: Path) -> None:
+    records = bytes(40_000 * 96)
+    content, root = tree_of(records)
+    (tmp_path / "tree").write_bytes(content)
+    tree = ChecksumTree(tmp_path / "tree", len(records), root)
+    before = _bytes_read()
+    tree.read(30_000 * 96, 96)
+    # 625 blocks of records, 4 blocks of their checksums, and the block with the checksums of these.
+    assert _bytes_read() - before <= 3 * BLOCK_BYTES + 1000
+
+
+def _bytes_read() -> int:
+    found = re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def _saved(folder: Path, num_ranks: int, tensors: Mapping[str, Tensor], boxes: Boxes) -> dict[str, Any]:
+    """Writes a snapshot whose tensors are divided in any way; returns its index and what ranks reported."""
+    folder.mkdir()
+    reports = []
+    for rank in range(num_ranks):
+        parts = {name: boxes(rank, name, tensor) for name, tensor in tensors.items()}
+        own = {name: tensors[name][part] for name, part in parts.items() if part is not None}
+        places = {
+            name: Place(tuple(tensors[name].shape), tuple(one.start for one in parts[name] or ()))
+            for name in own
+        }
+        written, of_sections, splits = {}, {}, {}
+        if own:
+            buffer = FileBuffer(specs_of(own))
+            buffer.fill(own.items())
+            of_sections["model"], splits["model"] = buffer.specs, splits_of(buffer.specs, places)
+            written["model"] = write_shards(
+                folder / shard_file("model", rank), buffer, splits["model"], 2**12
+            )
+        reports.append(report_of_rank(written, of_sections, splits))
+    index, checksums = index_of(
+        reports,
+        lambda section, rank: read_header(
+            folder / shard_file(section, rank), *reports[rank]["files"][section]
+        ),
+    )
+    (folder / CHECKSUMS).write_bytes(checksums)
+    (folder / "snapshot.json").write_bytes(_sealed({"format": 3, **index}))
+    return {**index, "reports": reports}
+
+
+def _rows(num_ranks: int) -> Boxes:
+    """The rows of a rank, as fsdp divides them."""
+
+    def box(rank: int, name: str, tensor: Tensor) -> Box | None:
+        own = -(-len(tensor) // num_ranks)
+        begin, end = rank * own, min((rank + 1) * own, len(tensor))
+        return (
+            (slice(begin, end), *map(slice, [0] * (tensor.dim() - 1), tensor.shape[1:]))
+            if begin < end
+            else None
+        )
+
+    return box
+
+
+def _model(num_layers: int = 4) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"embedding": (1000, 4), "norm": (520,), "up": (777, 2), "down": (300, 3)}
+    return {
+        f"layers.{layer}.{name}": torch.randn(shape, generator=draw)
+        for layer in range(num_layers)
+        for name, shape in shapes.items()
+    }
+
+
+def _read(folder: Path) -> StoredTensors:
+    stored = read_snapshot(folder).model
+    assert isinstance(stored, StoredTensors)
+    return stored
+
+
+def _assert_equal(stored: StoredTensors, tensors: Mapping[str, Tensor]) -> None:
+    assert set(stored) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(stored[name], tensor), name
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 8, 400])
+def test_rows_on_any_number_of_ranks_are_read_as_they_were_written(tmp_path: Path, num_ranks: int) -> None:
+    _saved(tmp_path / "step_00000001", num_ranks, _model(), _rows(num_ranks))
+    _assert_equal(_read(tmp_path / "step_00000001"), _model())
+
+
+def test_a_rank_reads_no_more_with_more_ranks(tmp_path: Path) -> None:
+    read = []
+    for num_ranks in (8, 400):
+        folder = tmp_path / str(num_ranks) / "step_00000001"
+        folder.parent.mkdir()
+        _saved(folder, num_ranks, _model(40), _rows(num_ranks))
+        before = _bytes_read()
+        stored = read_snapshot(folder, checks_sizes=False).model
+        assert isinstance(stored, StoredTensors)
+        for name, tensor in _model(40).items():
+            if (box := _rows(num_ranks)(3, name, tensor)) is not None:
+                begins, shape = tuple(one.start for one in box), tuple(tensor[box].shape)
+                assert torch.equal(stored.read(name, begins, shape), tensor[box])
+        read.append(
+            _bytes_read() - before - 4 * sum(tensor.numel() for tensor in _model(40).values()) // num_ranks
+        )
+    assert read[1] < 1.2 * read[0], read
+
+
+def test_the_index_and_the_reports_do_not_grow_with_ranks_and_tensors(tmp_path: Path) -> None:
+    sizes = {}
+    for num_ranks, num_layers in ((8, 4), (400, 4), (8, 40)):
+        folder = tmp_path / f"{num_ranks}-{num_layers}"
+        found = _saved(folder, num_ranks, _model(num_layers), _rows(num_ranks))
+        assert sum(len(group["parts"]) for group in found["shards"]["model"]) < 20
+        sizes[num_ranks, num_layers] = (
+            len(json.dumps(found["shards"])) + len(json.dumps(found["tensors"])),
+            len(json.dumps(found["reports"][1])),
+        )
+    assert sizes[400, 4][0] < 1.5 * sizes[8, 4][0]
+    # The size of the file has more digits.
+    assert sizes[8, 40][1] < sizes[8, 4][1] + 10
+
+
+def test_parts_of_a_mesh_of_two_dimensions_are_found(tmp_path: Path) -> None:
+    def box(rank: int, name: str, tensor: Tensor) -> Box | None:
+        """Rows over 5 ranks, and columns over 4, of the first of two copies."""
+        row, column = divmod(rank % 20, 4)
+        return (slice(row * 6, row * 6 + 6), slice(column * 2, column * 2 + 2)) if rank < 20 else None
+
+    tensors = {"a": torch.randn(30, 8), "b": torch.randn(30, 8)}
+    found = _saved(tmp_path / "step_00000001", 40, tensors, box)
+    [group] = found["shards"]["model"]
+    assert group == {
+        "tensors": [[0, 2]],
+        "parts": [
+            {
+                "dims": (0, 1),
+                "shape": (6, 2),
+                "first": (0, 0, 0),
+                "repeat": ((5, (4, 6, 0)), (4, (1, 0, 2))),
+            }
+        ],
+    }
+    stored = _read(tmp_path / "step_00000001")
+    _assert_equal(stored, tensors)
+    assert torch.equal(stored.read("a", (7, 3), (9, 4)), tensors["a"][7:16, 3:7])
+
+
+def test_only_the_files_with_requested_values_are_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "step_00000001"
+    _saved(folder, 10, {"a": torch.arange(100.0)}, _rows(10))
+    stored = _read(folder)
+    for rank in (0, 1, 2, 5, 6, 7, 8, 9):
+        (folder / shard_file("model", rank)).unlink()
+    assert torch.equal(stored.read("a", (35,), (10,)), torch.arange(35.0, 45.0))
+    with pytest.raises(DamagedSnapshotError, match=r"model-00005\.safetensors: cannot be read"):
+        stored.read("a", (35,), (16,))
+
+
+def test_tensors_that_are_whole_on_different_ranks_are_found(tmp_path: Path) -> None:
+    def box(rank: int, name: str, tensor: Tensor) -> Box | None:
+        number = int(name.split(".")[1])
+        return tuple(map(slice, [0] * tensor.dim(), tensor.shape)) if number == rank else None
+
+    found = _saved(tmp_path / "step_00000001", 9, _model(4), box)
+    assert len(found["shards"]["model"]) == 4
+    _assert_equal(_read(tmp_path / "step_00000001"), _model(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda box: slice(box.start, box.stop - 1), "do not have as many values as the tensor"),
+        (lambda box: None, "do not have as many values as the tensor"),
+    ],
+)
+def test_missing_rows_are_an_error_of_the_save(tmp_path: Path, change: Any, words: str) -> None:
+    def box(rank: int, name: str, tensor: Tensor) -> Box | None:
+        found = _rows(5)(rank, name, tensor)
+        if rank != 3 or found is None:
+            return found
+        return (changed,) if (changed := change(found[0])) is not None else None
+
+    with pytest.raises(ValueError, match=words):
+        _saved(tmp_path / "step_00000001", 5, {"a": torch.arange(50.0)}, box)
+
+
+def test_values_that_no_rank_has_written_are_not_read_as_zeros(tmp_path: Path) -> None:
+    def box(rank: int, name: str, tensor: Tensor) -> Box | None:
+        return (slice(0, 10),) if rank < 2 else (slice(20, 30),)
+
+    _saved(tmp_path / "step_00000001", 3, {"a": torch.arange(30.0)}, box)
+    with pytest.raises(DamagedSnapshotError, match="does not contain all values of a"):
+        _read(tmp_path / "step_00000001").read("a", (12,), (5,))
+
+
+def test_a_tensor_with_another_shape_on_another_rank_is_an_error_of_the_save(tmp_path: Path) -> None:
+    reports = []
+    for rank, size in enumerate((10, 12)):
+        tensors = {"a": torch.arange(float(size))[5 * rank : 5 * rank + 5]}
+        buffer = FileBuffer(specs_of(tensors))
+        buffer.fill(tensors.items())
+        splits = splits_of(buffer.specs, {"a": Place((size,), (5 * rank,))})
+        written = write_shards(tmp_path / shard_file("model", rank), buffer, splits, 2**12)
+        reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": splits}))
+    with pytest.raises(ValueError, match="a has another shape or data type on another rank"):
+        index_of(
+            reports,
+            lambda section, rank: read_header(
+                tmp_path / shard_file(section, rank), *reports[rank]["files"][section]
+            ),
+        )
+
+
+def test_the_header_of_a_file_has_the_checksums_of_its_chunks(tmp_path: Path) -> None:
+    found = _saved(tmp_path / "step_00000001", 2, _model(), _rows(2))
+    path = tmp_path / "step_00000001" / "model-00001.safetensors"
+    content = path.read_bytes()
+    num_bytes, header_bytes, sha256 = found["reports"][1]["files"]["model"]
+    assert num_bytes == len(content)
+    assert hashlib.sha256(content[:header_bytes]).hexdigest() == sha256
+    metadata = json.loads(content[8:header_bytes])["__metadata__"]
+    assert metadata["chunk_bytes"] == "4096"
+    chunks = [content[at : at + 4096] for at in range(header_bytes, len(content), 4096)]
+    assert metadata["chunks"] == "".join(hashlib.sha256(chunk).hexdigest() for chunk in chunks)
+
+
+def test_an_index_with_a_larger_tensor_than_its_files_is_damage_and_needs_no_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "step_00000001"
+    index = _saved(folder, 1, {"a": torch.arange(10.0)}, _rows(1))
+    del index["reports"]
+    index["tensors"]["model"]["a"] = ["F32", [2**50]]
+    (folder / "snapshot.json").write_bytes(_sealed({"format": 3, **index}))
+    with pytest.raises(
+        DamagedSnapshotError, match=r"model-00000\.safetensors does not contain its part of a"
+    ):
+        _read(folder)["a"]
