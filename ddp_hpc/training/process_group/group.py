@@ -52,7 +52,10 @@ class Group:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sums the values element-wise over ranks, in place. Collective: every rank must call this."""
         if self.backend != "none":
-            dist.all_reduce(values)
+            sent = values.contiguous()  # NCCL accepts no other tensors, unlike gloo
+            dist.all_reduce(sent)
+            if sent is not values:
+                values.copy_(sent)
         return values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -178,7 +181,12 @@ def connected_group(
     checked = check_placement(comm, world, device, backend)
     threads, why = _set_threads(config, of_node, world)
     store = _init_process_group(
-        world, link, config, device, backend, group_backends(backend, device.type, cpu_offload=cpu_offload)
+        world,
+        link,
+        config,
+        backend,
+        group_backends(backend, device.type, cpu_offload=cpu_offload),
+        _bound_device(device, devices_per_rank),
     )
     placement = (
         f"{counted(world.world_size, 'rank')} on {counted(node.num_groups, 'node')} ({world.launcher}), "
@@ -215,8 +223,22 @@ def _choose_device(
     return device, backend
 
 
+def _bound_device(device: torch.device, devices_per_rank: int) -> torch.device | None:
+    """Returns the only device with which this rank communicates; None for a CPU, or if there are several.
+
+    NCCL connects a bound device at once, but then raises DistBackendError for a tensor on another device
+    (ProcessGroupNCCL.cpp of torch 2.8 to 2.13, initNCCLComm), such as a gradient of the second stage.
+    """
+    return device if device.type != "cpu" and devices_per_rank == 1 else None
+
+
 def _init_process_group(
-    world: World, link: Link, config: ProcessGroupConfig, device: torch.device, backend: str, backends: str
+    world: World,
+    link: Link,
+    config: ProcessGroupConfig,
+    backend: str,
+    backends: str,
+    device: torch.device | None,
 ) -> object:
     """Creates torch's process group; returns its store. Collective: every rank must call this."""
     if link.endpoint.interface and "gloo" in backends:
@@ -230,7 +252,7 @@ def _init_process_group(
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=config.timeout_s),
-        device_id=device if device.type != "cpu" else None,
+        device_id=device,
     )
     return store
 
