@@ -5,7 +5,7 @@ The stand-ins raise or record what the named functions of torch do there.
 
 import pickle
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +13,12 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import ddp_hpc
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RequestError
+from ddp_hpc.library import connected_world
+from ddp_hpc.library.wrap import _check_offload
 from ddp_hpc.training import evaluation
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.failure_watch import explain_lost_contact
@@ -122,7 +125,7 @@ def test_with_gloo_a_torch_with_nccl_writes_the_record_of_gloo(tmp_path, monkeyp
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(1))
-        assert [entry["profiling_name"] for entry in _record_in(tmp_path)] == ["gloo:all_reduce"]
+        assert "gloo:all_reduce" in [entry["profiling_name"] for entry in _record_in(tmp_path)]
         monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
         assert _record_in(tmp_path) == []
     finally:
@@ -225,3 +228,23 @@ def test_a_torch_with_cuda_but_without_nccl_reports_its_versions(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     monkeypatch.delattr(torch._C, "_nccl_version", raising=False)
     assert "nccl" not in versions()
+
+
+@pytest.mark.parametrize(("backends", "is_rejected"), [("cuda:nccl", True), ("cpu:gloo,cuda:nccl", False)])
+def test_offloaded_gradients_need_a_backend_for_tensors_of_the_cpu(backends, is_rejected):
+    with pytest.raises(RequestError, match="cpu_offload=True") if is_rejected else nullcontext():
+        _check_offload(backends)
+
+
+@pytest.mark.parametrize("cpu_offload", [False, True])
+def test_the_library_connects_ranks_with_gloo_for_offloaded_gradients(cpu_offload, monkeypatch):
+    told = {}
+
+    def record(*_, **options):
+        told.update(options)
+        raise Told
+
+    monkeypatch.setattr(connected_world, "session", record)
+    with pytest.raises(Told), ddp_hpc.distributed(cpu_offload=cpu_offload):
+        pass
+    assert told["cpu_offload"] is cpu_offload
