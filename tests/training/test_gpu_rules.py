@@ -29,6 +29,7 @@ from ddp_hpc.training.optimization.precision import check_bf16
 from ddp_hpc.training.process_group import group as group_module
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer
+from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
 from ddp_hpc.training.telemetry.metrics_file import versions
 
 CUDA = torch.device("cuda", 0)
@@ -39,10 +40,12 @@ class Told(Exception):
     pass
 
 
-@pytest.mark.parametrize(("per_rank", "bound"), [(1, CUDA), (2, None)])
-def test_a_rank_with_several_devices_is_not_bound_to_one_of_them(per_rank, bound, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "per_rank", "bound"), [("nccl", 1, CUDA), ("nccl", 2, None), ("gloo", 1, None)]
+)
+def test_a_rank_is_bound_to_its_only_device_over_nccl(backend, per_rank, bound, monkeypatch):
     # ProcessGroupNCCL.cpp, initNCCLComm: "Attempt to perform collective on tensor not on device passed to
-    # init_process_group".
+    # init_process_group"; split_group of torch 2.8 with gloo: "does not support splitting".
     told = {}
 
     def record(*_, **options):
@@ -53,7 +56,7 @@ def test_a_rank_with_several_devices_is_not_bound_to_one_of_them(per_rank, bound
     for name, value in {
         "pick_device": CUDA,
         "device_kind": "cuda",
-        "choose_backend": "nccl",
+        "choose_backend": backend,
         "check_placement": (),
         "group_store": None,
         "turn_on_flight_recorder": None,
@@ -101,6 +104,24 @@ def test_an_evaluation_copies_buffers_that_are_not_contiguous(nccl):
     mesh = SimpleNamespace(data_size=2, has=lambda _: False)
     evaluation._broadcast_buffers(SimpleNamespace(mesh=mesh, model=model))
     assert model.transposed.eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float64, torch.bfloat16])
+def test_a_snapshot_is_sent_in_every_data_type(dtype):
+    # NCCLUtils.hpp, ncclDataType; gloo: "Invalid scalar type".
+    saved = {"matrix": torch.ones(2, 3, dtype=dtype), "scalar": torch.ones((), dtype=dtype)}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = Group(
+            world=ALONE, comm=SingleComm(), device=torch.device("cpu"), backend="gloo", threads=1,
+            placement="",
+        )  # fmt: skip
+        found = dict(StateReader(group).tensors(saved, lambda _: Needed(), differs_between_ranks=False))
+    finally:
+        dist.destroy_process_group()
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in saved.items()
+    }
 
 
 def test_a_rank_without_gradients_has_its_norm_on_the_device_of_the_group():

@@ -186,7 +186,7 @@ def connected_group(
         config,
         backend,
         group_backends(backend, device.type, cpu_offload=cpu_offload),
-        _bound_device(device, devices_per_rank),
+        _bound_device(device, backend, devices_per_rank),
     )
     placement = (
         f"{counted(world.world_size, 'rank')} on {counted(node.num_groups, 'node')} ({world.launcher}), "
@@ -223,13 +223,15 @@ def _choose_device(
     return device, backend
 
 
-def _bound_device(device: torch.device, devices_per_rank: int) -> torch.device | None:
-    """Returns the only device with which this rank communicates; None for a CPU, or if there are several.
+def _bound_device(device: torch.device, backend: str, devices_per_rank: int) -> torch.device | None:
+    """Returns the only device with which this rank communicates over NCCL or XCCL; otherwise None.
 
-    NCCL connects a bound device at once, but then raises DistBackendError for a tensor on another device
-    (ProcessGroupNCCL.cpp of torch 2.8 to 2.13, initNCCLComm), such as a gradient of the second stage.
+    These backends connect a bound device at once, but then raise DistBackendError for a tensor on another
+    device (ProcessGroupNCCL.cpp of torch 2.8 to 2.13, initNCCLComm), such as a gradient of the second stage.
+    A group with a bound device is split for the dimensions of a mesh, which gloo cannot do in torch 2.8
+    (DeviceMesh._init_process_groups and split_group).
     """
-    return device if device.type != "cpu" and devices_per_rank == 1 else None
+    return device if backend in ("nccl", "xccl") and devices_per_rank == 1 else None
 
 
 def _init_process_group(
