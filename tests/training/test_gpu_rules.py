@@ -41,11 +41,18 @@ class Told(Exception):
 
 
 @pytest.mark.parametrize(
-    ("backend", "per_rank", "bound"), [("nccl", 1, CUDA), ("nccl", 2, None), ("gloo", 1, None)]
+    ("backend", "options", "bound"),
+    [
+        ("nccl", {}, CUDA),
+        ("nccl", {"devices_per_rank": 2}, None),
+        ("nccl", {"cpu_offload": True}, None),
+        ("gloo", {}, None),
+    ],
 )
-def test_a_rank_is_bound_to_its_only_device_over_nccl(backend, per_rank, bound, monkeypatch):
+def test_a_rank_is_bound_to_its_only_device_over_nccl_alone(backend, options, bound, monkeypatch):
     # ProcessGroupNCCL.cpp, initNCCLComm: "Attempt to perform collective on tensor not on device passed to
-    # init_process_group"; split_group of torch 2.8 with gloo: "does not support splitting".
+    # init_process_group"; split_group of torch 2.8: "does not support splitting" with gloo, and "Unknown c10d
+    # backend type CPU:GLOO,CUDA:NCCL".
     told = {}
 
     def record(*_, **options):
@@ -53,6 +60,7 @@ def test_a_rank_is_bound_to_its_only_device_over_nccl(backend, per_rank, bound, 
         raise Told
 
     monkeypatch.setattr(dist, "init_process_group", record)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for name, value in {
         "pick_device": CUDA,
         "device_kind": "cuda",
@@ -65,7 +73,7 @@ def test_a_rank_is_bound_to_its_only_device_over_nccl(backend, per_rank, bound, 
         monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
     endpoint = SimpleNamespace(interface="", host="n1", port=1, why="", note="")
     link = SimpleNamespace(comm=SingleComm(), endpoint=endpoint)
-    group = group_module.connected_group(ALONE, link, TrainConfig().process_group, devices_per_rank=per_rank)
+    group = group_module.connected_group(ALONE, link, TrainConfig().process_group, **options)
     with pytest.raises(Told), group:
         pass
     assert told["device_id"] == bound

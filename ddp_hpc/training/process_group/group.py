@@ -180,14 +180,9 @@ def connected_group(
     of_node = [_core_list(int(mask, 16)) for mask in node.values]
     checked = check_placement(comm, world, device, backend)
     threads, why = _set_threads(config, of_node, world)
-    store = _init_process_group(
-        world,
-        link,
-        config,
-        backend,
-        group_backends(backend, device.type, cpu_offload=cpu_offload),
-        _bound_device(device, backend, devices_per_rank),
-    )
+    backends = group_backends(backend, device.type, cpu_offload=cpu_offload)
+    bound = _bound_device(device, backends, devices_per_rank)
+    store = _init_process_group(world, link, config, backend, backends, bound)
     placement = (
         f"{counted(world.world_size, 'rank')} on {counted(node.num_groups, 'node')} ({world.launcher}), "
         f"{backend} on {device.type}, {counted(threads, 'thread')} per rank ({why}), "
@@ -223,15 +218,15 @@ def _choose_device(
     return device, backend
 
 
-def _bound_device(device: torch.device, backend: str, devices_per_rank: int) -> torch.device | None:
+def _bound_device(device: torch.device, backends: str, devices_per_rank: int) -> torch.device | None:
     """Returns the only device with which this rank communicates over NCCL or XCCL; otherwise None.
 
     These backends connect a bound device at once, but then raise DistBackendError for a tensor on another
     device (ProcessGroupNCCL.cpp of torch 2.8 to 2.13, initNCCLComm), such as a gradient of the second stage.
-    A group with a bound device is split for the dimensions of a mesh, which gloo cannot do in torch 2.8
-    (DeviceMesh._init_process_groups and split_group).
+    A group with a bound device is split for the dimensions of a mesh, and torch 2.8 cannot split a group with
+    gloo (split_group in torch/distributed/distributed_c10d.py).
     """
-    return device if backend in ("nccl", "xccl") and devices_per_rank == 1 else None
+    return device if backends in ("nccl", "xccl") and devices_per_rank == 1 else None
 
 
 def _init_process_group(
