@@ -50,11 +50,13 @@ def check(places: Sequence[RankPlace], backend: str) -> list[PlacementFinding]:
 
 
 def _shared_devices(places: Sequence[RankPlace], backend: str) -> Iterator[PlacementFinding]:
-    first_on: dict[tuple[str, str], RankPlace] = {}
+    first_on: dict[tuple[str, ...], RankPlace] = {}
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for place in places:
-        name = place.identity or place.pci
-        if name and (first := first_on.setdefault((place.host, name), place)) is not place:
+        # Both are compared: parts of a GPU (MIG) have one PCI address, and ROCm can report the same UUID for
+        # all GPUs, if it knows none (HSA_AMD_AGENT_INFO_UUID: "GPU-XX").
+        names = place.identity, place.pci
+        if any(names) and (first := first_on.setdefault((place.host, *names), place)) is not place:
             pairs.append((first, place))
     if not pairs:
         return

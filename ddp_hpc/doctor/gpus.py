@@ -158,10 +158,11 @@ def nccl(here: Here) -> DoctorFinding:
 
 
 def net_plugin(here: Here) -> Path | None:
-    """Returns the first libnccl-net*.so in the directories of LD_LIBRARY_PATH."""
-    for directory in here.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        if directory and (found := sorted(Path(directory).glob("libnccl-net*.so"))):
-            return found[0]
+    """Returns the first network plugin of NCCL, or of RCCL on ROCm, in LD_LIBRARY_PATH."""
+    for directory in filter(None, here.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        for pattern in ("libnccl-net*.so", "librccl-net*.so"):
+            if found := sorted(Path(directory).glob(pattern)):
+                return found[0]
     return None
 
 

@@ -193,6 +193,7 @@ def distributed(
     init_timeout_s: float = 300.0,
     timeout_s: float = 1800.0,
     hang_timeout_s: float = 1800.0,
+    cpu_offload: bool = False,
 ) -> Iterator[ConnectedWorld]:
     """Connects the ranks that mpiexec, srun or torchrun started. Without a launcher, there is one rank.
 
@@ -211,8 +212,8 @@ def distributed(
         threads: CPU threads per rank; None: the number of cores that the rank may use.
         init_timeout_s: time limit for all ranks to find each other.
         timeout_s: time limit for a rank to wait for the others in one collective call.
-        hang_timeout_s: time limit for a step in a loop with `world.loader` or snapshots. After that,
-            the job is ended with an error that names the rank that hangs.
+        hang_timeout_s: time limit for a step with `world.loader` or snapshots; names the rank that hangs.
+        cpu_offload: on GPUs, also connect the ranks with gloo, for `wrap(..., cpu_offload=True)`.
     """
     global _current
     _check_not_nested()
@@ -230,7 +231,7 @@ def distributed(
             hang_timeout=hang_timeout_s,
         )
         try:
-            with session(config.process_group, parts) as group:
+            with session(config.process_group, parts, cpu_offload=cpu_offload) as group:
                 world = _current = _connect(config, group, parts)
                 try:
                     yield world

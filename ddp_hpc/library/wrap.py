@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ddp_hpc.errors import RequestError, nearest
@@ -45,6 +46,8 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
     """
     world = current_world("ddp_hpc.wrap()")
     config = _config(world, strategy, options)
+    if config.parallel.cpu_offload and world.device.type != "cpu" and world.group.backend != "none":
+        _check_offload(torch.distributed.get_backend_config())
     own = shapes_text(model)
     first = world.broadcast(own)
     pairs = zip(own.split("), "), first.split("), "), strict=False)
@@ -91,3 +94,16 @@ def _config(world: ConnectedWorld, strategy: str, options: dict[str, Any]) -> Tr
     if options.get("amp", "off") != "off" and strategy != "fsdp" and "fsdp" not in (mesh or ""):
         raise RequestError("amp= requires strategy='fsdp'; with ddp use torch.autocast for the forward pass")
     return world.config.changed(strategy="ddp" if strategy == "single" else strategy, **options)
+
+
+def _check_offload(backends: str) -> None:
+    """Raises RequestError if the ranks cannot exchange tensors in host memory, as with NCCL alone.
+
+    The norm of the gradients, for example of torch.nn.utils.clip_grad_norm_, would fail with `No backend type
+    associated with device type cpu` (https://github.com/pytorch/pytorch/issues/148532).
+    """
+    if "cpu:" not in backends:
+        raise RequestError(
+            "wrap(..., cpu_offload=True) keeps gradients in host memory, which NCCL and XCCL cannot read; "
+            "use ddp_hpc.distributed(cpu_offload=True), which also connects the ranks with gloo"
+        )

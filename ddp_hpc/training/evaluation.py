@@ -99,7 +99,10 @@ def _broadcast_buffers(strategy: Strategy) -> None:
         return
     group = mesh.sub("dp").get_group() if mesh.has("pp") else None
     for buffer in strategy.model.buffers():
-        dist.broadcast(buffer, group=group, group_src=0)
+        sent = buffer.contiguous()  # NCCL accepts no other tensors, unlike gloo
+        dist.broadcast(sent, group=group, group_src=0)
+        if sent is not buffer:
+            buffer.copy_(sent)
 
 
 def _slices(

@@ -386,7 +386,8 @@ def test_this_machine_can_be_overcommitted_up_to_the_given_ranks_per_node(
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [("0,1,2", 3), ("GPU-1b,GPU-2c", 2), ("", 0), ("-1", 0), ("0,-1,1", 1)]
+    ("visible", "count"),
+    [("0,1,2", 3), ("GPU-1b,GPU-2c", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("NoDevFiles", 0)],
 )
 def test_cuda_visible_devices_hides_gpus(visible: str, count: int) -> None:
     assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == count

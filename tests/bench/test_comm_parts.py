@@ -285,6 +285,17 @@ def test_version_network_and_channels_are_parsed_from_the_nccl_log() -> None:
     assert "4 via P2P/CUMEM/read" in found["line"]
 
 
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("RCCL version : 2.30.4-HEAD:2b22ab0", "2.30.4-HEAD:2b22ab0"),
+        ("RCCL version 2.12.10+hip5.3", "2.12.10+hip5.3"),  # VERSION_STRING in RCCL's init.cc
+    ],
+)
+def test_the_version_of_rccl_is_found(line: str, version: str) -> None:
+    assert parse_nccl_log(f"{line}\n")["version"] == version
+
+
 def test_an_empty_log_is_reported() -> None:
     line = summary("nccl", [parse_nccl_log("")])["line"]
     assert line == (

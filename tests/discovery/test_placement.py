@@ -143,6 +143,11 @@ def test_without_uuids_a_gpu_is_identified_by_host_and_pci_address() -> None:
     assert text.endswith("(1 more case)")
 
 
+def test_gpus_with_the_same_uuid_are_told_apart_by_their_pci_addresses() -> None:
+    # As on MI250 GPUs with ROCm 6.3.3: https://github.com/ROCm/legacy-rocm-build/issues/5480.
+    assert found(nodes(identity="58580000-0000-0000-0000-000000000000")) == []
+
+
 def test_devices_without_uuid_and_pci_address_have_no_findings() -> None:
     assert found(nodes(identity="", pci="", device_numa=None, device_cpus="")) == []
 

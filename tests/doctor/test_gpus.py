@@ -98,11 +98,13 @@ def test_invalid_output_of_nvidia_smi_is_a_warning(tmp_path: Path) -> None:
     assert gpus.gpu_state(stand_in(tmp_path, r"printf '\377\376,\n'")).status == "warn"
 
 
-def test_the_network_plugin_is_searched_in_the_library_path(tmp_path: Path) -> None:
-    (tmp_path / "libnccl-net-ofi.so").touch()
+# RCCL, on AMD GPUs, looks for the second name: "NET/Plugin: Could not find: librccl-net.so".
+@pytest.mark.parametrize("name", ["libnccl-net-ofi.so", "librccl-net.so"])
+def test_the_network_plugin_is_searched_in_the_library_path(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
     assert gpus.net_plugin(Here({})) is None
     here = Here({"LD_LIBRARY_PATH": f"::/none:{tmp_path}"})
-    assert gpus.net_plugin(here) == tmp_path / "libnccl-net-ofi.so"
+    assert gpus.net_plugin(here) == tmp_path / name
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Training on a CUDA device: `make test ARGS="-m gpu"`. Without a device, one line reports the skip."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -68,3 +69,43 @@ def test_device_count_starts_one_rank_per_gpu(tmp_path):
     succeeded(train(*SIZES, "--discovery", "device_count", "--summary", "s.json", cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]
     assert world["world_size"] == torch.cuda.device_count()
+
+
+WAITS_IN_A_THREAD = """
+import threading
+import torch
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer
+
+device = torch.device("cuda", 1)
+torch.cuda.set_device(device)
+buffer = FileBuffer({"weight": ((8,), torch.float32)}, is_pinned=True)
+buffer.fill([("weight", torch.ones(8, device=device))])
+thread = threading.Thread(target=buffer.wait)
+thread.start()
+thread.join()
+assert not torch._C._cuda_hasPrimaryContext(0)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a rank on the second GPU")
+def test_the_thread_that_writes_snapshots_allocates_nothing_on_the_first_gpu(tmp_path):
+    succeeded(run([sys.executable, "-c", WAITS_IN_A_THREAD], tmp_path))  # never run
+
+
+FROZEN_STAGE = """
+from torch import nn
+
+
+def net():
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    layers[0].requires_grad_(False)
+    return layers
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a pipeline needs two GPUs")
+def test_the_norm_of_the_gradients_includes_a_stage_without_any(tmp_path):
+    (tmp_path / "mine.py").write_text(FROZEN_STAGE)
+    options = ["--model", "mine:net", "--strategy", "pp", "--clip-norm", "0.5", "--num-samples", "64"]
+    options += ["--src-shape", "8", "--tgt-shape", "8", "--epochs", "1", "--batch-size", "8"]
+    succeeded(train(*options, cwd=tmp_path, ranks=2))  # never run

@@ -49,3 +49,16 @@ def test_a_strategy_has_the_losses_of_one_cpu_process(row, tmp_path):
     assert found == pytest.approx(expected, abs=max(row.tolerance, ACROSS_DEVICES))
     summary = json.loads((tmp_path / "s.json").read_text())
     print(row.options, summary["device"], summary["backend"], summary["memory"], summary["samples_per_s"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a replica on two devices needs two GPUs")
+def test_replicas_on_two_devices_each_average_the_gradients_of_both_over_nccl(tmp_path):
+    # With as many ranks as GPUs, as above, the option is rejected on most machines. Never run.
+    ranks = min(2, torch.cuda.device_count() // 2)
+    words = [*TRAINING, "--dtype", "float64", "--batch-size", str(16 // ranks), "--devices-per-rank", "2"]
+    words += ["--single-rank-group"] if ranks == 1 else []
+    succeeded(train(*words, "--metrics", "gpu.jsonl", cwd=tmp_path, ranks=ranks))
+    cpu = [*TRAINING, "--dtype", "float64", "--batch-size", "16", "--device", "cpu"]
+    succeeded(train(*cpu, "--metrics", "cpu.jsonl", cwd=tmp_path))
+    found, expected = losses(tmp_path / "gpu.jsonl"), losses(tmp_path / "cpu.jsonl")
+    assert found == pytest.approx(expected, abs=ACROSS_DEVICES)

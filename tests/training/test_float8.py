@@ -54,6 +54,19 @@ def test_fp8_is_rejected_in_one_line_where_it_cannot_run(monkeypatch, facts, wor
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("architecture", "has_float8"),
+    [("gfx90a:sramecc+:xnack-", False), ("gfx942:sramecc+:xnack-", True), ("gfx950", True)],
+)
+def test_amd_gpus_are_judged_by_their_architecture(architecture, has_float8, monkeypatch):
+    # torch calls an MI250X, which has no float8, a device of capability 9.0, like an H100.
+    monkeypatch.setattr(torch.version, "hip", "6.4.0")
+    properties = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    line = refusal(monkeypatch)
+    assert line == "" if has_float8 else "does not support matrix products in float8" in line
+
+
 @pytest.mark.parametrize("options", [{"strategy": "tp"}, {"mesh": "fsdp=2,tp=2"}])
 def test_fp8_is_rejected_with_tensor_parallelism(options):
     with pytest.raises(RequestError, match="--fp8 cannot be used with tp"):

@@ -242,10 +242,10 @@ def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
     assert "frame" not in text
     assert explain_lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 30.0) == ""
     assert explain_lost_contact(ValueError("gloo: connection closed"), 30.0) == ""
-    nccl = "NCCL error in: x.cpp:1, remote process exited or there was a network error\nLast error: peer n2"
+    nccl = "NCCL error in: x.cpp:1, remote process exited or there was a network error\nLast error:\npeer n2"
     assert "Last error: peer n2" in explain_lost_contact(torch.distributed.DistBackendError(nccl), 30.0)
     own = torch.distributed.DistBackendError(
-        "NCCL error in: x.cpp:1, invalid usage\nLast error: Duplicate GPU"
+        "NCCL error in: x.cpp:1, invalid usage\nLast error:\nDuplicate GPU"
     )
     assert explain_lost_contact(own, 30.0) == "", "not caused by another rank"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_hpc.discovery.network_interfaces import interface_address
 
-_VERSION = re.compile(r"NCCL version (\S+)")
+_VERSION = re.compile(r"[NR]CCL version (?:: )?(\S+)")  # RCCL on ROCm: `RCCL version : 2.30.4-HEAD:2b22ab0`
 _NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\w+)")
 _CHANNEL = re.compile(r" via ((?:P2P|SHM|NET|COLLNET|NVLS|C2C)\b.*?)(?: comm 0x.*)?$", re.MULTILINE)

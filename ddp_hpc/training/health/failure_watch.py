@@ -46,8 +46,10 @@ def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
     if "gloo" not in text and not type(error).__name__.startswith("Dist"):
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # NCCL reports the actual cause in the line that begins with `Last error`, not in the first line.
-    cause = next((line for line in lines if line.startswith("Last error")), lines[0])
+    # torch appends NCCL's last warning, which is the actual cause, below the line `Last error:` (torch's
+    # NCCLUtils.cpp, getNcclErrorDetailStr).
+    last = next((index for index, line in enumerate(lines) if line.startswith("Last error:")), None)
+    cause = lines[0] if last is None else " ".join(lines[last : last + 2])
     cause = cause.partition(". This is typically")[0][:300]  # cut gloo's advice, which contains an emoji
     return (
         f"lost contact with another rank in a collective ({cause}). It has exited or is stuck; look for its "

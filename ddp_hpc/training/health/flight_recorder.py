@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 from ddp_hpc.training.health.stack_traces import in_time
 
@@ -48,8 +49,14 @@ def write_flight_record(rank: int, limit_s: float) -> None:
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     prefix = os.environ.get(_FILE) or os.environ.get(_OLD_FILE)
-    # The first function exists only if torch was built with NCCL, which keeps a separate record.
-    dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
-    if dump is None or prefix is None:
-        return
-    in_time(lambda: Path(f"{prefix}{rank}").write_bytes(dump()), limit_s)
+    if c10d is not None and prefix is not None:
+        in_time(lambda: Path(f"{prefix}{rank}").write_bytes(_record(c10d)), limit_s)
+
+
+def _record(c10d: Any) -> bytes:
+    """Returns the record of the backend: NCCL and gloo have separate records, and if torch was built with
+    NCCL, it has the functions of both.
+    """
+    has_nccl = "nccl" in sys.modules["torch.distributed"].get_backend_config()
+    record: bytes = c10d._dump_nccl_trace() if has_nccl else c10d._dump_fr_trace()
+    return record

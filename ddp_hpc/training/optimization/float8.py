@@ -15,8 +15,10 @@ from torch import nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
-# Ada (8.9), Hopper (9.0) and newer GPUs have tensor cores for float8.
+# Ada (8.9), Hopper (9.0) and newer NVIDIA GPUs have tensor cores for float8; so have AMD's MI300, MI350 and
+# RDNA 4 (torch/testing/_internal/common_cuda.py of torch 2.13, evaluate_platform_supports_fp8).
 _CAPABILITY = (8, 9)
+_AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
 # torch._scaled_mm requires that both sizes of a weight are multiples of this number.
 _MULTIPLE = 16
 
@@ -27,15 +29,22 @@ def check_fp8(config: OptimizationConfig, device: torch.device) -> None:
         return
     if device.type != "cuda":
         raise RequestError(f"--fp8 needs a CUDA device, but this rank uses {device}; omit --fp8")
-    if torch.cuda.get_device_capability(device) < _CAPABILITY:
+    if not _has_float8(device):
         raise RequestError(
             f"--fp8: {torch.cuda.get_device_name(device)} does not support matrix products in float8 (L40S, "
-            "H100 and newer GPUs do); omit --fp8"
+            "H100, MI300 and newer GPUs do); omit --fp8"
         )
     if config.amp != "bf16":
         raise RequestError(f"--fp8 needs --amp bf16 (got --amp {config.amp}); use --amp bf16, or omit --fp8")
     if importlib.util.find_spec("torchao") is None:
         raise RequestError("--fp8 needs torchao, which is not installed: pip install torchao, or omit --fp8")
+
+
+def _has_float8(device: torch.device) -> bool:
+    if torch.version.hip is None:
+        return torch.cuda.get_device_capability(device) >= _CAPABILITY
+    # On ROCm, the capability is the number of the architecture: that of an MI250X (gfx90a) is 9.0.
+    return str(torch.cuda.get_device_properties(device).gcnArchName).startswith(_AMD_ARCHITECTURES)
 
 
 def use_fp8(layers: Sequence[nn.Module], *, emulate: bool = False) -> int:

@@ -18,10 +18,15 @@ from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard
 _BUCKET_BYTES = 25 * 2**20  # the default bucket size of DDP
 
 
-def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | None = None) -> Tensor:
+def global_norm(
+    parameters: Iterable[nn.Parameter],
+    across: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
     """Returns the norm of all gradients together, as a float64 scalar tensor.
 
-    `across` is a group of ranks that hold different parameters.
+    `across` is a group of ranks that hold different parameters, on `device`: a rank without gradients, such
+    as a frozen stage, takes part with a zero on that device, because NCCL cannot send a tensor of the CPU.
     Collective if a gradient is sharded or `across` is given: every rank must call this.
     """
     layouts: dict[Any, list[Tensor]] = {}
@@ -43,7 +48,7 @@ def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | 
                 if not placement.is_replicate():
                     dist.all_reduce(square, group=mesh.get_group(dim))
         squares.append(square)
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
     if across is not None:
         dist.all_reduce(total, group=across)
     return total.sqrt()

@@ -53,8 +53,13 @@ class Precision:
 
 
 def check_bf16(config: OptimizationConfig, device: torch.device) -> None:
-    """Raises RequestError if the model should compute in bfloat16, which the device does not support."""
-    if config.half_dtype == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    """Raises RequestError if the model should compute in bfloat16, which the device does not support.
+
+    By default, torch calls it supported if the device can store such tensors, as a V100 can.
+    """
+    if config.half_dtype != "bf16" or device.type != "cuda":
+        return
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
         option = "--amp" if config.param_dtype is None else "--param-dtype"
         raise RequestError(
             f"{option} bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "

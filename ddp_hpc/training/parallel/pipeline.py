@@ -88,7 +88,8 @@ class Pipeline(Strategy):
 
     def gradient_norm(self) -> Tensor:
         """Returns the norm of the gradients of all stages."""
-        return global_norm(self.parameters(), across=self.mesh.sub("pp").get_group())
+        pipeline = self.mesh.sub("pp").get_group()
+        return global_norm(self.parameters(), across=pipeline, device=self.group.device)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
         """Returns the model's output on the last stage; None on the others."""

@@ -52,7 +52,10 @@ class Group:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sums the values element-wise over ranks, in place. Collective: every rank must call this."""
         if self.backend != "none":
-            dist.all_reduce(values)
+            sent = values.contiguous()  # NCCL accepts no other tensors, unlike gloo
+            dist.all_reduce(sent)
+            if sent is not values:
+                values.copy_(sent)
         return values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -177,9 +180,9 @@ def connected_group(
     of_node = [_core_list(int(mask, 16)) for mask in node.values]
     checked = check_placement(comm, world, device, backend)
     threads, why = _set_threads(config, of_node, world)
-    store = _init_process_group(
-        world, link, config, device, backend, group_backends(backend, device.type, cpu_offload=cpu_offload)
-    )
+    backends = group_backends(backend, device.type, cpu_offload=cpu_offload)
+    bound = _bound_device(device, backends, devices_per_rank)
+    store = _init_process_group(world, link, config, backend, backends, bound)
     placement = (
         f"{counted(world.world_size, 'rank')} on {counted(node.num_groups, 'node')} ({world.launcher}), "
         f"{backend} on {device.type}, {counted(threads, 'thread')} per rank ({why}), "
@@ -215,8 +218,24 @@ def _choose_device(
     return device, backend
 
 
+def _bound_device(device: torch.device, backends: str, devices_per_rank: int) -> torch.device | None:
+    """Returns the only device with which this rank communicates over NCCL or XCCL; otherwise None.
+
+    These backends connect a bound device at once, but then raise DistBackendError for a tensor on another
+    device (ProcessGroupNCCL.cpp of torch 2.8 to 2.13, initNCCLComm), such as a gradient of the second stage.
+    A group with a bound device is split for the dimensions of a mesh, and torch 2.8 cannot split a group with
+    gloo (split_group in torch/distributed/distributed_c10d.py).
+    """
+    return device if backends in ("nccl", "xccl") and devices_per_rank == 1 else None
+
+
 def _init_process_group(
-    world: World, link: Link, config: ProcessGroupConfig, device: torch.device, backend: str, backends: str
+    world: World,
+    link: Link,
+    config: ProcessGroupConfig,
+    backend: str,
+    backends: str,
+    device: torch.device | None,
 ) -> OpenStore:
     """Creates torch's process group; returns its store. Collective: every rank must call this."""
     if link.endpoint.interface and "gloo" in backends:
@@ -230,7 +249,7 @@ def _init_process_group(
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=config.timeout_s),
-        device_id=device if device.type != "cpu" else None,
+        device_id=device,
     )
     return store
 

@@ -79,7 +79,8 @@ class FileBuffer:
         first, self.begins, num_bytes = file_layout(specs)
         self.header_bytes = len(first)
         self.parts = _allocate(num_bytes, is_pinned)
-        self._copies: list[Any] = []
+        self._streams: dict[torch.device, Any] = {}
+        self._copies: list[tuple[torch.device, Any]] = []
         self._starts = [0]
         for part in self.parts:
             self._starts.append(self._starts[-1] + part.numel())
@@ -101,31 +102,41 @@ class FileBuffer:
         may change the tensors. The host does not wait.
         """
         missing = set(self.specs)
-        streams: dict[torch.device, Any] = {}
+        used: dict[torch.device, Any] = {}
         for name, tensor in tensors:
             missing.discard(name)
             if tensor.device.type == "cpu":
                 self._put(self.begins[name], tensor.detach().reshape(-1))
                 continue
             module = torch.get_device_module(tensor.device)
-            if tensor.device not in streams:
-                streams[tensor.device] = module.Stream(tensor.device)
-            stream = streams[tensor.device]
+            used[tensor.device] = stream = self._stream_of(tensor.device)
             stream.wait_stream(module.current_stream(tensor.device))
             with module.stream(stream):
                 self._put(self.begins[name], tensor.detach().reshape(-1))
             # The tensor may be temporary: its memory must not be reused before the copy.
             tensor.record_stream(stream)
         assert not missing, missing
-        for device, stream in streams.items():
+        for device, stream in used.items():
             module = torch.get_device_module(device)
             module.current_stream(device).wait_stream(stream)
-            self._copies.append(stream.record_event())
+            self._copies.append((device, stream.record_event()))
 
     def wait(self) -> None:
         """Waits until the copies that `fill` has started are complete. Can be called from any thread."""
         while self._copies:
-            self._copies.pop().synchronize()
+            device, copied = self._copies.pop()
+            # The current device of a new thread is the first one. Waiting there would allocate a CUDA context
+            # on it, about 500 MiB per rank of the node (https://github.com/meta-pytorch/torchcomms/pull/777).
+            with torch.get_device_module(device).device(device):
+                copied.synchronize()
+
+    def _stream_of(self, device: torch.device) -> Any:
+        """Returns a stream of the device, always the same one: torch has 32, which it hands out in turn, so
+        a new one for each save could be the stream of the training (c10/cuda/CUDAStream.h).
+        """
+        if device not in self._streams:
+            self._streams[device] = torch.get_device_module(device).Stream(device)
+        return self._streams[device]
 
     def _put(self, begin: int, values: Tensor) -> None:
         """Copies a flat tensor to the file's bytes from `begin` on."""

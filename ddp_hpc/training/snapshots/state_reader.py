@@ -108,7 +108,7 @@ class StateReader:
         for name, dtype, shape in self._group.comm.bcast(_describe(saved or {})):
             tensor = _empty(dtype, shape, device) if saved is None else saved[name].to(device)
             if self._group.backend != "none":
-                dist.broadcast(tensor, src=0)
+                _broadcast(tensor)
             if (need := needed(name)) is not None:
                 yield name, tensor if need.like is None else shard_like(need.like, tensor)
 
@@ -122,7 +122,7 @@ class StateReader:
         else:
             tensor = torch.empty(shape, dtype=dtype, device=device)
         if self._group.backend != "none":
-            dist.broadcast(tensor, src=0)
+            _broadcast(tensor)
         return tensor
 
     def _read(
@@ -138,6 +138,14 @@ class StateReader:
         except DamagedSnapshotError as error:
             self._problem = self._problem or str(error)
             return torch.zeros(shape, dtype=dtype)
+
+
+def _broadcast(tensor: Tensor) -> None:
+    """Overwrites the tensor with that of rank 0. Collective: every rank must call this.
+
+    The bytes are sent, because NCCL and gloo do not support all data types, such as int16.
+    """
+    dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0)
 
 
 def _whole(name: str) -> Needed:

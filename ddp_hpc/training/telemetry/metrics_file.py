@@ -128,6 +128,6 @@ def versions() -> dict[str, str]:
     }
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found

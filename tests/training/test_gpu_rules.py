@@ -1,0 +1,279 @@
+"""Rules of NCCL, CUDA and ROCm that a CPU does not have, as torch's source states them. Not run on a GPU.
+
+The stand-ins raise or record what the named functions of torch do there.
+"""
+
+import pickle
+import threading
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import ddp_hpc
+from ddp_hpc.discovery.rank_communication import SingleComm
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import RequestError
+from ddp_hpc.library import connected_world
+from ddp_hpc.library.wrap import _check_offload
+from ddp_hpc.training import evaluation
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.health.failure_watch import explain_lost_contact
+from ddp_hpc.training.health.flight_recorder import write_flight_record
+from ddp_hpc.training.optimization.config import OptimizationConfig
+from ddp_hpc.training.optimization.gradients import global_norm
+from ddp_hpc.training.optimization.precision import check_bf16
+from ddp_hpc.training.process_group import group as group_module
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer
+from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
+from ddp_hpc.training.telemetry.metrics_file import versions
+
+CUDA = torch.device("cuda", 0)
+ALONE = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
+
+
+class Told(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "bound"),
+    [
+        ("nccl", {}, CUDA),
+        ("nccl", {"devices_per_rank": 2}, None),
+        ("nccl", {"cpu_offload": True}, None),
+        ("gloo", {}, None),
+    ],
+)
+def test_a_rank_is_bound_to_its_only_device_over_nccl_alone(backend, options, bound, monkeypatch):
+    # ProcessGroupNCCL.cpp, initNCCLComm: "Attempt to perform collective on tensor not on device passed to
+    # init_process_group"; split_group of torch 2.8: "does not support splitting" with gloo, and "Unknown c10d
+    # backend type CPU:GLOO,CUDA:NCCL".
+    told = {}
+
+    def record(*_, **options):
+        told.update(options)
+        raise Told
+
+    monkeypatch.setattr(dist, "init_process_group", record)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for name, value in {
+        "pick_device": CUDA,
+        "device_kind": "cuda",
+        "choose_backend": backend,
+        "check_placement": (),
+        "group_store": None,
+        "turn_on_flight_recorder": None,
+        "_set_threads": (1, ""),
+    }.items():
+        monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
+    endpoint = SimpleNamespace(interface="", host="n1", port=1, why="", note="")
+    link = SimpleNamespace(comm=SingleComm(), endpoint=endpoint)
+    group = group_module.connected_group(ALONE, link, TrainConfig().process_group, **options)
+    with pytest.raises(Told), group:
+        pass
+    assert told["device_id"] == bound
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """Collectives over two ranks that have equal tensors, which reject what NCCL's check_gpu_single_tensor in
+    ProcessGroupNCCL.cpp rejects.
+    """
+
+    def checked(result):
+        def call(tensor, **_):
+            if not tensor.is_contiguous():
+                raise ValueError("Tensors must be contiguous")
+            tensor.copy_(result(tensor))
+
+        return call
+
+    monkeypatch.setattr(dist, "all_reduce", checked(lambda tensor: 2 * tensor))
+    monkeypatch.setattr(dist, "broadcast", checked(torch.ones_like))
+
+
+def test_values_that_are_not_contiguous_are_summed_in_place(nccl):
+    group = Group(
+        world=ALONE, comm=SingleComm(), device=torch.device("cpu"), backend="nccl", threads=1, placement=""
+    )
+    values = torch.arange(6.0).view(2, 3).T
+    assert group.sum(values) is values
+    assert values.tolist() == [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]
+
+
+def test_an_evaluation_copies_buffers_that_are_not_contiguous(nccl):
+    model = torch.nn.Module()
+    model.register_buffer("transposed", torch.zeros(2, 3).T)
+    mesh = SimpleNamespace(data_size=2, has=lambda _: False)
+    evaluation._broadcast_buffers(SimpleNamespace(mesh=mesh, model=model))
+    assert model.transposed.eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float64, torch.bfloat16])
+def test_a_snapshot_is_sent_in_every_data_type(dtype):
+    # NCCLUtils.hpp, ncclDataType; gloo: "Invalid scalar type".
+    saved = {"matrix": torch.ones(2, 3, dtype=dtype), "scalar": torch.ones((), dtype=dtype)}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = Group(
+            world=ALONE, comm=SingleComm(), device=torch.device("cpu"), backend="gloo", threads=1,
+            placement="",
+        )  # fmt: skip
+        found = dict(StateReader(group).tensors(saved, lambda _: Needed(), differs_between_ranks=False))
+    finally:
+        dist.destroy_process_group()
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in saved.items()
+    }
+
+
+def test_a_rank_without_gradients_has_its_norm_on_the_device_of_the_group():
+    # NCCL: "No backend type associated with device type cpu" (ProcessGroup.hpp, getBackend).
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    with FakeTensorMode():
+        assert global_norm([frozen], device=CUDA).device == CUDA
+    assert global_norm([frozen]).item() == 0.0
+
+
+def _record_in(path):
+    write_flight_record(0, 5.0)
+    return pickle.loads((path / "rank_0").read_bytes())["entries"]
+
+
+def test_with_gloo_a_torch_with_nccl_writes_the_record_of_gloo(tmp_path, monkeypatch):
+    # torch 2.11.0+cu130 has both functions, and its record of NCCL is empty if the ranks use gloo.
+    c10d = torch._C._distributed_c10d
+    of_nccl = pickle.dumps({"entries": []})
+    monkeypatch.setattr(c10d, "_dump_nccl_trace", lambda: of_nccl, raising=False)
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))
+        assert "gloo:all_reduce" in [entry["profiling_name"] for entry in _record_in(tmp_path)]
+        monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+        assert _record_in(tmp_path) == []
+    finally:
+        dist.destroy_process_group()
+
+
+class Cuda:
+    """A fake device module of torch, with a current device per thread as in CUDA."""
+
+    def __init__(self):
+        self.of_thread, self.streams, self.waited_on = threading.local(), 0, []
+
+    @contextmanager
+    def device(self, device):
+        before, self.of_thread.current = self.current, device.index
+        yield
+        self.of_thread.current = before
+
+    @property
+    def current(self):
+        return getattr(self.of_thread, "current", 0)
+
+    def Stream(self, device):
+        self.streams += 1
+        event = SimpleNamespace(synchronize=lambda: self.waited_on.append(self.current))
+        return SimpleNamespace(wait_stream=lambda _: None, record_event=lambda: event)
+
+    @contextmanager
+    def stream(self, stream):
+        yield
+
+    def current_stream(self, device):
+        return SimpleNamespace(wait_stream=lambda _: None)
+
+
+class OnGpu:
+    """A tensor that is on the second GPU; its values can be copied as if it were not."""
+
+    device = torch.device("cuda", 1)
+
+    def __init__(self, values):
+        self.values = values
+
+    def detach(self):
+        return self.values
+
+    def record_stream(self, stream):
+        pass
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    found = Cuda()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: found)
+    return found
+
+
+def test_the_thread_that_writes_a_snapshot_waits_on_the_device_of_its_rank(cuda):
+    # A thread that calls cudaEventSynchronize while its current device is the first one gets a context there.
+    buffer = FileBuffer({"weight": ((2,), torch.float32)})
+    buffer.fill([("weight", OnGpu(torch.ones(2)))])
+    thread = threading.Thread(target=buffer.wait)
+    thread.start()
+    thread.join()
+    assert cuda.waited_on == [1]
+
+
+def test_all_saves_copy_on_one_stream(cuda):
+    buffer = FileBuffer({"weight": ((2,), torch.float32)})
+    for _ in range(3):
+        buffer.fill([("weight", OnGpu(torch.ones(2)))])
+        buffer.wait()
+    assert cuda.streams == 1
+
+
+def test_bfloat16_is_rejected_on_a_gpu_that_can_only_store_it(monkeypatch):
+    # As on a V100: torch/cuda/__init__.py, is_bf16_supported(including_emulation=True).
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-32GB")
+    with pytest.raises(RequestError, match="--amp bf16: Tesla V100-SXM2-32GB does not support bfloat16"):
+        check_bf16(OptimizationConfig(amp="bf16"), CUDA)
+    check_bf16(OptimizationConfig(amp="fp16"), CUDA)
+
+
+def test_the_cause_of_a_lost_contact_is_below_the_line_last_error():
+    # The text of C10D_NCCL_CHECK and getNcclErrorDetailStr (NCCLUtils.hpp and NCCLUtils.cpp of torch 2.13).
+    text = (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:88, remote process exited or "
+        "there was a network error, NCCL version 2.28.9\nncclRemoteError: A call failed possibly due to a "
+        "network error or a remote process exiting prematurely.\nLast error:\nsocketPollConnect: "
+        "connect to 10.0.0.2<4711> returned Connection refused"
+    )
+    line = explain_lost_contact(dist.DistBackendError(text), 30.0)
+    assert "(Last error: socketPollConnect: connect to 10.0.0.2<4711> returned Connection refused)" in line
+
+
+def test_a_torch_with_cuda_but_without_nccl_reports_its_versions(monkeypatch):
+    # torch._C has no _nccl_version then (torch/cuda/nccl.py).
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    monkeypatch.delattr(torch._C, "_nccl_version", raising=False)
+    assert "nccl" not in versions()
+
+
+@pytest.mark.parametrize(("backends", "is_rejected"), [("cuda:nccl", True), ("cpu:gloo,cuda:nccl", False)])
+def test_offloaded_gradients_need_a_backend_for_tensors_of_the_cpu(backends, is_rejected):
+    with pytest.raises(RequestError, match="cpu_offload=True") if is_rejected else nullcontext():
+        _check_offload(backends)
+
+
+@pytest.mark.parametrize("cpu_offload", [False, True])
+def test_the_library_connects_ranks_with_gloo_for_offloaded_gradients(cpu_offload, monkeypatch):
+    told = {}
+
+    def record(*_, **options):
+        told.update(options)
+        raise Told
+
+    monkeypatch.setattr(connected_world, "session", record)
+    with pytest.raises(Told), ddp_hpc.distributed(cpu_offload=cpu_offload):
+        pass
+    assert told["cpu_offload"] is cpu_offload
