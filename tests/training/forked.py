@@ -233,23 +233,45 @@ def _free_port() -> int:
 
 if __name__ == "__main__":
     import atexit
+    import gc
     import importlib
     import runpy
     import socket
     import threading
     import traceback
+    from importlib.util import find_spec
 
     # All modules that a rank imports.
     import numpy as np
 
     for name in (
         "torch._dynamo",
+        "torch.distributed.optim",
+        "torch.distributed.pipelining",
+        "torch.profiler._cupti_monitor",
+        "encodings.idna",
+        "h5py",
+        "tomli_w",
         "ddp_hpc.train",
+        "ddp_hpc.data.hdf5",
+        "ddp_hpc.data.tensor_files",
         "ddp_hpc.training.health.run_lifecycle",
+        "ddp_hpc.training.parallel.ddp",
+        "ddp_hpc.training.parallel.fsdp",
+        "ddp_hpc.training.parallel.meta_start",
+        "ddp_hpc.training.parallel.pipeline",
+        "ddp_hpc.training.parallel.tensor_parallel",
+        "ddp_hpc.training.parallel.torch_data_parallel",
         "ddp_hpc.training.tasks.task_setup",
+        "ddp_hpc.training.telemetry.summary",
+        "ddp_hpc.training.trainer",
+        "ddp_hpc.training.tuned_options",
+        *sys.argv[1:],
     ):
-        importlib.import_module(name)
-    importlib.import_module("ddp_hpc.training.trainer")
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
+        # Modules of torch can be missing in an earlier version.
+        if find_spec(name):
+            importlib.import_module(name)
+    # The garbage collections of the ranks would copy the pages of all these objects.
+    gc.collect()
+    gc.freeze()
     _serve()
