@@ -23,7 +23,7 @@ from .one_process import Steps, group_on
 from .runs import losses
 from .test_launches import Operators
 from .test_resume import _kill_often
-from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, trained
+from .tiny import DATA, EPOCHS, EVERY_STEP, MODEL, STEPS, assert_equal, make_home, trained
 
 BOTH = ["--param-dtype", "bf16", "--moment-dtype", "bf16"]
 # Differences of losses of about 2 between bfloat16 and float32, which have 8 and 24 bits of precision.
@@ -240,18 +240,8 @@ CLIP = "--clip-norm 0.5"
 
 
 def losses_of(forks, home, options):
-    words = [
-        "--data",
-        "train.h5",
-        "--batch-size",
-        "4",
-        "--dropout",
-        "0",
-        "--epochs",
-        "1",
-        "--accumulate",
-        "2",
-    ]
+    words = [*MODEL, "--data", "train.h5", "--batch-size", "4", "--dropout", "0", "--epochs", "1"]
+    words += ["--accumulate", "2"]
     job = forks.start(*words, *options.split(), "--metrics", "m.jsonl", cwd=home, ranks=2)
     assert job.wait(300) == [0, 0], job.words()
     return losses(home / "m.jsonl")
@@ -319,7 +309,7 @@ def test_sharded_moments_in_bfloat16_resume_bit_for_bit(home, tiny_data, forks):
 
 
 def test_a_run_resumes_with_other_data_types_and_another_number_of_ranks(home, tiny_data, forks):
-    shared = ["--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
+    shared = [*MODEL, "--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
     shared += ["--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
     forks.run(*shared, "--batch-size", "4", cwd=other, ranks=2)
