@@ -33,7 +33,8 @@ def single(tmp_path_factory, forks):
     """One process, with and without clipping."""
     homes = {like: tmp_path_factory.mktemp("single") for like in ("", "--clip-norm 0.5")}
     return {
-        like: measure(forks, home, Row(like, (1, 1), like=like), 1, **FEWER) for like, home in homes.items()
+        like: measure(forks, home, Row(like, (1, 1), like=like), 1, *MODEL, **FEWER)
+        for like, home in homes.items()
     }
 
 
@@ -43,7 +44,7 @@ def test_a_strategy_has_the_losses_of_one_process_and_less_memory(
 ):
     row = next(row for row in ROWS if row.options == options)
     (home := tmp_path / "home").mkdir()
-    found = measure(forks, home, row, ranks, **FEWER)
+    found = measure(forks, home, row, ranks, *MODEL, **FEWER)
     assert len(found.losses) == 6
     assert distance(found, single[row.like]) < EXACT
     if share is not None:
