@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # All tests of each of these run in the same worker of xdist: the files have fixtures that take long, and
 # only one Slurm cluster can run on the machine. Any free worker runs each of the other tests.
+FRAMEWORKS = (
+    "tests/integrations/test_examples.py",
+    "tests/integrations/test_traces.py",
+    "tests/library/test_accelerate.py",
+)
 TOGETHER = (
     "tests/slurm/",
     "tests/bench/test_comm.py",
     "tests/integrations/test_deadline.py",
-    "tests/integrations/test_examples.py",
     "tests/integrations/test_lightning.py",
     "tests/integrations/test_transformers.py",
-    "tests/library/test_accelerate.py",
     "tests/test_packaging.py",
     "tests/trace/test_compare.py",
     "tests/trace/test_page.py",
@@ -58,6 +62,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(FRAMEWORKS):
+                return "frameworks"
             return next((name for name in TOGETHER if nodeid.startswith(name)), nodeid)
 
     return Together(config, log)
@@ -89,6 +95,16 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         **WAITING,
         **(extra or {}),
     }
+
+
+def skip_without(*packages: str) -> None:
+    """Skips the test or the module if one of the packages is not installed.
+
+    Unlike `pytest.importorskip`, it imports none of them: frameworks take seconds, and only ranks need them.
+    """
+    for name in packages:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 @dataclass(frozen=True)
@@ -171,6 +187,19 @@ def forks() -> Iterator[Forks]:
     from tests.training.forked import Forks
 
     forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def framework_forks() -> Iterator[Forks]:
+    """Like `forks`, for scripts with Accelerate, Lightning or the Hugging Face Trainer."""
+    from tests.training.forked import Forks
+
+    modules = ("accelerate", "lightning.pytorch", "torchdata.stateful_dataloader", "transformers.trainer")
+    # A package without an extra need not be installed; its tests are skipped.
+    installed = [name for name in modules if find_spec(name.partition(".")[0])]
+    forks = Forks(*installed, env={"OMP_NUM_THREADS": "1"})
     yield forks
     forks.close()
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import PROJECT, Ended, Launch
 from tests.mpi.conftest import OPENMPI_SETTINGS
+from tests.training.forked import Forks
 
 EXAMPLES = PROJECT / "docs" / "examples"
 NUM_STEPS = 30
@@ -47,19 +48,24 @@ def state(directory: Path) -> list[str]:
 
 @pytest.fixture
 def run_example(
-    launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, openmpi_python: Path, tmp_path: Path
+    launch: Launch,
+    mpiexec: Path,
+    openmpi_mpiexec: Path,
+    openmpi_python: Path,
+    framework_forks: Forks,
+    tmp_path: Path,
 ) -> RunExample:
     """Returns a function that runs an example with a deadline in `left_s` seconds, on two ranks.
 
     With `signal_at`, rank 1 receives SIGTERM in that step. A step takes at least `step_s` seconds. The
-    checkpoints are in tmp_path/checkpoints.
+    checkpoints are in tmp_path/checkpoints. The launcher `forks` starts ranks for which torch is imported.
     """
 
     def run(
         name: str,
         *,
         left_s: float = 3600.0,
-        launcher: str = "mpiexec",
+        launcher: str = "forks",
         env: Mapping[str, str] | None = None,
         num_steps: int = NUM_STEPS,
         checkpoints: str = "checkpoints",
@@ -88,6 +94,10 @@ def run_example(
             **OPENMPI_SETTINGS,
             **(env or {}),
         }
+        if launcher == "forks":
+            return framework_forks.script(
+                program, str(num_steps), checkpoints, env=variables, cwd=tmp_path, timeout_s=120.0
+            )
         argv = [*words, program, str(num_steps), checkpoints]
         return launch(argv, env=variables, cwd=tmp_path, timeout_s=120.0)
 

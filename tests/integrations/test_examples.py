@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import skip_without
+
 from .conftest import NEEDS, NUM_STEPS, RunExample, state, steps, weights
 
 LAUNCHERS = ["mpiexec", "openmpi", "torchrun"]
-# The others use the same functions of ddp-hpc in another loop; `make soak` runs all with all launchers.
+# The others use the same functions of ddp-hpc in another loop. `make soak` runs all with all launchers. A
+# launcher changes the environment and the exit code; test_deadline.py, test_lightning.py and
+# test_transformers.py use real ones.
 USUALLY = ("deadline_loop.py", "lightning_trainer.py", "hf_trainer.py")
 _WEIGHTS: dict[str, str] = {}
 
@@ -33,13 +37,8 @@ def uninterrupted(run_example: RunExample, tmp_path: Path) -> Callable[[str], st
 @pytest.mark.parametrize(
     ("name", "launcher"),
     [
-        *((name, "mpiexec") for name in USUALLY),
-        *(
-            pytest.param(name, launcher, marks=pytest.mark.soak)
-            for name in NEEDS
-            for launcher in LAUNCHERS
-            if name not in USUALLY or launcher != "mpiexec"
-        ),
+        *((name, "forks") for name in USUALLY),
+        *(pytest.param(name, launcher, marks=pytest.mark.soak) for name in NEEDS for launcher in LAUNCHERS),
     ],
 )
 def test_an_interrupted_run_has_the_same_weights(
@@ -49,7 +48,7 @@ def test_an_interrupted_run_has_the_same_weights(
     uninterrupted: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip(NEEDS[name])
+    skip_without(NEEDS[name])
     # In the second epoch, since the examples have epochs of ten steps. Only rank 1 receives the signal.
     stopped = run_example(name, launcher=launcher, signal_at=13)
     assert stopped.exit_code == (0 if launcher == "torchrun" else 75), stopped.stdout + stopped.stderr
@@ -70,7 +69,7 @@ def test_an_interrupted_run_has_the_same_weights(
 def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
     run_example: RunExample, uninterrupted: Callable[[str], str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("lightning")
+    skip_without("lightning")
     stopped = run_example("lightning_trainer.py", signal_at=10)
     # After the last step of an epoch, Lightning would omit the next epoch of a run with max_steps.
     assert (stopped.exit_code, state(tmp_path)[1]) == (75, "11"), stopped.stderr
@@ -78,7 +77,7 @@ def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
 
 
 def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path) -> None:
-    stopped = run_example("deadline_loop.py", left_s=5, step_s=0.05, num_steps=1000)
+    stopped = run_example("deadline_loop.py", launcher="mpiexec", left_s=5, step_s=0.05, num_steps=1000)
     assert stopped.exit_code == 75, stopped.stdout + stopped.stderr
     word, step, reason = state(tmp_path)
     assert (word, reason.strip()) == ("requeue", "the job's time limit is near (DDP_HPC_DEADLINE)")
@@ -86,7 +85,7 @@ def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "launcher", ["mpiexec", *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS[1:])]
+    "launcher", ["forks", *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS)]
 )
 def test_a_program_that_does_not_use_ddp_hpc_is_resumed_with_the_same_weights(
     launcher: str, run_example: RunExample, tmp_path: Path

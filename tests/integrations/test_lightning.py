@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Ended, Launch
+from tests.conftest import Ended, Launch, skip_without
 
-pytest.importorskip("lightning")
-pytest.importorskip("torchdata")
+skip_without("lightning", "torchdata")
 
 FITS = Path(__file__).with_name("lightning_fits.py")
 # The step after which each interrupted run stops.

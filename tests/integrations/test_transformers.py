@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Ended, Launch
+from tests.conftest import Ended, Launch, skip_without
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+skip_without("transformers", "accelerate")
 
 FITS = Path(__file__).with_name("trainer_fits.py")
 # The step after which each interrupted run stops.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Launch
+from tests.conftest import Launch, skip_without
 
 from .conftest import EXAMPLES, NEEDS, RunExample, weights
 
@@ -32,10 +32,10 @@ NAMES = [*(name for name in NEEDS if name != "library_loop.py"), "plain_ddp.py"]
 def test_a_run_of_several_walltimes_has_the_weights_of_an_uninterrupted_one(
     name: str, profile: str, launcher: str, launch: Launch, run_example: RunExample, tmp_path: Path
 ) -> None:
-    pytest.importorskip(NEEDS.get(name, "torch"))
+    skip_without(NEEDS.get(name, "torch"))
     # DeepSpeed compiles an extension, which takes longer than a walltime; the first run does it for all.
     env = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    whole = run_example(name, num_steps=NUM_STEPS, checkpoints="whole", env=env)
+    whole = run_example(name, launcher="mpiexec", num_steps=NUM_STEPS, checkpoints="whole", env=env)
     assert whole.exit_code == 0, whole.stderr
     (tmp_path / "program.py").write_text((EXAMPLES / name).read_text(encoding="utf-8"))
     options = [

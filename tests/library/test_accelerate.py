@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Launch
+from tests.conftest import skip_without
+from tests.training.forked import Forks
 
-pytest.importorskip("accelerate")
+skip_without("accelerate")
 PROGRAM = Path(__file__).with_name("beside_accelerate.py")
 
 
@@ -22,16 +22,13 @@ Run = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="module")
-def run(mpiexec: Path) -> Iterator[Run]:
-    launch = Launch()
-    yield functools.cache(functools.partial(_result, launch, mpiexec))
-    launch.stop_all()
+def run(framework_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("ranks")
+    return functools.cache(functools.partial(_result, framework_forks, directory))
 
 
-def _result(launch: Launch, mpiexec: Path, *words: str, ranks: int = 2) -> list[Any]:
-    exec_ = ["-m", "ddp_hpc.exec", sys.executable] if words[0] == "accelerate" else []
-    argv = [mpiexec, "-n", str(ranks), sys.executable, *exec_, PROGRAM, *words]
-    ended = launch(argv, env={"OMP_NUM_THREADS": "1"}, timeout_s=90)
+def _result(forks: Forks, directory: Path, *words: str, ranks: int = 2) -> list[Any]:
+    ended = forks.script(PROGRAM, *words, cwd=directory, ranks=ranks)
     assert ended.exit_code == 0, ended.stderr
     [found] = re.findall(r"^result (.*)$", ended.stdout, re.MULTILINE)
     result: list[Any] = ast.literal_eval(found)

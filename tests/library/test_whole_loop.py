@@ -13,16 +13,16 @@ import pytest
 
 from ddp_hpc.run_state import read_state
 from tests.conftest import Ended, Launch
+from tests.training.forked import Forks
 
 PROGRAM = Path(__file__).with_name("whole_loop.py")
 Run = Callable[..., Ended]
 
 
 @pytest.fixture
-def run(launch: Launch, mpiexec: Path, tmp_path: Path) -> Run:
+def run(forks: Forks, tmp_path: Path) -> Run:
     def run(folder: str, ranks: int = 2, **env: str) -> Ended:
-        argv = [mpiexec, "-n", str(ranks), sys.executable, PROGRAM, folder]
-        return launch(argv, env={"OMP_NUM_THREADS": "1", **env}, cwd=tmp_path, timeout_s=90)
+        return forks.script(PROGRAM, folder, cwd=tmp_path, ranks=ranks, env=env)
 
     return run
 

@@ -1,22 +1,18 @@
-"""Ranks under mpiexec that share their connections to rank 0 through the relay of their node."""
+"""Ranks that share their connections to rank 0 through the relay of their node."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import LINEAR, error_lines, succeeded, train
+from tests.training.forked import Forks
+from tests.training.runs import LINEAR, error_lines, train
 
 from .conftest import ConnectRanks, printed
 
 RELAY = {"DDP_HPC_RELAY": "1"}
 SIZES = [*LINEAR, "--num-samples", "64", "--batch-size", "4", "--epochs", "1", "--device", "cpu"]
 PLANTED = [str(Path(__file__).parents[1] / "training" / "planted.py")]
-
-
-def planted(fault: str, tmp_path: Path, *options: str):
-    env = RELAY | {"PLANT": f"{fault}:-1"}
-    return train(*SIZES, *options, cwd=tmp_path, ranks=4, program=PLANTED, env=env)
 
 
 def test_all_ranks_but_rank_0_use_the_relay_that_one_of_them_has_started(connect_ranks: ConnectRanks) -> None:
@@ -37,23 +33,31 @@ def test_an_unknown_value_of_the_variable_ends_all_ranks(connect_ranks: ConnectR
     assert ended.wall_s < 20
 
 
-def test_a_training_continues_after_its_relay_is_killed(tmp_path: Path) -> None:
-    done = succeeded(planted("kill_relay", tmp_path))
-    assert error_lines(done) == []
+def test_a_training_continues_after_its_relay_is_killed(tmp_path: Path, forks: Forks) -> None:
+    env = RELAY | {"PLANT": "kill_relay:-1"}
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=4, program="tests.training.planted", env=env)
+    assert job.wait() == [0] * 4, job.words()
+    assert job.errors() == []
 
 
 def test_a_stopped_rank_that_has_started_the_relay_is_reported(tmp_path: Path) -> None:
-    done = planted("stop_rank_with_relay", tmp_path, "--hang-timeout", "4", "--timeout", "60")
+    # A stopped process ends only because mpiexec kills it.
+    env = RELAY | {"PLANT": "stop_rank_with_relay:-1"}
+    limits = ["--hang-timeout", "4", "--timeout", "60"]
+    done = train(*SIZES, *limits, cwd=tmp_path, ranks=3, program=PLANTED, env=env)
     (line,) = error_lines(done)
-    assert re.search(r"rank [123] on \S+ has been .*no answer: its process is stopped", line), line
+    assert re.search(r"rank [12] on \S+ has been .*no answer: its process is stopped", line), line
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill"])
-def test_a_failed_rank_behind_the_relay_ends_the_job(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(("fault", "code"), [("raise", 1), ("kill", -9)])
+def test_a_failed_rank_behind_the_relay_ends_the_job(
+    tmp_path: Path, forks: Forks, fault: str, code: int
+) -> None:
+    """No mpiexec ends the other ranks."""
     env = RELAY | {"PLANT": f"{fault}:2"}
-    done = train(*SIZES, cwd=tmp_path, ranks=4, program=PLANTED, env=env)
-    assert done.returncode != 0
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=4, program="tests.training.planted", env=env)
+    assert job.wait() == [1, 1, code, 1], job.words()
     if fault == "raise":
-        (line,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+        (line,) = [line for line in job.words().splitlines() if line.startswith("[rank ")]
         assert line.startswith("[rank 2/4 ")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import skip_without
 from tests.integrations.conftest import EXAMPLES, NEEDS
 
 from .cluster import Cluster
@@ -52,7 +53,7 @@ NAMES = [*(name for name in NEEDS if name != "library_loop.py"), "plain_ddp.py"]
 def test_a_run_of_several_walltimes_has_the_weights_of_an_uninterrupted_one(
     cluster: Cluster, tmp_path: Path, name: str, launcher: str
 ) -> None:
-    pytest.importorskip(NEEDS.get(name, "torch"))
+    skip_without(NEEDS.get(name, "torch"))
     # As Slurm 23 and later exports it.
     walltime = f"export SLURM_JOB_END_TIME=$(($(date +%s) + {WALLTIME_S}))"
     options = BY_SIGNAL if name == "plain_ddp.py" else []

@@ -1,7 +1,8 @@
 """Ranks that start quickly: a process that has already imported torch forks them.
 
-`python forked.py` reads requests, one JSON object per line. For each, it forks a leader, which forks the
-ranks into one process group, responds with their process IDs, and writes their exit codes at the end.
+`python forked.py MODULE...` imports the modules and reads requests, one JSON object per line. For each, it
+forks a leader, which forks the ranks into one process group, responds with their process IDs, and writes
+their exit codes at the end.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from tests.conftest import clean_environ
+from tests.conftest import Ended, clean_environ
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Job:
             os.killpg(self.pids[0], signal.SIGKILL)
 
     def words(self) -> str:
-        """The output of the ranks."""
+        """The output of the ranks; of a script only stdout."""
         return self.log.read_text()
 
     def errors(self) -> list[str]:
@@ -60,13 +61,16 @@ class Job:
 
 
 class Forks:
-    """The process that forks; `close` ends it and its ranks."""
+    """The process that forks; `close` ends it and its ranks.
 
-    def __init__(self) -> None:
+    It imports `modules`, in addition to those of a training.
+    """
+
+    def __init__(self, *modules: str, env: Mapping[str, str] | None = None) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.training.forked"],
+            [sys.executable, "-m", "tests.training.forked", *modules],
             # ddp_hpc.train sets this later, but here torch has been imported by then.
-            env=clean_environ({"TORCH_CPP_LOG_LEVEL": "ERROR"}),
+            env=clean_environ({"TORCH_CPP_LOG_LEVEL": "ERROR", **(env or {})}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -83,15 +87,50 @@ class Forks:
     ) -> Job:
         """Starts `python -m ddp_hpc.train` on ranks with RANK, WORLD_SIZE and MASTER_PORT."""
         log = cwd / f"job{len(self._jobs)}.log"
+        return self._request(options, cwd, ranks, env, program, log, log)
+
+    def _request(
+        self,
+        options: Sequence[str | Path],
+        cwd: Path,
+        ranks: int,
+        env: Mapping[str, str] | None,
+        program: str,
+        log: Path,
+        errors: Path,
+    ) -> Job:
         argv = [str(word) for word in options]
-        request = {"argv": argv, "cwd": str(cwd), "ranks": ranks, "log": str(log), "env": dict(env or {})}
+        request = {"argv": argv, "cwd": str(cwd), "ranks": ranks, "env": dict(env or {}), "program": program}
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps({**request, "program": program}) + "\n")
+        self._server.stdin.write(json.dumps({**request, "log": str(log), "errors": str(errors)}) + "\n")
         self._server.stdin.flush()
         job = Job(json.loads(self._server.stdout.readline()), log)
         self._jobs.append(job)
         return job
+
+    def script(
+        self,
+        *words: str | Path,
+        cwd: Path,
+        ranks: int = 2,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 90.0,
+    ) -> Ended:
+        """Runs `python SCRIPT ARGUMENT...` on ranks with RANK, WORLD_SIZE and MASTER_PORT.
+
+        The exit code is the first one that is not 0, like that of mpiexec.
+        """
+        began_s = time.monotonic()
+        log = cwd / f"job{len(self._jobs)}.log"
+        errors = log.with_suffix(".errors")
+        job = self._request(words[1:], cwd, ranks, env, str(words[0]), log, errors)
+        try:
+            codes = job.wait(timeout_s)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{errors.read_text()}") from None
+        code = next((code for code in codes if code), 0)
+        return Ended(code, job.words(), errors.read_text(), time.monotonic() - began_s)
 
     def run(self, *options: str | Path, cwd: Path, ranks: int, env: Mapping[str, str] | None = None) -> Job:
         """Waits for the job, which must succeed."""
@@ -142,14 +181,17 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
         else request["env"]
     )
     os.chdir(request["cwd"])
-    sys.path.insert(0, request["cwd"])  # as with `python -m`
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log, errors = os.open(request["log"], how, 0o644), os.open(request["errors"], how, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((null, 0), (log, 1), (log, 2)):
+    for old, new in ((null, 0), (log, 1), (errors, 2)):
         os.dup2(old, new)
     # A new process has random generators with different seeds.
     random.seed()
     np.random.seed()
+    if request["program"].endswith(".py"):
+        _run_script(request)
+    sys.path.insert(0, request["cwd"])  # as with `python -m`
     sys.argv = ["train", *request["argv"]]
     try:
         importlib.import_module(request["program"]).main(request["argv"])
@@ -160,6 +202,28 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
     os._exit(1)
 
 
+def _run_script(request: dict[str, Any]) -> NoReturn:
+    """Runs a script like `python SCRIPT`, but does not free the modules at the end, which takes a second."""
+    path = request["program"]
+    sys.path.insert(0, str(Path(path).absolute().parent))
+    sys.argv = [path, *request["argv"]]
+    code = 0
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -168,19 +232,46 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
+    import atexit
+    import gc
     import importlib
+    import runpy
     import socket
+    import threading
     import traceback
+    from importlib.util import find_spec
 
     # All modules that a rank imports.
     import numpy as np
 
     for name in (
         "torch._dynamo",
+        "torch.distributed.optim",
+        "torch.distributed.pipelining",
+        "torch.profiler._cupti_monitor",
+        "encodings.idna",
+        "h5py",
+        "tomli_w",
         "ddp_hpc.train",
+        "ddp_hpc.data.hdf5",
+        "ddp_hpc.data.tensor_files",
         "ddp_hpc.training.health.run_lifecycle",
+        "ddp_hpc.training.parallel.ddp",
+        "ddp_hpc.training.parallel.fsdp",
+        "ddp_hpc.training.parallel.meta_start",
+        "ddp_hpc.training.parallel.pipeline",
+        "ddp_hpc.training.parallel.tensor_parallel",
+        "ddp_hpc.training.parallel.torch_data_parallel",
         "ddp_hpc.training.tasks.task_setup",
+        "ddp_hpc.training.telemetry.summary",
+        "ddp_hpc.training.trainer",
+        "ddp_hpc.training.tuned_options",
+        *sys.argv[1:],
     ):
-        importlib.import_module(name)
-    importlib.import_module("ddp_hpc.training.trainer")
+        # Modules of torch can be missing in an earlier version.
+        if find_spec(name):
+            importlib.import_module(name)
+    # The garbage collections of the ranks would copy the pages of all these objects.
+    gc.collect()
+    gc.freeze()
     _serve()

@@ -96,15 +96,21 @@ class Measured:
 
 
 def measure(
-    forks: Forks, home: Path, row: Row, ranks: int, *, num_samples: int = 150, timeout_s: float = 60.0
+    forks: Forks,
+    home: Path,
+    row: Row,
+    ranks: int,
+    *more: str,
+    num_samples: int = 150,
+    timeout_s: float = 60.0,
 ) -> Measured:
-    """Trains; `home` is an empty directory."""
+    """Trains, with `more` options; `home` is an empty directory."""
     accumulate = 2 if "--accumulate" in row.options else 1
     batch_size = GLOBAL_BATCH // (row.on(ranks) if ranks > 1 else 1) // accumulate
     options = row.options if ranks > 1 else row.like
     # Half precision and compiled code need float32.
     dtype = ["--dtype", "float64"] if row.tolerance == EXACT else []
-    words = [*TRAINING, "--num-samples", num_samples, *dtype]
+    words = [*TRAINING, *more, "--num-samples", num_samples, *dtype]
     words += ["--batch-size", batch_size if ranks > 1 else GLOBAL_BATCH, *options.split()]
     outputs = ["--data-dir", home.parent / "data", "--metrics", "m.jsonl", "--summary", "s.json"]
     job = forks.start(*map(str, [*words, *outputs]), cwd=home, ranks=ranks)

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import PROJECT, clean_environ
 from tests.job_processes import command_of, job, listening_at, processes_below
 
+from .forked import Forks
 from .runs import LINEAR, start
 
 PROGRAM = str(Path(__file__).with_name("attacked.py"))
@@ -52,12 +53,11 @@ def losses(cwd: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     cwd = tmp_path_factory.mktemp("undisturbed")
     (cwd / "over").touch()
-    with job([*start(2), PROGRAM, *ARGUMENTS], cwd) as started:
-        _, err = started.communicate(timeout=120)
-    assert started.returncode == 0, err
+    ended = forks.script(PROGRAM, *ARGUMENTS, cwd=cwd)
+    assert ended.exit_code == 0, ended.stderr
     return losses(cwd)
 
 

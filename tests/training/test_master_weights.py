@@ -23,7 +23,7 @@ from .one_process import Steps, group_on
 from .runs import losses
 from .test_launches import Operators
 from .test_resume import _kill_often
-from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, trained
+from .tiny import DATA, EPOCHS, EVERY_STEP, MODEL, STEPS, assert_equal, make_home, trained
 
 BOTH = ["--param-dtype", "bf16", "--moment-dtype", "bf16"]
 # Differences of losses of about 2 between bfloat16 and float32, which have 8 and 24 bits of precision.
@@ -240,18 +240,8 @@ CLIP = "--clip-norm 0.5"
 
 
 def losses_of(forks, home, options):
-    words = [
-        "--data",
-        "train.h5",
-        "--batch-size",
-        "4",
-        "--dropout",
-        "0",
-        "--epochs",
-        "1",
-        "--accumulate",
-        "2",
-    ]
+    words = [*MODEL, "--data", "train.h5", "--batch-size", "4", "--dropout", "0", "--epochs", "1"]
+    words += ["--accumulate", "2"]
     job = forks.start(*words, *options.split(), "--metrics", "m.jsonl", cwd=home, ranks=2)
     assert job.wait(300) == [0, 0], job.words()
     return losses(home / "m.jsonl")
@@ -280,12 +270,16 @@ def test_runs_in_bfloat16_have_losses_close_to_those_in_float32(options, float32
     assert found != expected
 
 
-@pytest.mark.parametrize("option", ["--static-graph", "--compile"])
-def test_other_options_do_not_change_the_losses_in_bfloat16(option, forks, home):
+# Compiling takes longest: one rank compiles the same steps, and `make soak` adds DDP.
+@pytest.mark.parametrize(
+    ("option", "ranks"),
+    [("--static-graph", 2), ("--compile", 1), pytest.param("--compile", 2, marks=pytest.mark.soak)],
+)
+def test_other_options_do_not_change_the_losses_in_bfloat16(option, ranks, forks, home):
     words = ["--data", "train.h5", "--model", "linear", "--epochs", "2", *BOTH, "--metrics"]
     for name, more in (("plain.jsonl", []), ("m.jsonl", [option])):
-        job = forks.start(*words, name, *more, cwd=home, ranks=2)
-        assert job.wait(300) == [0, 0], job.words()
+        job = forks.start(*words, name, *more, cwd=home, ranks=ranks)
+        assert job.wait(300) == [0] * ranks, job.words()
     assert losses(home / "m.jsonl") == pytest.approx(losses(home / "plain.jsonl"), rel=1e-2)
 
 
@@ -315,7 +309,7 @@ def test_sharded_moments_in_bfloat16_resume_bit_for_bit(home, tiny_data, forks):
 
 
 def test_a_run_resumes_with_other_data_types_and_another_number_of_ranks(home, tiny_data, forks):
-    shared = ["--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
+    shared = [*MODEL, "--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
     shared += ["--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
     forks.run(*shared, "--batch-size", "4", cwd=other, ranks=2)

@@ -14,7 +14,18 @@ from tests.conftest import Launch
 
 from .forked import Forks, Job
 from .runs import MpiJob, succeeded, train
-from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snapshot_files, state_of, trained
+from .tiny import (
+    DATA,
+    EPOCHS,
+    EVERY_STEP,
+    MODEL,
+    STEPS,
+    assert_equal,
+    make_home,
+    snapshot_files,
+    state_of,
+    trained,
+)
 
 
 @pytest.fixture
@@ -36,7 +47,7 @@ def _kill_often(
         while job.running() and state_of(home).step < target:
             time.sleep(0.001)
         # After up to two steps with their saves, or during startup.
-        time.sleep(chance.uniform(0, 0.1 if more_steps else start_s))
+        time.sleep(chance.uniform(0, 0.05 if more_steps else start_s))
         assert job.running(), f"the run ended before the kill: more steps are needed\n{job.words()}"
         job.kill()
         job.wait()
@@ -66,8 +77,11 @@ def test_under_mpiexec_a_run_killed_40_times_ends_like_an_uninterrupted_one(
 
 
 def test_three_ranks_resume_bit_for_bit(home: Path, tiny_data: Path, forks: Forks) -> None:
-    """With three ranks the order of a sum matters: DDP rebuilds its buckets after the first step."""
-    options = [*DATA, *EVERY_STEP, "--epochs", "2"]
+    """With three ranks the order of a sum matters: DDP rebuilds its buckets after the first step.
+
+    This model is larger than the first bucket of 1 MiB.
+    """
+    options = [*DATA, "--model", "transformer", *EVERY_STEP, "--epochs", "2"]
     other = make_home(home / "other", tiny_data)
     forks.run(*options, cwd=other, ranks=3)
     _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=3), random.Random(3), 1, 0.3)
@@ -79,7 +93,7 @@ def test_another_number_of_ranks_has_the_same_samples_and_losses(
     home: Path, tiny_data: Path, forks: Forks
 ) -> None:
     """The global batch of 8 and the learning rate stay the same. In float32, Adam would magnify rounding."""
-    options = ["--data", "float64.h5", "--dropout", "0"]
+    options = [*MODEL, "--data", "float64.h5", "--dropout", "0"]
     options += ["--epochs", "2", "--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
     forks.run(*options, "--batch-size", "4", cwd=other, ranks=2)
@@ -97,7 +111,7 @@ def test_another_number_of_ranks_has_the_same_samples_and_losses(
 
 
 def test_with_another_global_batch_every_sample_of_the_epoch_is_used_once(home: Path, forks: Forks) -> None:
-    options = ["--data", "train.h5", "--epochs", "2", "--metrics", "m.jsonl", "--snapshot-dir", "run"]
+    options = [*MODEL, "--data", "train.h5", "--epochs", "2", "--metrics", "m.jsonl", "--snapshot-dir", "run"]
     forks.run(*options, "--batch-size", "8", "--max-steps", "2", cwd=home, ranks=2)
     words = forks.run(*options, "--batch-size", "3", cwd=home, ranks=2).words()
     assert "note: the global batch changed from 16 to 6 samples" in words

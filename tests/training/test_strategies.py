@@ -13,7 +13,7 @@ from ddp_hpc.training.parallel.pipeline import Pipeline
 from ddp_hpc.training.tasks.task import Task, default_loss
 
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
-from .tiny import DATA, SAVING, trained
+from .tiny import DATA, MODEL, SAVING, trained
 
 # One of each kind; `make soak` runs all. The fraction of parameters, gradients and the two states of Adam on
 # a rank: zero halves the states, fsdp all four.
@@ -33,7 +33,8 @@ def single(tmp_path_factory, forks):
     """One process, with and without clipping."""
     homes = {like: tmp_path_factory.mktemp("single") for like in ("", "--clip-norm 0.5")}
     return {
-        like: measure(forks, home, Row(like, (1, 1), like=like), 1, **FEWER) for like, home in homes.items()
+        like: measure(forks, home, Row(like, (1, 1), like=like), 1, *MODEL, **FEWER)
+        for like, home in homes.items()
     }
 
 
@@ -43,7 +44,7 @@ def test_a_strategy_has_the_losses_of_one_process_and_less_memory(
 ):
     row = next(row for row in ROWS if row.options == options)
     (home := tmp_path / "home").mkdir()
-    found = measure(forks, home, row, ranks, **FEWER)
+    found = measure(forks, home, row, ranks, *MODEL, **FEWER)
     assert len(found.losses) == 6
     assert distance(found, single[row.like]) < EXACT
     if share is not None:
@@ -88,7 +89,7 @@ def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, ti
 
 def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
     # Without dropout and with the same global batches, so that only the strategy differs.
-    words = ["--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
+    words = [*MODEL, "--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
     words += ["--snapshot-every-steps", "1"]
     shared = ["--lr-scaling", "none", "--epochs", "2"]
     forks.run(*words, *shared, "--batch-size", "16", cwd=home, ranks=1)

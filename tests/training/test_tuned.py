@@ -9,7 +9,7 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.tuned_options import choose_tuned
 
 from .one_process import group_on
-from .runs import LINEAR, error_lines, succeeded, train
+from .runs import LINEAR
 
 
 def chosen(monkeypatch, *, bf16=True, triton=True, backend="nccl", **options):
@@ -75,9 +75,9 @@ def test_one_rank_without_bfloat16_decides_for_all(monkeypatch):
     assert found.config.optimization.amp == "off"
 
 
-def test_on_a_cpu_nothing_is_chosen_and_the_log_says_so(tmp_path):
-    done = succeeded(train(*LINEAR, "--num-samples", "32", "--epochs", "1", "--tuned", cwd=tmp_path))
-    assert "--tuned changes nothing, because it needs CUDA devices, not cpu" in done.stdout
+def test_on_a_cpu_nothing_is_chosen_and_the_log_says_so(tmp_path, forks):
+    job = forks.run(*LINEAR, "--num-samples", "32", "--epochs", "1", "--tuned", cwd=tmp_path, ranks=1)
+    assert "--tuned changes nothing, because it needs CUDA devices, not cpu" in job.words()
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_on_a_cpu_nothing_is_chosen_and_the_log_says_so(tmp_path):
         (["--cuda-graph", "--compile=reduce-overhead"], "makes CUDA graphs of its own"),
     ],
 )
-def test_a_graph_that_is_not_possible_is_refused_in_one_line(options, text, tmp_path):
-    done = train(*LINEAR, *options, cwd=tmp_path)
-    assert done.returncode == 2
-    [line] = error_lines(done)
+def test_a_graph_that_is_not_possible_is_refused_in_one_line(options, text, tmp_path, forks):
+    job = forks.start(*LINEAR, *options, cwd=tmp_path, ranks=1)
+    assert job.wait() == [2]
+    [line] = job.errors()
     assert text in line
     assert not (tmp_path / "data").exists()

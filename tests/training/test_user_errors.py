@@ -156,7 +156,7 @@ def test_an_error_of_a_worker_is_reported_by_its_rank(mine):
         "    Samples.read = lambda *_: fail('worker')\n"
     )
     env = {"PYTHONPATH": f"{mine}:{Path(__file__).parents[2]}"}
-    words = ["--model", "linear", "--data", "d.h5", "--workers", "2", "--snapshot-dir", "run"]
+    words = ["--model", "linear", "--data", "d.h5", "--workers", "1", "--snapshot-dir", "run"]
     done = train(*words, cwd=mine, ranks=2, env=env)
     assert done.returncode == 1, done.stderr
     (line,) = error_lines(done)

@@ -11,8 +11,9 @@ from ddp_hpc.run_state import RunState, read_state
 
 from .runs import records
 
+MODEL = ["--model", "tests.training.small_model:small"]
 # 51 samples in steps of 16: two ranks share a last batch of 3. With dropout and a warm-up.
-DATA = ["--data", "train.h5", "--batch-size", "4", "--accumulate", "2", "--warmup-steps", "6"]
+DATA = [*MODEL, "--data", "train.h5", "--batch-size", "4", "--accumulate", "2", "--warmup-steps", "6"]
 SAVING = ["--snapshot-dir", "run", "--metrics", "m.jsonl"]
 EVERY_STEP = [*SAVING, "--snapshot-every-steps", "1"]
 EPOCHS = 4
