@@ -29,7 +29,7 @@ from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.node_relay import connect_through_relay, num_connections, uses_relay
 from ddp_hpc.rendezvous.store_client import StoreClient, connect
-from ddp_hpc.rendezvous.store_process import ServerProcess, StoreProcess
+from ddp_hpc.rendezvous.store_process import RelayProcess, ServerProcess, StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
 """The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
@@ -61,7 +61,10 @@ class Endpoint:
     def close(self) -> None:
         """Closes the connection to the store, and the server of this rank. Not collective; never raises."""
         self.store.close()
-        if self.process is not None:
+        if isinstance(self.process, RelayProcess) and self.store.relay is None:
+            # The relay has ended, or did not answer. A stopped relay would keep the launcher waiting.
+            self.process.kill()
+        elif self.process is not None:
             self.process.close()
 
 

@@ -4,7 +4,7 @@ All threads of a rank share one connection: a background thread reads the answer
 the thread that waits for it. Every wait has a time limit and can be interrupted by signals.
 
 In a large job the connection leads to the relay of the node (`node_relay`). If the relay ends before the
-store, the client connects to the store itself.
+store, or does not answer, the client connects to the store itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -42,6 +42,8 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 _TRY_S = 5.0  # time limit of one attempt to connect, including the handshake
 _RETRY_S, _MAX_RETRY_S = 0.2, 2.0
+# A client that has received nothing for this time asks whether its relay answers.
+_PROBE_S = 30.0
 # The connection is closed if the other host does not respond for this time; heartbeats detect this earlier.
 _DEAD_PEER_S = 120.0
 
@@ -121,6 +123,7 @@ class StoreClient:
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
         self._waiting: dict[int, _Request] = {}
         self._sent: set[int] = set()  # the waiting requests that have been sent
+        self._probe = 0  # the last request that asked whether the relay answers
         self._closed = False
         self._numbers = itertools.count(1)
         self._lost: StoreLostError | None = None
@@ -255,7 +258,8 @@ class StoreClient:
                 with selectors.DefaultSelector() as selector:
                     selector.register(self._connection, selectors.EVENT_READ)
                     selector.register(self._wake_reader, selectors.EVENT_READ)
-                    while self._exchange({key.fileobj for key, _ in selector.select()}):
+                    wait_s = None if self.relay is None else _PROBE_S
+                    while self._exchange({key.fileobj for key, _ in selector.select(wait_s)}):
                         pass
             except (OSError, ProtocolError) as caught:
                 error = caught
@@ -284,14 +288,25 @@ class StoreClient:
             else:
                 where = f"{self.host}:{self.port}"
                 text = (
-                    f"the relay of this node has ended during a request to the ranks' store at {where}, so "
-                    "the result of the request is unknown; start the job again"
+                    "the relay of this node has ended or stopped during a request to the ranks' store at "
+                    f"{where}, so the result of the request is unknown; start the job again"
                 )
                 self._deliver(number, StoreLostError(text))
         return True
 
-    def _exchange(self, ready: Container[object]) -> bool:
+    def _probe_relay(self) -> None:
+        """Asks whether the relay answers; raises ConnectionError if it has not answered the last time."""
+        if self._probe in self._waiting:
+            raise ConnectionResetError("the relay of this node does not answer")
+        self._probe = next(self._numbers) % 2**32
+        self._waiting[self._probe] = _Request(Op.WHERE, [], lambda _: None)
+        self._sent.add(self._probe)
+        self._connection.sendall(self._writer.frame(Op.WHERE, self._probe, []))
+
+    def _exchange(self, ready: Collection[object]) -> bool:
         """Sends queued requests and delivers received answers; returns False once the server has ended."""
+        if not ready:
+            self._probe_relay()
         if self._wake_reader in ready:
             self._wake_reader.recv(4096)
             while not self._outgoing.empty():

@@ -1,17 +1,20 @@
 """Ranks that share their connections to rank 0 through the relay of their node."""
 
+import os
 import re
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.training.forked import Forks
-from tests.training.runs import LINEAR, error_lines, train
+from tests.training.runs import LINEAR, error_lines, succeeded, train
 
 from .conftest import ConnectRanks, printed
 
 RELAY = {"DDP_HPC_RELAY": "1"}
-SIZES = [*LINEAR, "--num-samples", "64", "--batch-size", "4", "--epochs", "1", "--device", "cpu"]
+SIZES = [*LINEAR, "--num-samples", "720", "--batch-size", "4", "--epochs", "1", "--device", "cpu"]
 PLANTED = [str(Path(__file__).parents[1] / "training" / "planted.py")]
 
 
@@ -48,6 +51,17 @@ def test_a_stopped_rank_that_has_started_the_relay_is_reported(tmp_path: Path) -
     (line,) = error_lines(done)
     assert re.search(r"rank [12] on \S+ has been .*no answer: its process is stopped", line), line
     assert done.returncode != 0
+
+
+def test_a_training_continues_after_its_relay_is_stopped(tmp_path: Path) -> None:
+    env = RELAY | {"PLANT": "stop_relay:-1"}
+    limits = ["--hang-timeout", "4", "--timeout", "60"]
+    try:
+        done = succeeded(train(*SIZES, *limits, cwd=tmp_path, ranks=3, program=PLANTED, env=env))
+        assert error_lines(done) == []
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "relay.pid").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("fault", "code"), [("raise", 1), ("kill", -9)])

@@ -4,12 +4,13 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 # ddp_hpc.train sets this later, but here torch has been imported by then.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
-from ddp_hpc.rendezvous import node_relay
+from ddp_hpc.rendezvous import node_relay, store_client
 from ddp_hpc.training import step
 from ddp_hpc.training.health import shutdown as ending
 from ddp_hpc.training.process_group import group
@@ -24,8 +25,10 @@ relay_process, relays = node_relay.RelayProcess, []
 
 
 def one_step(self, position, *rest):
-    if position.step == 1 and kind.endswith("_relay"):
-        act_on_relay()
+    if kind.endswith("_relay"):
+        time.sleep(0.1)  # the ranks report their position to rank 0 every 2 s
+        if position.step == 30:
+            act_on_relay()
     if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "while_saving":
             time.sleep(1)  # rank 0 has begun its save, which takes 2 s
@@ -55,6 +58,9 @@ def act_on_relay():
         return
     if kind == "kill_relay":
         relays[0]._process.kill()
+    if kind == "stop_relay":
+        Path("relay.pid").write_text(str(relays[0]._process.pid))
+        relays[0]._process.send_signal(signal.SIGSTOP)
     if kind in ("kill_rank_with_relay", "stop_rank_with_relay"):
         signum = signal.SIGKILL if kind.startswith("kill") else signal.SIGSTOP
         os.kill(os.getpid(), signum)
@@ -97,5 +103,6 @@ step.Stepper.one_step = one_step
 ending.verdict = verdict
 group.pick_device = pick_device
 node_relay.RelayProcess = start_relay
+store_client._PROBE_S = 1.0
 group.dist.destroy_process_group = destroy
 train.main()

@@ -295,6 +295,9 @@ class _BeatSender(HeartbeatThread):
             if now >= next_s:
                 self._send(beat.line())
                 next_s = now + limits.period_s
+            if now - heard_s > beat.limit_s / 2 and self._leave_relay(selector):
+                heard_s, next_s = now, 0.0
+                continue
             if now - heard_s > beat.limit_s:
                 return rank_0_mute_text(self._host, now - heard_s)
             ready = selector.select(max(next_s - time.monotonic(), 0.0))
@@ -332,7 +335,7 @@ class _BeatSender(HeartbeatThread):
         return "bye" in requests
 
     def _leave_relay(self, selector: selectors.BaseSelector) -> bool:
-        """Connects to rank 0 itself if the relay has ended; returns whether this rank is connected."""
+        """Connects to rank 0 itself if the relay has ended or is silent; returns whether it is connected."""
         if self._link.relay is None:
             return False
         self._link.relay = None
