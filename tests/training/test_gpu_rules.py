@@ -4,6 +4,7 @@ The stand-ins raise or record what the named functions of torch do there.
 """
 
 import pickle
+import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from ddp_hpc.library.wrap import _check_offload
 from ddp_hpc.training import evaluation
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.failure_watch import explain_lost_contact
-from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
@@ -31,6 +31,8 @@ from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer
 from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
 from ddp_hpc.training.telemetry.metrics_file import versions
+
+from .runs import run, succeeded
 
 CUDA = torch.device("cuda", 0)
 ALONE = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
@@ -140,25 +142,33 @@ def test_a_rank_without_gradients_has_its_norm_on_the_device_of_the_group():
     assert global_norm([frozen]).item() == 0.0
 
 
-def _record_in(path):
-    write_flight_record(0, 5.0)
-    return pickle.loads((path / "rank_0").read_bytes())["entries"]
+RECORDS = """
+import os
+import pickle
+import torch
+import torch.distributed as dist
+from ddp_hpc.training.health.flight_recorder import write_flight_record
+
+# torch 2.11.0+cu130 has this function, and its record of NCCL is empty if the ranks use gloo.
+torch._C._distributed_c10d._dump_nccl_trace = lambda: pickle.dumps({"entries": []})
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+write_flight_record(0, 60.0)
+dist.get_backend_config = lambda: "cpu:gloo,cuda:nccl"
+write_flight_record(1, 60.0)
+os._exit(0)
+"""
 
 
-def test_with_gloo_a_torch_with_nccl_writes_the_record_of_gloo(tmp_path, monkeypatch):
-    # torch 2.11.0+cu130 has both functions, and its record of NCCL is empty if the ranks use gloo.
-    c10d = torch._C._distributed_c10d
-    of_nccl = pickle.dumps({"entries": []})
-    monkeypatch.setattr(c10d, "_dump_nccl_trace", lambda: of_nccl, raising=False)
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        dist.all_reduce(torch.ones(1))
-        assert "gloo:all_reduce" in [entry["profiling_name"] for entry in _record_in(tmp_path)]
-        monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
-        assert _record_in(tmp_path) == []
-    finally:
-        dist.destroy_process_group()
+def test_a_torch_with_nccl_writes_the_record_of_the_backend_that_the_ranks_use(tmp_path):
+    # The variables are read once per process, and torch 2.8 records nothing by default.
+    environ = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank_")}
+    succeeded(run([sys.executable, "-c", RECORDS], tmp_path, environ))
+    of_gloo, of_nccl = (
+        pickle.loads((tmp_path / f"rank_{number}").read_bytes())["entries"] for number in (0, 1)
+    )
+    assert [entry["profiling_name"] for entry in of_gloo] == ["gloo:all_reduce"]
+    assert of_nccl == []
 
 
 class Cuda:

@@ -14,7 +14,7 @@ import pytest
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.health import heartbeat as heartbeat_module
-from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder, write_flight_record
+from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
 from ddp_hpc.training.health.heartbeat_monitor import Monitor
@@ -388,20 +388,3 @@ def test_nothing_is_recorded_without_a_writable_run_directory(tmp_path):
         before = dict(environ)
         turn_on_flight_recorder(environ)
         assert environ == before
-
-
-def test_the_record_of_a_process_group_is_written_and_read_back(tmp_path, monkeypatch):
-    import pickle
-
-    import torch
-    import torch.distributed as dist
-
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        dist.all_reduce(torch.ones(1))
-        write_flight_record(0, 5.0)
-    finally:
-        dist.destroy_process_group()
-    entries = pickle.loads((tmp_path / "rank_0").read_bytes())["entries"]
-    assert "gloo:all_reduce" in [entry["profiling_name"] for entry in entries]
