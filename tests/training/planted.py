@@ -24,7 +24,10 @@ relay_process, relays = node_relay.RelayProcess, []
 
 
 def one_step(self, position, *rest):
-    if position.step == 1 and kind.endswith("_relay"):
+    stops = kind.startswith("stop")
+    if stops and position.step == 3:
+        time.sleep(2)  # until a heartbeat reports that the first step is complete, which may take --timeout
+    if kind.endswith("_relay") and position.step == (3 if stops else 1):
         act_on_relay()
     if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "while_saving":
