@@ -122,6 +122,8 @@ def _import_torch() -> None:
     torch and torch._dynamo create 280,000 objects that are never freed. Collections during the imports would
     examine them hundreds of times, which takes a third of the CPU time of a start.
     """
+    import torch._dynamo  # noqa: F401 - torch's optimizers import it
+
     import ddp_hpc.training.trainer  # noqa: F401
 
     gc.freeze()
