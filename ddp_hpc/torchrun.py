@@ -6,6 +6,7 @@ that exit with code 2 because of an invalid request are not restarted.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from ddp_hpc.discovery.world import short_hostname
@@ -19,11 +20,14 @@ def main() -> None:
 
 
 def _run_agent() -> None:
+    gc.disable()  # see ddp_hpc.train._import_torch
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from ddp_hpc.training.process_group import torchrun_agent, torchrun_rendezvous
 
+    gc.freeze()
+    gc.enable()
     torchrun_rendezvous.register()
     torchrun_agent.register()
     try:

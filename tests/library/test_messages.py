@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 
 import ddp_hpc
 from ddp_hpc.library import wrap
 from ddp_hpc.options import to_options
 from ddp_hpc.training.config import TrainConfig
-from tests.conftest import Launch
+from tests.conftest import Ended
+from tests.training.forked import Forks
 
 SCRIPT = """
 import logging
@@ -28,11 +28,15 @@ logging.getLogger("ddp_hpc").setLevel(logging.INFO)
 """
 
 
+def _run(forks: Forks, directory: Path, script: str) -> Ended:
+    (directory / "mine.py").write_text(script)
+    return forks.script("mine.py", cwd=directory)
+
+
 def test_a_handler_of_the_logger_receives_messages_and_errors_instead_of_stderr(
-    launch: Launch, mpiexec: Path, tmp_path: Path
+    forks: Forks, tmp_path: Path
 ) -> None:
-    script = SCRIPT.format(set_up=HANDLER, fails="True")
-    ended = launch([mpiexec, "-n", "2", sys.executable, "-c", script], cwd=tmp_path, timeout_s=60)
+    ended = _run(forks, tmp_path, SCRIPT.format(set_up=HANDLER, fails="True"))
     assert ended.exit_code != 0
     log = (tmp_path / "messages.log").read_text()
     assert "INFO world: 2 ranks on 1 node" in log
@@ -40,9 +44,8 @@ def test_a_handler_of_the_logger_receives_messages_and_errors_instead_of_stderr(
     assert "planted" in log
 
 
-def test_without_a_handler_messages_are_printed(launch: Launch, mpiexec: Path, tmp_path: Path) -> None:
-    script = SCRIPT.format(set_up="logging.basicConfig()", fails="False")
-    ended = launch([mpiexec, "-n", "2", sys.executable, "-c", script], cwd=tmp_path, timeout_s=60)
+def test_without_a_handler_messages_are_printed(forks: Forks, tmp_path: Path) -> None:
+    ended = _run(forks, tmp_path, SCRIPT.format(set_up="logging.basicConfig()", fails="False"))
     assert ended.exit_code == 0
     assert "world: 2 ranks on 1 node" in ended.stderr
 
@@ -64,12 +67,10 @@ def test_messages_name_the_arguments_of_the_functions() -> None:
     assert with_argument_names(unchanged) == unchanged
 
 
-def test_the_message_of_an_error_that_a_script_raises_does_not_change(
-    launch: Launch, mpiexec: Path, tmp_path: Path
-) -> None:
+def test_the_message_of_an_error_that_a_script_raises_does_not_change(forks: Forks, tmp_path: Path) -> None:
     script = (
         "import ddp_hpc\nwith ddp_hpc.distributed():\n    raise ddp_hpc.RequestError('--epochs of mine is 0')"
     )
-    ended = launch([mpiexec, "-n", "2", sys.executable, "-c", script], cwd=tmp_path, timeout_s=60)
+    ended = _run(forks, tmp_path, script)
     assert ended.exit_code == 2
     assert "error: --epochs of mine is 0" in ended.stderr

@@ -206,8 +206,10 @@ def test_a_small_file_with_millions_of_events_needs_less_than_600_mib(tmp_path):
 
 def test_ctrl_c_stops_reading_immediately_and_leaves_no_file(tmp_path):
     many = [event("cpu_op", f"op{i % 50}", i, 1, **{"Input Dims": [[i, i]] * 9}) for i in range(150_000)]
-    for rank in range(8):
-        write(tmp_path / "run" / f"rank{rank}.json", many, rank, 8)
+    whole = write(tmp_path / "run" / "rank0.json", many, 0, 8).read_text()
+    for rank in range(1, 8):
+        other = whole.replace('"rank": 0', f'"rank": {rank}', 1)
+        (tmp_path / "run" / f"rank{rank}.json").write_text(other)
     process = subprocess.Popen(
         [*REPORT, "run", "--json", "r.json"], cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
     )

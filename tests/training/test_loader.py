@@ -167,7 +167,7 @@ if __name__ == "__main__":
     assert got[0][0] == [[9.0, 10.0, 11.0], [3.0, 4.0, 5.0]], got
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
     drain(batches)
-    batches = loader.batches(asked * 100)
+    batches = Loader(open_samples(path), torch.device("cpu"), workers=1, timeout_s=60.0).batches(asked * 100)
     next(batches)
     os.truncate(path, 100)
     drain(batches)

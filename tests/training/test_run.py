@@ -126,6 +126,26 @@ def test_help_needs_no_torch_and_shows_examples(tmp_path):
     assert "mpiexec -n 8 python -m ddp_hpc.train" in done.stdout
 
 
+def test_torch_is_imported_without_garbage_collections(tmp_path):
+    stub = "import gc, pathlib; pathlib.Path('enabled').write_text(str(gc.isenabled())); raise ImportError"
+    (tmp_path / "torch.py").write_text(stub)
+    train(cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{PROJECT}"})
+    assert (tmp_path / "enabled").read_text() == "False"
+
+
+def test_garbage_is_collected_during_the_training(tmp_path, forks):
+    (tmp_path / "mine.py").write_text(
+        "import gc\nfrom torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, inputs):\n"
+        "        print('enabled', gc.isenabled())\n"
+        "        return super().forward(inputs)\n"
+        "def net():\n    return Net(20, 1)\n"
+    )
+    words = forks.run(*QUICK, "--model", "mine:net", "--max-steps", "1", cwd=tmp_path, ranks=1).words()
+    assert "enabled True" in words
+
+
 def test_explicit_threads_are_used(tmp_path, forks):
     forks.run(*QUICK, "--max-steps", "1", "--threads", "1", "--summary", "s.json", cwd=tmp_path, ranks=1)
     assert json.loads((tmp_path / "s.json").read_text())["threads"] == 1
