@@ -10,8 +10,6 @@ from benchmarks import gpu
 from tests.conftest import PROJECT
 
 
-# It starts eleven programs that import torch. The test after this one runs the other parts in `make test`.
-@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_all_parts_run_on_a_cpu(launch, tmp_path):
     argv = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "6", "--out", tmp_path]
