@@ -1,6 +1,6 @@
 """Measures how fast data_gen writes a file, compared with only writing and only generating.
 
-python benchmarks/generate.py [--gib 4] [--folder data] [--distribution uniform] [--runs 3] [--json FILE]
+python benchmarks/generate.py [--gib 4] [--directory data] [--distribution uniform] [--runs 3] [--json FILE]
 
 Each row is a separate process, or two under mpiexec, and the rows run in turns. generate: values are
 generated in memory only. write: one buffer of values is written repeatedly with the code of data_gen
@@ -62,7 +62,7 @@ def draw_once(stream: np.random.Generator, out: NDArray[Any], _: str) -> None:
 
 
 def file_of(args: argparse.Namespace, what: str, ranks: int) -> Path:
-    return args.folder / f"{what}-{ranks}.h5"
+    return args.directory / f"{what}-{ranks}.h5"
 
 
 def run_row(what: str, args: argparse.Namespace) -> None:
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             # measured work.
             file_of(args, what, ranks).unlink(missing_ok=True)
             argv = [sys.executable, __file__, "--row", what, "--gib", str(args.gib)]
-            argv += ["--folder", str(args.folder), "--distribution", args.distribution]
+            argv += ["--directory", str(args.directory), "--distribution", args.distribution]
             if ranks > 1:
                 argv = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), *argv]
             done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
@@ -126,7 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gib", type=float, default=4.0, help="size of the file in GiB")
-    parser.add_argument("--folder", type=Path, default=Path("data"), help="directory for temporary files")
+    parser.add_argument("--directory", type=Path, default=Path("data"), help="directory for temporary files")
     parser.add_argument("--distribution", default="uniform")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -136,13 +136,13 @@ def main() -> None:
         run_row(args.row, args)
         return
     report.check_files(args.json, None)
-    args.folder.mkdir(parents=True, exist_ok=True)
+    args.directory.mkdir(parents=True, exist_ok=True)
     needed_bytes = (len(ROWS) - 1) * recipe_of(args).num_bytes
-    free_bytes = shutil.disk_usage(args.folder).free
+    free_bytes = shutil.disk_usage(args.directory).free
     if free_bytes < needed_bytes:
         sys.exit(
-            f"error: {args.folder} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are "
-            "needed; choose another --folder, or reduce --gib"
+            f"error: {args.directory} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are "
+            "needed; choose another --directory, or reduce --gib"
         )
     try:
         rows = measure(args)

@@ -1,6 +1,6 @@
 """Measures the overhead of the run lifecycle: the pause of a save, and deadline and heartbeat per step.
 
-python benchmarks/run_lifecycle.py [--rounds 6] [--folder data] [--json FILE]
+python benchmarks/run_lifecycle.py [--rounds 6] [--directory data] [--json FILE]
 
 save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer to one
 file (blocking, as in tutorials), a step, our save (the state is copied, and a thread writes it), and a
@@ -160,14 +160,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--folder", type=Path, help="directory for the files; default: a temporary directory")
+    parser.add_argument(
+        "--directory", type=Path, help="directory for the files; default: a temporary directory"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", choices=("step",), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        print(json.dumps(rows_of(measure_step(args.folder), "step on 2 ranks")), flush=True)
+        print(json.dumps(rows_of(measure_step(args.directory), "step on 2 ranks")), flush=True)
         return
-    with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.folder) as made:
+    with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.directory) as made:
         directory = Path(made)
         rows = rows_of(measure_saves(directory, args.rounds), "save")
         mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
@@ -179,7 +181,7 @@ def main() -> None:
             __file__,
             "--part",
             "step",
-            "--folder",
+            "--directory",
             str(directory),
         ]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,7 @@
 """Measures how much host memory a sharded save takes on each rank, relative to the rank's own shards.
 
 python benchmarks/save_memory.py [--ranks 4] [--strategies fsdp pp] [--layers 64] [--width 2048]
-                                 [--dtype float32] [--folder DIR] [--json FILE]
+                                 [--dtype float32] [--directory DIR] [--json FILE]
 
 The model is a sequence of square matrices. Its state is the parameters and the two states of Adam: 12 bytes
 per parameter in float32, and 6 in bfloat16. Gradients are freed before the save. `peak / own` is the largest
@@ -124,7 +124,7 @@ def as_rank(args: argparse.Namespace) -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
         rows = []
         for name in args.strategies:
-            rows += measure(world, name, args.layers, args.width, args.folder.resolve() / name)
+            rows += measure(world, name, args.layers, args.width, args.directory.resolve() / name)
         if world.is_first:
             args.json.write_text(json.dumps(rows))
 
@@ -146,16 +146,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--folder", type=Path, help="directory for the files; default: a temporary directory")
+    parser.add_argument(
+        "--directory", type=Path, help="directory for the files; default: a temporary directory"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.rank:
         as_rank(args)
         raise SystemExit(0)
-    with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.folder) as made:
+    with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.directory) as made:
         results = Path(made, "rows.json")
-        words = ["--rank", "--folder", made, "--json", str(results), "--dtype", args.dtype]
+        words = ["--rank", "--directory", made, "--json", str(results), "--dtype", args.dtype]
         words += ["--layers", str(args.layers), "--width", str(args.width), "--strategies", *args.strategies]
         run_ranks(args.ranks, __file__, *words)
         rows = json.loads(results.read_text())

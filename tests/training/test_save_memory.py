@@ -6,7 +6,7 @@ import json
 def test_a_save_takes_little_more_memory_on_each_rank_than_its_own_part_of_the_state(forks, tmp_path):
     # Shards of each tensor on all ranks, and whole tensors on different ranks.
     strategies = ["fsdp", "pp"]
-    words = ["--rank", "--folder", tmp_path, "--json", "m.json", "--layers", "24", "--width", "512"]
+    words = ["--rank", "--directory", tmp_path, "--json", "m.json", "--layers", "24", "--width", "512"]
     job = forks.start(
         *words, "--strategies", *strategies, cwd=tmp_path, ranks=2, program="benchmarks.save_memory"
     )
