@@ -97,19 +97,7 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
 )
 @click.version_option(__version__, prog_name="data_gen")
 @click.pass_context
-def cli(
-    context: click.Context,
-    num_samples: int,
-    src_shape: tuple[int, ...],
-    tgt_shape: tuple[int, ...],
-    dtype: str,
-    distribution: str,
-    vocab_size: int,
-    seed: int,
-    output: Path | None,
-    force: bool,
-    timeout_s: float,
-) -> None:
+def cli(context: click.Context, /, output: Path | None, force: bool, timeout_s: float, **fields: Any) -> None:
     """Write a data file for training. If no command is given, the file contains synthetic data.
 
     An existing file with the same contents is reused. If any other file exists, the program ends with an
@@ -137,15 +125,7 @@ def cli(
                     f"synthetic data; put options for {context.invoked_subcommand} after that word"
                 )
         return
-    recipe = Recipe(
-        num_samples=num_samples,
-        src_shape=src_shape,
-        tgt_shape=tgt_shape,
-        dtype=dtype,
-        seed=seed,
-        distribution=distribution,
-        vocab_size=vocab_size,
-    )
+    recipe = Recipe(**fields)
     path = output or _DIRECTORY / default_file_name(recipe)
 
     def write(progress: Progress, comm: Comm) -> GenerateResult:
@@ -189,14 +169,7 @@ def digits(seed: int, output: Path | None, force: bool) -> None:
 )
 @_output_option
 @_force_option
-def idx(
-    images: Path,
-    labels: Path,
-    test_images: Path | None,
-    test_labels: Path | None,
-    output: Path | None,
-    force: bool,
-) -> None:
+def idx(images: Path, labels: Path, output: Path | None, **options: Any) -> None:
     """Convert IMAGES and LABELS from the IDX format of MNIST and similar data sets, uncompressed or gzipped.
 
     \b
@@ -209,15 +182,7 @@ def idx(
     def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.convert_idx import convert_idx
 
-        return convert_idx(
-            images,
-            labels,
-            path,
-            test_images=test_images,
-            test_labels=test_labels,
-            force=force,
-            progress=progress,
-        )
+        return convert_idx(images, labels, path, **options, progress=progress)
 
     _write(path, write)
 
@@ -238,15 +203,7 @@ def idx(
 )
 @_output_option
 @_force_option
-def text(
-    inputs: tuple[Path, ...],
-    length: int,
-    test_share: float,
-    suffixes: tuple[str, ...],
-    exclude: tuple[str, ...],
-    output: Path | None,
-    force: bool,
-) -> None:
+def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
     """Convert text files, or all text files in directories, to samples of bytes for --model decoder.
 
     src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are sorted by
@@ -262,16 +219,7 @@ def text(
     def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.text import write_text
 
-        return write_text(
-            inputs,
-            path,
-            length=length,
-            test_share=test_share,
-            suffixes=suffixes,
-            exclude=exclude,
-            force=force,
-            progress=progress,
-        )
+        return write_text(inputs, path, **options, progress=progress)
 
     _write(path, write)
 
@@ -295,9 +243,7 @@ def text(
     help="Convert floating-point arrays to this type; integers are not converted.",
 )
 @_force_option
-def convert(
-    inputs: tuple[Path, ...], output: Path, src_key: str, tgt_key: str, dtype: str | None, force: bool
-) -> None:
+def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """Convert between HDF5, .pt, .safetensors, .npz, .npy and IDX files of any size.
 
     INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two files with one array
@@ -315,9 +261,7 @@ def convert(
     def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.convert import convert
 
-        *others, last = convert(
-            inputs, output, src_key=src_key, tgt_key=tgt_key, dtype=dtype, force=force, progress=progress
-        )
+        *others, last = convert(inputs, output, **options, progress=progress)
         for other in others:
             click.echo(str(other.path))
         return replace(last, num_bytes=last.num_bytes + sum(other.num_bytes for other in others))

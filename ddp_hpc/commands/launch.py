@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import click
 
@@ -59,15 +60,11 @@ from ddp_hpc.errors import RequestError
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(
     num_ranks: int | None,
-    ranks_per_node: int | None,
     profile: str | None,
-    launcher: str | None,
-    mpi: str | None,
     env: tuple[str, ...],
-    fallback: str | None,
-    env_style: str | None,
     dry_run: bool,
     command: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Start COMMAND on the nodes of the current allocation, or on this machine.
 
@@ -86,17 +83,10 @@ def command(
     if not command:
         raise RequestError("no command given. Example: ddp-hpc launch -n 8 -- python -m ddp_hpc.train")
     from ddp_hpc.launch.launch_here import plan
-    from ddp_hpc.request.job import ENV_STYLES, Job
+    from ddp_hpc.request.job import Job
 
-    job = Job(
-        ranks_per_node=ranks_per_node,
-        launcher=launcher or "",
-        mpi=mpi or "",
-        env=dict(name_and_value(text) for text in env),
-        fallback=fallback or "",
-        env_style=env_style or ENV_STYLES[0],
-        command=command,
-    )
+    given = {name: value for name, value in options.items() if value not in (None, "")}
+    job = Job(env=dict(name_and_value(text) for text in env), command=command, **given)
     launch = plan(job, profile or "", num_ranks, os.environ)
     click.echo(launch.why, err=True)
     if dry_run:

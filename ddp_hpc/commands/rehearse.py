@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -84,21 +84,7 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 )
 @click.argument("script", type=click.Path(path_type=Path))
 @click.pass_context
-def command(
-    ctx: click.Context,
-    script: Path,
-    walltime_s: int | None,
-    num_nodes: int | None,
-    ranks_per_node: int | None,
-    array_index: int | None,
-    steps: int | None,
-    arguments: str | None,
-    max_jobs: int,
-    limit_s: int,
-    profile: str,
-    here: bool,
-    keep: bool,
-) -> None:
+def command(ctx: click.Context, /, script: Path, arguments: str | None, **given: Any) -> None:
     """Run a job script on this machine, with simulated commands in place of its scheduler and its launcher.
 
     The simulated commands submit, start and end the job as its scheduler would, set the environment variables
@@ -116,26 +102,14 @@ def command(
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.rehearse import host_names, plan_rehearsal, run_rehearsal
 
-    for option, value in (("--walltime-s", walltime_s), ("--max-jobs", max_jobs), ("--limit-s", limit_s)):
-        _check_number(option, value, 1, 10**7)
-    _check_number("--steps", steps, 0, 10**9)
+    for option in ("walltime-s", "max-jobs", "limit-s"):
+        _check_number(f"--{option}", given[option.replace("-", "_")], 1, 10**7)
+    _check_number("--steps", given["steps"], 0, 10**9)
     try:
         appended = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise RequestError(f"--args {arguments!r} has an unclosed quote; close it") from error
-    options = plan_rehearsal.Options(
-        num_nodes=num_nodes,
-        ranks_per_node=ranks_per_node,
-        walltime_s=walltime_s,
-        array_index=array_index,
-        steps=steps,
-        arguments=appended,
-        profile=profile,
-        max_jobs=max_jobs,
-        limit_s=limit_s,
-        keep=keep,
-        here=here,
-    )
+    options = plan_rehearsal.Options(arguments=appended, **given)
     plan = plan_rehearsal.plan(script, options)
     for finding in plan.findings:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")

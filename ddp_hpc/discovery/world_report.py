@@ -13,6 +13,7 @@ from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.errors import LaunchError
 from ddp_hpc.text_table import aligned
 
+_LIMIT_S = 60.0
 _SETTINGS = (
     "DDP_HPC_PROFILE",
     "DDP_HPC_FABRIC_SUFFIX",
@@ -27,7 +28,7 @@ _SETTINGS = (
 )
 
 
-def run(discovery: str = "auto", as_json: bool = False, timeout_s: float = 60.0) -> None:
+def run(discovery: str = "auto", as_json: bool = False) -> None:
     """Prints rank, world size and node of this process to stdout, as a table or one line of JSON.
 
     Collective if MPI is used: every rank must call this.
@@ -35,7 +36,7 @@ def run(discovery: str = "auto", as_json: bool = False, timeout_s: float = 60.0)
     If `discover` raises an error, it is printed as one line, and the process exits with code 2.
     """
     try:
-        with time_limit(timeout_s, "") as watchdog:
+        with time_limit(_LIMIT_S, "") as watchdog:
             watchdog.stage("in MPI_Init for the other ranks")
             world = discover(dict(os.environ), discovery)
     except LaunchError as error:

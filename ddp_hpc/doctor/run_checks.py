@@ -35,20 +35,20 @@ CHECKS = (
 )
 
 
-def chosen(only: Sequence[str], skip: Sequence[str], checks: Sequence[Check] = CHECKS) -> list[Check]:
+def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
     """Returns the selected checks in their usual order.
 
     Raises:
         RequestError: there is no check of that name, or no check is left.
     """
-    names = [check.name for check in checks]
+    names = [check.name for check in CHECKS]
     for option, given in (("--only", only), ("--skip", skip)):
         for name in given:
             if name not in names:
                 raise RequestError(
                     f"{option} {name}: no such check{nearest(name, names)}; see ddp-hpc doctor --list"
                 )
-    left = [check for check in checks if (not only or check.name in only) and check.name not in skip]
+    left = [check for check in CHECKS if (not only or check.name in only) and check.name not in skip]
     if not left:
         raise RequestError("--only and --skip together exclude all checks; omit one of these options")
     return left

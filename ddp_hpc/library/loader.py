@@ -40,8 +40,6 @@ from ddp_hpc.training.telemetry.trace_annotations import annotated
 if TYPE_CHECKING:
     from ddp_hpc.library.connected_world import ConnectedWorld
 
-__all__ = ["Batch", "WorldLoader"]
-
 
 class WorldLoader:
     """This rank's batches, for one `for` loop over all epochs. Created by `world.loader`.

@@ -9,11 +9,10 @@ from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.schedulers.base import Scheduler, ScriptCheck, ScriptProblem, Severity
+from ddp_hpc.schedulers.base import Problem, Scheduler, ScriptCheck, Severity
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
@@ -32,18 +31,6 @@ class LintFinding:
     line: int
     what: str
     remedy: str
-
-
-class Problem(NamedTuple):
-    """One problem found by a check; `Check.findings` adds the id.
-
-    `severity` is given for a problem that is milder than others of the same check.
-    """
-
-    line: int
-    what: str
-    remedy: str
-    severity: Severity | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,7 +135,7 @@ class Subject:
                 yield command
 
 
-Run = Callable[[Subject], Iterator[Problem | ScriptProblem]]
+Run = Callable[[Subject], Iterator[Problem]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,10 +166,9 @@ class Check:
         """Yields the findings of this check."""
         if self._applies(subject):
             for seen in self.run(subject):
-                severity = seen.severity if isinstance(seen, Problem) else None
                 yield LintFinding(
                     check=self.id,
-                    severity=severity or self.severity,
+                    severity=seen.severity or self.severity,
                     line=seen.line,
                     what=seen.what,
                     remedy=seen.remedy,
@@ -223,7 +209,7 @@ def register_checks(checks: Iterable[ScriptCheck]) -> None:
     """Registers the checks that a scheduler defines for its own scripts."""
     for one in checks:
 
-        def run(subject: Subject, one: ScriptCheck = one) -> Iterator[ScriptProblem]:
+        def run(subject: Subject, one: ScriptCheck = one) -> Iterator[Problem]:
             return one.run(subject.script)
 
         check(one.id, one.severity, one.title)(run)

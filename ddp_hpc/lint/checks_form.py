@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
-from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.check_registry import Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
+from ddp_hpc.schedulers.base import Problem
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")

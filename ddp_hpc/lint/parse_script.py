@@ -16,7 +16,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.schedulers.base import Fault
+from ddp_hpc.schedulers.base import ReadOption
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). To save time, only the first
@@ -69,22 +69,16 @@ LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Directive:
-    """One option of one directive line: `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm.
+class Directive(ReadOption):
+    """One option of one directive line.
 
     `text` is the line after its prefix. `late` means that it follows the first command, where schedulers
-    ignore it. See `ReadOption` for the other fields.
+    ignore it.
     """
 
-    line: int
     scheduler: str
-    flag: str
-    value: str
     text: str
     late: bool = False
-    written: str = ""
-    fault: Fault = ""
-    component: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,17 +293,7 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
         elif line.strip() and not line.lstrip().startswith("#"):
             late = True
     read = [
-        Directive(
-            line=one.line,
-            scheduler=name,
-            flag=one.flag,
-            value=one.value,
-            text=texts[one.line],
-            late=is_late,
-            written=one.written,
-            fault=one.fault,
-            component=one.component,
-        )
+        Directive(**vars(one), scheduler=name, text=texts[one.line], late=is_late)
         for (name, is_late), of_name in found.items()
         for texts in [{number: text.strip() for number, text in of_name}]
         for one in SCHEDULERS[name].read_directives(of_name)

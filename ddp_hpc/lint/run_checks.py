@@ -21,7 +21,6 @@ from ddp_hpc.lint import (
 from ddp_hpc.lint.check_registry import (
     CHECKS,
     LintFinding,
-    Problem,
     Subject,
     check,
     plain,
@@ -31,6 +30,7 @@ from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
+from ddp_hpc.schedulers.base import Problem
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
 

@@ -44,7 +44,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         found.append(Export("DDP_HPC_MPIEXEC", "mpiexec", why))
     if layout.launcher == "mpiexec":
         variables = scheduler.mpiexec_variables(cpus_per_task(layout), layout.ranks_per_node)
-        found += [Export(one.name, one.value, one.why) for one in variables]
+        found += [Export(*one) for one in variables]
     if site.proxy:
         why = (
             "The proxy for connections from compute nodes to the internet; nodes connect to each other "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, cast
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -109,13 +109,16 @@ class ScriptOptions(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptProblem:
-    """One problem in a script: its line number, what was found, and how to fix it."""
+class Problem(NamedTuple):
+    """One problem in a script: its line number, what was found, and how to fix it.
+
+    `severity` is given for a problem that is milder than others of the same check.
+    """
 
     line: int
     what: str
     remedy: str
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +128,7 @@ class ScriptCheck:
     id: str
     severity: Severity
     title: str
-    run: Callable[[ScriptOptions], Iterator[ScriptProblem]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShellVariable:
-    """A variable that a job script exports, with the reason for it."""
-
-    name: str
-    value: str
-    why: str = ""
+    run: Callable[[ScriptOptions], Iterator[Problem]]
 
 
 class JobCommands(Protocol):
@@ -398,8 +392,10 @@ class Scheduler:
         """
         return ()
 
-    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
-        """Returns the variables that mpiexec needs to start ranks under this scheduler."""
+    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[tuple[str, str, str]]:
+        """Returns name, value and purpose of each variable that mpiexec needs to start ranks under this
+        scheduler.
+        """
         return []
 
     def exclude_host(self, host: str) -> str:

@@ -50,9 +50,9 @@ def milliseconds(seconds: float) -> float:
     return round(seconds * 1e3, 3) if math.isfinite(seconds) else 0.0
 
 
-def plain(text: str, limit: int = 60) -> str:
+def plain(text: str) -> str:
     """Escapes text for plotly's labels, in which `<b>` and `<a href=...>` are markup."""
-    return html.escape(cut(text, limit))
+    return html.escape(cut(text, 60))
 
 
 def mean_steps(captures: Sequence[Capture]) -> Figure:

@@ -73,7 +73,6 @@ class Pbs(Scheduler):
     # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.
     walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
     expands_log_variables = True
-    name_flags = frozenset(("-M",))
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if len(job.name) > MAX_NAME_CHARS:

@@ -68,7 +68,7 @@ def _word(text: str, position: int) -> tuple[str | None, int, str]:
     return ("".join(pieces) if found else None), position, quote
 
 
-def read_options(lines: Sequence[tuple[int, str]], version: str = "") -> Iterator[ReadOption]:
+def read_options(lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
     """Yields the options of #SBATCH lines; `lines` has their numbers and their text after the prefix.
 
     sbatch reads all lines of a component of a job as a single command line, so an option without its value
@@ -79,16 +79,16 @@ def read_options(lines: Sequence[tuple[int, str]], version: str = "") -> Iterato
     for line, text in lines:
         # `hetjob` (`packjob` before Slurm 20.02) separates the components of a heterogeneous job.
         if _COMPONENT.match(text):
-            yield from _options(words, component, version)
+            yield from _options(words, component)
             component, words = component + 1, []
         of_line, fault = split_line(text)
         words += [(line, word) for word in of_line]
         if fault:
             yield ReadOption(line=line, flag="", value=text, written=text, fault=fault, component=component)
-    yield from _options(words, component, version)
+    yield from _options(words, component)
 
 
-def _options(words: Sequence[tuple[int, str]], component: int, version: str) -> Iterator[ReadOption]:
+def _options(words: Sequence[tuple[int, str]], component: int) -> Iterator[ReadOption]:
     index = 0
     while index < len(words):
         line, word = words[index]
@@ -102,7 +102,7 @@ def _options(words: Sequence[tuple[int, str]], component: int, version: str) -> 
                 )
             return
         if word.startswith("--"):
-            found, used = _long(line, word, following, version)
+            found, used = _long(line, word, following)
             yield replace(found, component=component)
         elif word.startswith("-") and len(word) > 1:
             bundle, used = _letters(line, word, following)
@@ -113,9 +113,9 @@ def _options(words: Sequence[tuple[int, str]], component: int, version: str) -> 
         index += used
 
 
-def _long(line: int, word: str, following: str | None, version: str) -> tuple[ReadOption, bool]:
+def _long(line: int, word: str, following: str | None) -> tuple[ReadOption, bool]:
     name, equals, value = word[2:].partition("=")
-    found = find_option(name[:80], version)
+    found = find_option(name[:80])
     fault: Fault = ""
     if not isinstance(found, SbatchOption):
         fault = "ambiguous" if found else "unknown"

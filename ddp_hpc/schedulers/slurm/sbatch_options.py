@@ -111,14 +111,14 @@ def _names_of(version: str) -> list[str]:
     return sorted(name for name, option in OPTIONS.items() if option.is_in(version))
 
 
-def find_option(name: str, version: str = "") -> SbatchOption | tuple[str, ...]:
+def find_option(name: str) -> SbatchOption | tuple[str, ...]:
     """Returns the option that getopt_long finds for a long name or for an unambiguous beginning of it.
 
-    If there is no such option, returns all names that begin with `name`: none or several. If no version is
-    given, an option is found as soon as one version accepts the name or the beginning.
+    If there is no such option, returns all names that begin with `name`: none or several. An option is found
+    as soon as one version accepts the name or the beginning.
     """
     best: tuple[str, ...] = ()
-    for one in (version,) if version else reversed(VERSIONS):
+    for one in reversed(VERSIONS):
         names = _names_of(one)
         first = bisect_left(names, name)
         begin = list(takewhile(lambda option: option.startswith(name), names[first:]))

@@ -19,7 +19,6 @@ from ddp_hpc.schedulers.base import (
     ReadOption,
     Scheduler,
     ScriptOptions,
-    ShellVariable,
     cpus_per_task,
     last_directive,
     optional_value,
@@ -144,20 +143,15 @@ class Slurm(Scheduler):
             found["qos"] = asked.qos
         return [[f"--{name}={value}"] for name, value in found.items() if value]
 
-    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
+    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[tuple[str, str, str]]:
+        why_cpus = (
+            "mpiexec starts one process per node with srun, which would bind all ranks to one task's CPUs."
+        )
+        why_mpi = "If pmix is the default of srun, MPICH would find two process managers and abort."
         return [
-            ShellVariable(
-                name="SRUN_CPUS_PER_TASK",
-                value=str(cpus_per_task * ranks_per_node),
-                why="mpiexec starts one process per node with srun, which would bind all ranks to one "
-                "task's CPUs.",
-            ),
-            ShellVariable(name="SLURM_CPU_BIND", value="none"),
-            ShellVariable(
-                name="SLURM_MPI_TYPE",
-                value="none",
-                why="If pmix is the default of srun, MPICH would find two process managers and abort.",
-            ),
+            ("SRUN_CPUS_PER_TASK", str(cpus_per_task * ranks_per_node), why_cpus),
+            ("SLURM_CPU_BIND", "none", ""),
+            ("SLURM_MPI_TYPE", "none", why_mpi),
         ]
 
     def exclude_host(self, host: str) -> str:

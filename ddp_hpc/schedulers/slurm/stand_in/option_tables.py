@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
+from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
 
 # Each entry is a long name, optionally followed by a colon and the short name.
 _VALUES_COMMON = """
@@ -63,19 +64,11 @@ def node_count(program: str, text: str) -> int:
 
 
 def walltime_s(text: str) -> int:
-    """Returns the seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 means no limit.
+    """Returns the seconds of a value of --time; 0 means no limit.
 
     Raises:
-        RefusedError: the text has another format.
+        RefusedError: sbatch would refuse the value.
     """
-    if text.lower() in ("unlimited", "infinite", "0"):
-        return 0
-    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?", text)
-    if not match:
+    if not is_time(text):
         raise RefusedError("sbatch: error: Invalid --time specification", _REFUSED)
-    days, parts = match[1], [int(part) for part in match.groups()[1:] if part is not None]
-    if days is not None:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    else:
-        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
-    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+    return time_s(text) or 0
