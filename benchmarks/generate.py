@@ -141,8 +141,8 @@ def main() -> None:
     free_bytes = shutil.disk_usage(args.directory).free
     if free_bytes < needed_bytes:
         sys.exit(
-            f"error: {args.directory} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are "
-            "needed; choose another --directory, or reduce --gib"
+            f"error: {args.directory} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} "
+            "are needed; choose another --directory, or reduce --gib"
         )
     try:
         rows = measure(args)
