@@ -87,7 +87,7 @@ class TorchStoreServer(FrameServer):
         stream = TorchStream()
         connection = Connection(accepted, host, reader=stream, writer=stream)
         self._add(connection)
-        if _user_of_peer(accepted) != os.geteuid():
+        if user_of_peer(accepted) != os.geteuid():
             self._refuse(connection)
 
     def _is_finished(self) -> bool:
@@ -211,13 +211,20 @@ def _listed(query: int, keys: list[bytes]) -> list[bytes]:
     return own if query == Query.LIST_KEYS else [b"%d" % len(own)]
 
 
-def _user_of_peer(connection: socket.socket) -> int | None:
-    """Returns the user ID of the process at the other end of a connection on this host (proc_net_tcp(5))."""
-    with suppress(OSError):
+def user_of_peer(connection: socket.socket, tables: Path = Path("/proc/self/net")) -> int | None:
+    """Returns the user ID of the process at the other end of a connection on this host; None if unknown.
+
+    The connection is one of IPv4. `tables` is the directory with the tables of all connections
+    (proc_net_tcp(5)).
+    """
+    try:
         ends = _entry(*connection.getpeername()), _entry(*connection.getsockname())
-        # torch's clients use IPv6 sockets, which have the IPv4 address in the last four bytes.
-        for name in ("tcp6", "tcp"):
-            for line in Path(f"/proc/self/net/{name}").read_text("ascii", "replace").splitlines():
+    except OSError:
+        return None
+    # torch's clients use IPv6 sockets, if there are any, with the IPv4 address in the last four bytes.
+    for name in ("tcp6", "tcp"):
+        with suppress(OSError):  # without IPv6, there is only one of these files
+            for line in (tables / name).read_text("ascii", "replace").splitlines():
                 fields = line.split()
                 if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
                     return int(fields[7])

@@ -23,6 +23,7 @@ from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import TorchStoreProcess
+from ddp_hpc.rendezvous.torch_store_server import user_of_peer
 from ddp_hpc.training.process_group import group_store as module
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
 from tests.stores import HERE, Served, store_in_process, store_in_thread
@@ -327,6 +328,21 @@ def test_the_same_user_is_answered(node: Node) -> None:
 def test_another_user_is_not_answered(node: Node) -> None:
     assert strangers_answer(node.port, VALIDATE + PING, user=65534) == b""
     wait_until(lambda: "127.0.0.1 which is not a torch client of this user" in node.stderr())
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def test_the_user_of_a_connection_is_known(tmp_path: Path, family: socket.AddressFamily) -> None:
+    """Without IPv6, there is no /proc/net/tcp6."""
+    with socket.create_server((HERE, 0)) as listener, socket.socket(family) as client:
+        host = HERE if family == socket.AF_INET else f"::ffff:{HERE}"
+        client.connect((host, listener.getsockname()[1]))
+        accepted, _ = listener.accept()
+        with accepted:
+            name = "tcp" if family == socket.AF_INET else "tcp6"
+            (tmp_path / name).write_text(Path(f"/proc/self/net/{name}").read_text())
+            assert user_of_peer(accepted, tmp_path) == os.geteuid()
+            (tmp_path / name).write_text("")
+            assert user_of_peer(accepted, tmp_path) is None
 
 
 @pytest.mark.parametrize(
