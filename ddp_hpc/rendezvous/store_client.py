@@ -131,6 +131,11 @@ class StoreClient:
         self._thread.start()
         _open_clients.add(self)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self._lost is not None
+
     def set(self, key: str, value: bytes, timeout_s: float) -> None:
         """Sets the value of a key."""
         self._call(Op.SET, [key.encode(), value], timeout_s)

@@ -82,6 +82,7 @@ class TorchStoreServer(FrameServer):
         # thread checks every second on each rank whether some rank has set the key that requests dumps.
         # Without this set, all of these checks would be sent to rank 0.
         self._absent: set[bytes] = set()
+        self._num_changes = 0  # the number of forwarded changes of any key
 
     def _greet(self, accepted: socket.socket, host: str) -> None:
         stream = TorchStream()
@@ -108,9 +109,7 @@ class TorchStoreServer(FrameServer):
             case ((Query.GETNUMKEYS | Query.LIST_KEYS), _):
                 self._ask(connection, request, Op.LIST, [], lambda keys: _listed(op, keys))
             case Query.CHECK, [key]:
-                self._ask(
-                    connection, request, Op.CHECK, [_PREFIX + key], lambda found: self._checked(key, found)
-                )
+                self._check(connection, request, key)
             case Query.MULTI_SET, _:
                 for key, value in batched_pairs(fields):
                     self._change(connection, request, Op.SET, [key, value])
@@ -130,13 +129,21 @@ class TorchStoreServer(FrameServer):
     def _change(self, connection: Connection, request: int, op: Op, fields: list[bytes]) -> None:
         key, *values = fields
         self._absent.discard(key)
+        self._num_changes += 1
         self._ask(connection, request, op, [_PREFIX + key, *values])
 
-    def _checked(self, key: bytes, found: list[bytes]) -> list[bytes]:
-        if found != [b"1"] and key not in self._absent and len(self._absent) < _MAX_ABSENT:
-            self._absent.add(key)
-            self._request(Op.GET_SHARED, [_PREFIX + key], lambda _: self._absent.discard(key))
-        return found
+    def _check(self, connection: Connection, request: int, key: bytes) -> None:
+        num_changes = self._num_changes
+
+        def checked(found: list[bytes]) -> list[bytes]:
+            # A client of this node may have created the key in the meantime, and must see it at once.
+            is_absent = found != [b"1"] and num_changes == self._num_changes
+            if is_absent and key not in self._absent and len(self._absent) < _MAX_ABSENT:
+                self._absent.add(key)
+                self._request(Op.GET_SHARED, [_PREFIX + key], lambda _: self._absent.discard(key))
+            return found
+
+        self._ask(connection, request, Op.CHECK, [_PREFIX + key], checked)
 
     def _arrive(self, connection: Connection, request: int, key: bytes, size: int) -> None:
         """Answers once `size` clients have arrived at a barrier."""
@@ -177,7 +184,7 @@ class TorchStoreServer(FrameServer):
         def deliver(answer: Answer) -> None:
             if not isinstance(answer, RendezvousError):
                 done(answer)
-            elif isinstance(answer, StoreLostError):
+            elif self._store.is_lost:
                 self._is_lost = True
             elif connection is not None and connection in self._connections:
                 self._owner.warn(f"closed the connection to a torch client on this node: {answer}")

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +21,13 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
+from ddp_hpc.rendezvous.frame_server import Owner
+from ddp_hpc.rendezvous.store_client import Answer, StoreLostError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import TorchStoreProcess
-from ddp_hpc.rendezvous.torch_store_server import user_of_peer
+from ddp_hpc.rendezvous.store_protocol import Op
+from ddp_hpc.rendezvous.torch_store_protocol import Query
+from ddp_hpc.rendezvous.torch_store_server import TorchStoreServer, user_of_peer
 from ddp_hpc.training.process_group import group_store as module
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
 from tests.stores import HERE, Served, store_in_process, store_in_thread
@@ -295,6 +299,64 @@ def test_a_client_sees_its_own_change_of_a_missing_key_at_once(node: Node, chang
     assert store.check(["dump"])
     store.delete_key("dump")
     assert not store.check(["dump"])
+
+
+class SlowStore:
+    """A client of the ranks' store whose answers the test determines."""
+
+    is_lost = False
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[Answer], None]] = []
+
+    def send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
+        del op, fields
+        self.calls.append(call)
+        return len(self.calls)
+
+    def cancel(self, request: int) -> None:
+        del request
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[TorchStoreServer, SlowStore, list[socket.socket]]]:
+    """A server that is not served, so that the test can determine the order of events, and two clients."""
+    store = SlowStore()
+    with socket.create_server((HERE, 0)) as listener:
+        server = TorchStoreServer(listener, store, Owner(os.getppid()))  # type: ignore[arg-type]
+        clients = []
+        for _ in range(2):
+            clients.append(socket.create_connection(listener.getsockname()[:2], timeout=10))
+            server._accept()
+        yield server, store, clients
+        for client in clients:
+            client.close()
+        for connection in list(server._connections):
+            server._close(connection)
+
+
+def answer(server: TorchStoreServer, call: Callable[[Answer], None], result: Answer) -> None:
+    call(result)
+    server._calls.get()()
+
+
+def test_a_key_that_was_set_during_a_check_is_not_taken_for_missing(slow: Any) -> None:
+    server, store, _ = slow
+    first, second = server._connections
+    server._handle(first, Query.CHECK, 1, [b"dump"])
+    server._handle(second, Query.SET, 1, [b"dump", b"1"])
+    answer(server, store.calls[0], [b"0"])
+    server._handle(second, Query.CHECK, 2, [b"dump"])
+    assert len(store.calls) == 3, "the second check is sent to the ranks' store"
+
+
+def test_a_request_that_was_lost_with_the_relay_ends_only_its_client(slow: Any) -> None:
+    server, store, _ = slow
+    first, second = server._connections
+    server._handle(first, Query.ADD, 1, [b"a", b"1"])
+    answer(server, store.calls[0], StoreLostError("the result is unknown"))
+    assert server._connections == {second}
+    assert not server._is_finished()
 
 
 # Strangers.
