@@ -41,3 +41,8 @@ def aligned(lines: Sequence[Sequence[str]], num_left: int) -> list[str]:
 def cut(text: str, limit: int) -> str:
     """Returns at most `limit` characters of the text; `...` replaces the end of a longer text."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Replaces control characters and invalid bytes, so that the text cannot control the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ddp_hpc.atomic_files import begins_with, write_atomically
 from ddp_hpc.errors import RequestError
 from ddp_hpc.pip_extras import install_command
@@ -65,6 +67,16 @@ class Curves:
         axes.legend()
         axes.grid(alpha=0.3)
         axes.set(title=self.title, xlabel=self.x_axis, ylabel=axis, xscale="log", yscale="log")
+
+
+def say(line: str) -> None:
+    """Prints a message to stderr; stdout contains only results."""
+    click.echo(line, err=True)
+
+
+def format_us(value: float) -> str:
+    """Returns a number of microseconds for tables and pictures."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def machine() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import DdpHpcError
 
 if TYPE_CHECKING:
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--only", is_flag=True, help="Cancel only this job, so that the next job of the chain resumes the run."
 )
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Run directory of the job.  [default: detected]",
-)
+@run_dir_option
 @click.argument("job")
 def command(job: str, only: bool, run_dir: Path | None) -> None:
     """Cancel a job and, if it is part of a chain, the jobs that were queued to run after it.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ddp_hpc.commands.run_dir_option import run_dir_option
+
 
 @click.command("logs")
 @click.option(
@@ -16,12 +18,7 @@ import click
     help="Keep printing new output until the run has ended, including the output after a requeue and that of "
     "successor jobs.",
 )
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Run directory of the job.  [default: detected]",
-)
+@run_dir_option
 @click.argument("job")
 def command(job: str, follow: bool, run_dir: Path | None) -> None:
     """Print the log of a job.

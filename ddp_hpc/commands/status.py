@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 # The exit code for each verdict; with several jobs, for the verdict of the last one.
@@ -18,12 +19,7 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Run directory of the job.  [default: detected]",
-)
+@run_dir_option
 @click.argument("job", required=False)
 def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.

@@ -9,8 +9,6 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.data_file_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
 from ddp_hpc.errors import DataError, nearest
 
-__all__ = ["Samples", "check_matches", "open_samples"]
-
 
 def open_samples(path: Path, *, src_key: str = SRC, tgt_key: str = TGT) -> Samples:
     """Opens a `.h5`, `.hdf5`, `.pt` or `.safetensors` file and checks it without reading its samples.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
 from ddp_hpc.text_table import aligned
+from ddp_hpc.units import counted
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
 # Messages list at most this number of hosts, and report how many others there are.
@@ -196,9 +197,9 @@ def summary(places: Sequence[RankPlace]) -> str:
     }
     counts = Counter(len(cpu_numbers(place.cpus)) for place in places)
     least, most = min(counts), max(counts)
-    cpus = f"{least} CPU{'s' * (least > 1)}" if least == most else f"{least} to {most} CPUs"
-    ranks = f"{len(places)} rank{'s' * (len(places) > 1)} on {num_nodes} node{'s' * (num_nodes > 1)}"
-    gpus = f", {len(devices)} device{'s' * (len(devices) > 1)}" if devices else ""
+    cpus = counted(least, "CPU") if least == most else f"{least} to {most} CPUs"
+    ranks = f"{counted(len(places), 'rank')} on {counted(num_nodes, 'node')}"
+    gpus = f", {counted(len(devices), 'device')}" if devices else ""
     return f"{ranks}{gpus}, {cpus} per rank"
 
 
@@ -223,7 +224,7 @@ def _cpus(place: RankPlace) -> str:
 
 
 def _more_cases(count: int) -> str:
-    return f" ({count} more case{'s' * (count > 1)})" if count else ""
+    return f" ({counted(count, 'more case')})" if count else ""
 
 
 def _some(names: Sequence[str]) -> str:

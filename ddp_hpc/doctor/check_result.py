@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.schedulers.registry import SCHEDULERS
-from ddp_hpc.text_table import cut
+from ddp_hpc.text_table import cut, printable
 
 STATUSES = ("ok", "warn", "fail")  # from best to worst
 
@@ -64,7 +64,7 @@ class Result:
         """The result as one line, such as `warn  open-files   1024; ulimit -n 65536`."""
         # The text may contain output of other programs, so line breaks and control characters are removed.
         text = "; ".join(part for part in (self.what, self.remedy) if part)
-        return f"{self.status:4}  {self.name:14}  {printable(text)}"
+        return f"{self.status:4}  {self.name:14}  {one_line(text)}"
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,11 @@ def fail(what: str, remedy: str, same: str | None = None) -> DoctorFinding:
     return DoctorFinding("fail", what, remedy, same)
 
 
-def printable(text: str) -> str:
+def one_line(text: str) -> str:
     """Returns the text as one line of at most 500 characters, without control characters."""
-    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return cut(line, 500)
+    return cut(printable(" ".join(text.split())), 500)
 
 
 def first_line(error: object) -> str:
     """Returns the first line of an error's message, or its type if it has no message."""
-    return printable(str(error).strip().partition("\n")[0] or type(error).__name__)
+    return one_line(str(error).strip().partition("\n")[0] or type(error).__name__)

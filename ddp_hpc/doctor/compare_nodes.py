@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ddp_hpc.doctor.check_result import STATUSES, Result, printable
+from ddp_hpc.doctor.check_result import STATUSES, Result, one_line
 from ddp_hpc.doctor.node_exchange import Answers, Place
 
 _SKEW_WARN_S = 1.0
@@ -37,7 +37,7 @@ def differences(results: Mapping[str, list[Result]]) -> list[Result]:
             if nodes is most:
                 continue
             status = odd.status if odd.status != "ok" else "warn"
-            what = f"{_names(nodes)}: {odd.what} (other nodes: {printable(usual.what)[:150]})"
+            what = f"{_names(nodes)}: {odd.what} (other nodes: {one_line(usual.what)[:150]})"
             remedy = odd.remedy or "make the nodes identical, or exclude these"
             lines.append(replace(odd, name=name, status=status, what=what, remedy=remedy))
     return lines

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.jobs.job_report import JobReport, UnknownJobError, report_job
 from ddp_hpc.jobs.log_files import Reader, is_plain
-from ddp_hpc.schedulers.run_command import plain
+from ddp_hpc.text_table import printable
 
 # The log file is read at this interval.
 READ_INTERVAL_S = 1.0
@@ -110,7 +110,7 @@ def _news(report: JobReport) -> str:
     if job is None or job.phase == "ended":
         return ""
     if job.phase == "waiting":
-        why = f" ({plain(job.reason)})" if job.reason else ""
+        why = f" ({printable(job.reason)})" if job.reason else ""
         return f"job {report.job_id} has not started{why}" + (f"; {report.advice}" if report.advice else "")
     if not job.log_is_live and not any(is_plain(Path(path)) for path in report.logs):
         return f"job {report.job_id} is running; PBS writes its log only at the end (immediately with -k doe)"
@@ -137,7 +137,7 @@ def _end(report: JobReport) -> str:
         return "ended; the scheduler no longer knows it"
     if report.post_mortem is None:
         return report.verdict
-    return f"{report.verdict}: {plain(report.post_mortem.what)}; {_more(report)}"
+    return f"{report.verdict}: {printable(report.post_mortem.what)}; {_more(report)}"
 
 
 def _more(report: JobReport) -> str:

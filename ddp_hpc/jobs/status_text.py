@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.jobs.job_report import JobReport
 from ddp_hpc.jobs.post_mortem import PostMortem
-from ddp_hpc.schedulers.run_command import plain
+from ddp_hpc.text_table import printable
 from ddp_hpc.units import format_walltime
 
 _MAX_ATTEMPTS = 5
@@ -17,7 +17,7 @@ def lines_of(report: JobReport) -> Iterator[str]:
     """Yields the lines of the report, each with a label and a value. Unknown values are omitted."""
     for label, text in _facts(report):
         if text:
-            yield f"{label:<10}{plain(text)}"
+            yield f"{label:<10}{printable(text)}"
     if report.post_mortem is not None:
         yield from _ended(report.post_mortem)
 
@@ -95,11 +95,11 @@ def _attempts(report: JobReport) -> str:
 
 
 def _ended(found: PostMortem) -> Iterator[str]:
-    yield f"{'cause':<10}{found.cause}: {plain(found.what)}"
+    yield f"{'cause':<10}{found.cause}: {printable(found.what)}"
     if found.rank is not None or found.host:
         who = f"rank {found.rank}" if found.rank is not None else "a rank"
-        where = f" on {plain(found.host)}" if found.host else ""
+        where = f" on {printable(found.host)}" if found.host else ""
         yield f"{'failed':<10}{who}{where}"
     for line in found.lines:
-        yield f"  | {plain(line)}"
-    yield f"{'action':<10}{plain(found.remedy)}"
+        yield f"  | {printable(line)}"
+    yield f"{'action':<10}{printable(found.remedy)}"

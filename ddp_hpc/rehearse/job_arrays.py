@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from ddp_hpc.errors import RequestError
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.settings import Settings
-
-_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?")
+from ddp_hpc.request.queue_options import parse_array
 
 
 def parse_indices(text: str, error: RefusedError) -> tuple[int, ...]:
@@ -17,13 +16,11 @@ def parse_indices(text: str, error: RefusedError) -> tuple[int, ...]:
     Raises:
         RefusedError: `error`, if the text has another format or a range is empty.
     """
-    indices: set[int] = set()
-    for part in text.partition("%")[0].split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise error
-        indices |= set(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
-    return tuple(sorted(indices))
+    try:
+        array = parse_array(text.partition("%")[0])
+    except RequestError:
+        raise error from None
+    return tuple(sorted({index for one in array.ranges for index in one}))
 
 
 def rehearsed_index(settings: Settings, indices: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import format_walltime, parse_walltime_s
+from ddp_hpc.units import counted, format_walltime, parse_walltime_s
 
 
 def advice(job: Job, site: Site) -> list[str]:
@@ -61,8 +61,8 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     limited = max((devices for entry, devices in counts if entry.max_devices), default=0)
     gpus = f" with {limited} GPUs" if limited else ""
     return [
-        f"{_nodes(job.num_nodes)}{gpus} for {format_walltime(walltime_s)} exceed the limits of {queue} on "
-        f"{site.checked} ({limits}), so the scheduler may reject the job"
+        f"{counted(job.num_nodes, 'node')}{gpus} for {format_walltime(walltime_s)} exceed the limits of "
+        f"{queue} on {site.checked} ({limits}), so the scheduler may reject the job"
     ]
 
 
@@ -96,17 +96,13 @@ def _called(queue: Queue) -> str:
 
 def _limits(queue: Queue) -> str:
     if queue.max_nodes == queue.min_nodes:
-        limits = _nodes(queue.max_nodes)
+        limits = counted(queue.max_nodes, "node")
     elif queue.max_nodes:
         limits = f"{queue.min_nodes}-{queue.max_nodes} nodes"
     else:
-        limits = f"{_nodes(queue.min_nodes)} or more" if queue.min_nodes > 1 else "any number of nodes"
+        limits = f"{queue.min_nodes} nodes or more" if queue.min_nodes > 1 else "any number of nodes"
     if queue.max_devices:
         limits += f" and {queue.max_devices} GPUs"
     if queue.min_walltime:
         return f"{limits} for {queue.min_walltime} to {queue.max_walltime or 'any time'}"
     return f"{limits} up to {queue.max_walltime}" if queue.max_walltime else limits
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"

@@ -24,7 +24,6 @@ QUEUE_OPTIONS = (
 )
 """The fields of `Job` that become directives, and that not every scheduler has."""
 
-MEMORY_UNITS = "KMGT"
 DEPENDENCIES = ("after", "afterok", "afternotok", "afterany")
 MAIL_TYPES = ("NONE", "BEGIN", "END", "FAIL", "ALL")
 # sbatch.1, --mail-type
@@ -99,8 +98,7 @@ class Array:
     """The indices of a job array, and the maximum number of its jobs that run at the same time, or 0."""
 
     text: str
-    first: int
-    is_one_range: bool
+    ranges: tuple[range, ...]
     limit: str
 
 
@@ -111,17 +109,15 @@ def parse_array(text: str) -> Array:
         RequestError: the text has another format, or the last index is less than the first.
     """
     indices, percent, limit = text.partition("%")
-    ranges = [_INDICES.fullmatch(part) for part in indices.split(",")]
-    found = [(int(one[1]), int(one[2] or one[1])) for one in ranges if one]
+    found = [_INDICES.fullmatch(part) for part in indices.split(",")]
+    ranges = tuple(range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in found if m)
     is_limit = not percent or re.fullmatch("[1-9][0-9]{0,6}", limit)
-    if None in ranges or not is_limit or any(last < first for first, last in found):
+    if None in found or not is_limit or not all(ranges):
         raise RequestError(
             f"--array {_shown(text)} is not a list of indices. Use for example 0-3, 1,5,7, or 0-99%10 for at "
             "most 10 jobs at the same time."
         )
-    is_one_range = len(found) == 1 and found[0][0] < found[0][1]
-    first = min(first for first, _ in found)
-    return Array(text=indices, first=first, is_one_range=is_one_range, limit=limit)
+    return Array(text=indices, ranges=ranges, limit=limit)
 
 
 def one_range(text: str, scheduler: str) -> Array:
@@ -131,7 +127,7 @@ def one_range(text: str, scheduler: str) -> Array:
         RequestError: the array is not a single range with at least two indices.
     """
     array = parse_array(text)
-    if not array.is_one_range:
+    if len(array.ranges) > 1 or array.ranges[0].stop - array.ranges[0].start < 2:
         raise RequestError(
             f"--array {text} was given, but {scheduler} supports only a single range with at least two "
             "indices. Use for example 0-3."
@@ -141,7 +137,7 @@ def one_range(text: str, scheduler: str) -> Array:
 
 def refuse_index_0(array: Array, scheduler: str) -> None:
     """Raises RequestError if the array has the index 0."""
-    if array.first == 0:
+    if any(0 in one for one in array.ranges):
         raise RequestError(
             f"--array {array.text} was given, but array indices of {scheduler} begin at 1. Use for example "
             "1-4."

@@ -11,6 +11,7 @@ from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import MONITORED
+from ddp_hpc.text_table import printable
 
 # Messages of scontrol without a slurm.conf, and of qstat without a pbs.conf.
 _NOT_HERE = re.compile(
@@ -87,7 +88,7 @@ def send(scheduler: Scheduler, words: list[str]) -> str:
     job_id = scheduler.job_commands().job_id_of(last)
     if job_id is None:
         raise commands.NoAnswerError(
-            f"{program} printed {commands.plain(last[:80])!r} instead of a job ID. Check whether the job is "
+            f"{program} printed {printable(last[:80])!r} instead of a job ID. Check whether the job is "
             "queued before you try again."
         )
     return job_id

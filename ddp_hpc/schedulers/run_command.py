@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.text_table import printable
 
 QUESTION_LIMIT_S = 30.0
 # A busy controller may take long to accept a job.
@@ -58,18 +59,13 @@ class Answer:
     @property
     def said(self) -> str:
         """The error message of the command on one line, without control characters."""
-        lines = [plain(line.strip()) for line in (self.err or self.out)[:4000].splitlines()]
+        lines = [printable(line.strip()) for line in (self.err or self.out)[:4000].splitlines()]
         text = "; ".join(line for line in lines if line)
         return text[:400] or f"no message, exit code {self.code}"
 
 
 class NoAnswerError(DdpHpcError):
     """The scheduler could not be reached or did not answer; exit code 1."""
-
-
-def plain(text: str) -> str:
-    """Replaces control characters and invalid bytes, so that the text cannot control the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def need(program: str, why: str) -> None:

@@ -162,8 +162,3 @@ def _parameters(name: str) -> int:
         if depth == 0:
             return at
     return -1
-
-
-def printable(line: str) -> str:
-    """Replaces control characters, which a terminal would interpret."""
-    return "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -13,9 +13,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.text_table import printable
 from ddp_hpc.trace.analysis_results import RankTrace
 from ddp_hpc.trace.analyze_rank import read_rank
-from ddp_hpc.trace.event_names import printable
 
 _SUFFIXES = (".json", ".json.gz")
 _SMALL_BYTES = 4 << 20

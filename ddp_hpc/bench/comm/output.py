@@ -11,6 +11,7 @@ from ddp_hpc import text_table as tables
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import baseline as comm_baseline
 from ddp_hpc.bench.comm.parse_options import CommBench
+from ddp_hpc.bench.results_output import format_us
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.text_table import Column, Row
 from ddp_hpc.units import format_bytes
@@ -24,17 +25,13 @@ def table(rows: Sequence[Row]) -> str:
         Column("ranks", "ranks"),
         Column("ranks_per_node", "per node"),
         Column("iterations", "calls"),
-        Column("median_us", "median us", _us),
-        Column("p99_us", "p99 us", _us),
+        Column("median_us", "median us", format_us),
+        Column("p99_us", "p99 us", format_us),
         Column("algbw_bytes_per_s", "algbw GB/s", _gb),
         Column("busbw_bytes_per_s", "busbw GB/s", _gb),
         Column("correct", "correct", lambda correct: "true" if correct else "FALSE"),
     ]
     return tables.table(columns, rows)
-
-
-def _us(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _gb(bytes_per_s: float) -> str:
@@ -82,7 +79,11 @@ def panels(rows: Sequence[Row], of_model: bool) -> list[report.Panel | report.Cu
             report.Panel(
                 title,
                 [
-                    (f"{row['name']}, {format_bytes(row['bytes'])}", row["median_us"], _us(row["median_us"]))
+                    (
+                        f"{row['name']}, {format_bytes(row['bytes'])}",
+                        row["median_us"],
+                        format_us(row["median_us"]),
+                    )
                     for row in some
                 ],
             )

@@ -29,9 +29,10 @@ from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.data_loading import loaders
 from ddp_hpc.bench.data_loading.interleaved_timing import WARM_UP_S, Source, measure
 from ddp_hpc.bench.data_loading.loaders import Arrays, Order
-from ddp_hpc.bench.results_output import available_bytes
-from ddp_hpc.data.open_file import Samples, open_samples
+from ddp_hpc.bench.results_output import available_bytes, format_us, say
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.sample_order import EpochOrder
+from ddp_hpc.data.samples import Samples
 from ddp_hpc.data_file_layout import HDF5_SUFFIXES, SRC, TGT
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
 from ddp_hpc.text_table import Column, Row
@@ -122,14 +123,14 @@ def run(config: IoBench) -> dict[str, Any]:
         arrays = _in_memory(samples, largest)
         _check_sizes(all_sources(config, files, arrays, samples, largest), samples, largest)
         if len(arrays[0]) < samples.num_samples:
-            _say("the data does not fit into memory, so rows that read from memory are omitted")
+            say("the data does not fit into memory, so rows that read from memory are omitted")
         machine = report.machine()
-        _say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
+        say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
         rows: list[Row] = []
         for access, batch_size in product(config.accesses, config.batch_sizes):
             sources = all_sources(config, files, arrays, samples, batch_size)
             about_s = len(sources) * (config.rounds * config.seconds + WARM_UP_S)
-            _say(f"{access}, batches of {batch_size}: {len(sources)} rows, about {about_s:.0f} s")
+            say(f"{access}, batches of {batch_size}: {len(sources)} rows, about {about_s:.0f} s")
             order = _order(samples.num_samples, batch_size, access)
             times = measure(sources, order, rounds=config.rounds, seconds=config.seconds, cold=config.cold)
             case = {"access": access, "batch_size": batch_size}
@@ -154,17 +155,13 @@ def table(result: dict[str, Any]) -> str:
         Column("name", "loader"),
         Column("access", "access"),
         Column("batch_size", "batch"),
-        Column("median_us", "median us", _us),
-        Column("p99_us", "p99 us", _us),
-        Column("max_us", "max us", _us),
+        Column("median_us", "median us", format_us),
+        Column("p99_us", "p99 us", format_us),
+        Column("max_us", "max us", format_us),
         Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
         *(Column(f"vs_{name}", f"/ {name}", _ratio) for name in BASELINES),
     ]
     return aligned(columns, result["rows"])
-
-
-def _us(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _ratio(value: float) -> str:
@@ -198,7 +195,7 @@ def make_files(config: IoBench, stack: ExitStack) -> dict[str, Path]:
             f"cannot write to --dir {directory} ({error.strerror}); choose another directory"
         ) from error
     files = {name: Path(stack.enter_context(created)) / _FILES[name] for name in formats}
-    _say(f"writing {format_bytes(size)} as {', '.join(formats)} in {created.name}")
+    say(f"writing {format_bytes(size)} as {', '.join(formats)} in {created.name}")
     for name, path in files.items():
         if name in ("hdf5_chunked", "hdf5_gzip"):
             _rewrite_in_chunks(files["hdf5"], path, "gzip" if name == "hdf5_gzip" else None)
@@ -324,7 +321,3 @@ def _one_thread_and_sigterm() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         signal.signal(signal.SIGTERM, handler)
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

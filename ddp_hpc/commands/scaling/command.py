@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ddp_hpc.atomic_files import write_atomically
+from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import output as scaling_report
 from ddp_hpc.bench.scaling import results as scaling_results
 from ddp_hpc.bench.scaling import scaling_directory
@@ -96,12 +97,12 @@ def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
             if before is None or before.is_live:
                 states[point] = look(folder, point, asked.settings, in_use=in_use)
                 if before is not None and not states[point].is_live:
-                    _say(states[point].line(point))
+                    say(states[point].line(point))
         num_live = sum(state.is_live for state in states.values())
         if not waits or not num_live:
             return states
         if pause_s == _FIRST_PAUSE_S:
-            _say(f"waiting for {num_live} of {len(states)} points")
+            say(f"waiting for {num_live} of {len(states)} points")
         sleep(pause_s)
         pause_s = min(1.5 * pause_s, _MAX_PAUSE_S)
 
@@ -126,21 +127,17 @@ def _print_results(
                 scaling_report.draw(picture, result)
         finally:
             click.echo(scaling_report.table(result))
-            _say(scaling_report.caption(result))
+            say(scaling_report.caption(result))
         for line in scaling_results.differences(found):
-            _say(f"note: {line}")
+            say(f"note: {line}")
         if (package := missing()) and any(row["comm_share"] is None for row in result["rows"]):
-            _say(
+            say(
                 f"note: communication is not shown, since {package} is not installed; "
                 f"run {install_command('report')}"
             )
     rest = {point: state for point, state in states.items() if state.measured is None}
     for point, state in rest.items():
-        _say(state.line(point))
+        say(state.line(point))
     if any(not state.is_live for state in rest.values()):
         return EXIT_FAILED
     return EXIT_REQUEUE if rest else EXIT_DONE
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

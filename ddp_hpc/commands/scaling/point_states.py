@@ -15,7 +15,7 @@ from ddp_hpc.jobs.job_report import JobReport, combine
 from ddp_hpc.jobs.log_files import read_tail
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import check_job_id
-from ddp_hpc.schedulers.run_command import plain
+from ddp_hpc.text_table import printable
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _of_log(log: Path, problem: str) -> str:
     failure = first_failure(text)
     lines = failure.lines if failure else last_lines(text)
     said = _key_line(lines, is_named=failure is not None) if lines else "no output"
-    return f"{problem or plain(said)}; log: {log}"
+    return f"{problem or printable(said)}; log: {log}"
 
 
 def _report(job_id: str, folder: Path) -> JobReport:
@@ -88,14 +88,14 @@ def _of_job(seen: JobReport, problem: str) -> State:
         return State("failed", f"{text} is no longer known to the scheduler; {problem or 'no summary'}")
     if seen.job.phase != "ended":
         reason = f", {seen.job.reason}" if seen.job.phase == "waiting" and seen.job.reason else ""
-        return State(seen.job.phase, plain(f"{text}: {seen.job.word}{reason}"))
+        return State(seen.job.phase, printable(f"{text}: {seen.job.word}{reason}"))
     if seen.post_mortem is None:
         return State("failed", f"{text} has ended; {problem or 'no summary'}")
     dead = seen.post_mortem
     why = (
         f": {_key_line(dead.lines, is_named=dead.rank is not None or bool(dead.host))}" if dead.lines else ""
     )
-    return State("failed", plain(f"{text}: {dead.what}{why}; see ddp-hpc status {seen.job_id}"))
+    return State("failed", printable(f"{text}: {dead.what}{why}; see ddp-hpc status {seen.job_id}"))
 
 
 def _key_line(lines: Sequence[str], *, is_named: bool) -> str:

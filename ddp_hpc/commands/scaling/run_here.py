@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import click
-
+from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
 from ddp_hpc.bench.scaling.run_point import run_point
@@ -60,12 +59,12 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
     states = {point: look(folder, point, request.settings) for point in request.asked.points()}
     todo = [point for point in planned if not states[point].measured and not states[point].is_live]
     if len(todo) < len(planned):
-        _say(f"{len(planned) - len(todo)} of {len(planned)} points are already done or submitted")
+        say(f"{len(planned) - len(todo)} of {len(planned)} points are already done or submitted")
     if todo and (load := os.getloadavg()[0]) > _BUSY * cpus_here():
         busy = f"load {load:.1f} on {cpus_here()} CPUs"
-        _say(f"warning: this machine is busy ({busy}), which affects speed-up and efficiency")
+        say(f"warning: this machine is busy ({busy}), which affects speed-up and efficiency")
     for number, point in enumerate(todo, start=1):
-        _say(f"point {number} of {len(todo)}: {point}; {planned[point].about}")
+        say(f"point {number} of {len(todo)}: {point}; {planned[point].about}")
         own = folder / point.folder
         scaling_directory.empty_point(own)
         try:
@@ -73,10 +72,10 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
         except (KeyboardInterrupt, SystemExit):
             scaling_directory.empty_point(own)
             kept = sum(state.measured is not None for state in states.values())
-            _say(f"{counted(kept, 'finished point')} kept; run the same command again for the others")
+            say(f"{counted(kept, 'finished point')} kept; run the same command again for the others")
             raise
         states[point] = state = look(folder, point, request.settings)
-        _say(state.line(point) + (f"; exit code {code}" if code else ""))
+        say(state.line(point) + (f"; exit code {code}" if code else ""))
         if code == EXIT_WRONG_REQUEST and not any(one.measured for one in states.values()):
             raise RequestError(
                 "ddp_hpc.train rejected the options after --, so no other point was started; fix them"
@@ -113,7 +112,7 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
             )
         launches[Size(ranks, launch.num_nodes, launch.ranks_per_node)] = launch
         why = launch.why
-    _say(why)
+    say(why)
     return launches
 
 
@@ -125,7 +124,3 @@ def _threads(training: Sequence[str], sizes: Sequence[Size]) -> list[str]:
         return []
     cpus = find_allocation(os.environ).cpus_per_node or cpus_here()
     return ["--threads", str(max(1, cpus // max(ranks_per_node)))]
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

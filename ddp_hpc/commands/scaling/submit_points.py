@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Size
 from ddp_hpc.commands.job_options import request_of
@@ -51,7 +52,7 @@ def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> Non
     for point in request.points:
         state = look(folder, point, request.settings, must_answer=True)
         if state.measured or state.is_live:
-            _say(state.line(point))
+            say(state.line(point))
         else:
             todo.append(point)
     submissions, found = _submissions(request, todo, job, site)
@@ -60,7 +61,7 @@ def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> Non
         for submission in submissions.values():
             sys.stdout.buffer.write(submission.content)
             sys.stdout.flush()
-            _say(f"would run: {shlex.join(submission.argv())}")
+            say(f"would run: {shlex.join(submission.argv())}")
     elif submissions:
         scheduler = next(iter(submissions.values())).scheduler
         what = f"the jobs are for {scheduler.title}"
@@ -70,7 +71,7 @@ def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> Non
             scaling_directory.write_folder(folder, request.asked)
             _send(folder, submissions, is_interrupted)
     else:
-        _say("all points are done or submitted; use --gather for the table")
+        say("all points are done or submitted; use --gather for the table")
 
 
 def _send(folder: Path, submissions: Mapping[Point, Submission], is_interrupted: Callable[[], bool]) -> None:
@@ -79,14 +80,14 @@ def _send(folder: Path, submissions: Mapping[Point, Submission], is_interrupted:
             f"{number} of {len(submissions)} jobs were submitted; run the same command again for the others"
         )
         if is_interrupted():
-            _say(so_far)
+            say(so_far)
             raise KeyboardInterrupt
         scaling_directory.empty_point(folder / point.folder)
         submit_module.prepare(submission)
         try:
             for job_id, problem in submit_module.submit_one(submission):
                 click.echo(job_id)
-                _say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
+                say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
         except DdpHpcError as error:
             if not number:
                 raise
@@ -135,9 +136,5 @@ def _submissions(
         for one in lint_script(text, site, num_nodes=point.size.nodes):
             findings.setdefault((one.check, one.what), one)
     for line in warnings:
-        _say(f"warning: {line}")
+        say(f"warning: {line}")
     return submissions, list(findings.values())
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

@@ -16,6 +16,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import End, JobState, Phase
 from ddp_hpc.schedulers.lsf.times import limit_s, run_time_s
+from ddp_hpc.text_table import printable
 
 _UNKNOWN_JOB = re.compile(r"is not found|No matching job found", re.IGNORECASE)
 _SUBMITTED = re.compile(r"Job <([0-9]{1,18})> is submitted to (?:default )?queue <.*>\.?")
@@ -79,7 +80,7 @@ def parse_json(text: str, job_id: str) -> JobState:
         )
     if not found or found[0].get("JOBID", "").partition("[")[0] != number:
         raise DdpHpcError(
-            f"unexpected output of bjobs for job {job_id}: {commands.plain(text[:80])!r}. Try it manually: "
+            f"unexpected output of bjobs for job {job_id}: {printable(text[:80])!r}. Try it manually: "
             f"bjobs -l {job_id}"
         )
     return _state(job_id, found[0])
@@ -102,7 +103,7 @@ def _state(job_id: str, job: Mapping[str, str]) -> JobState:
     word = known.get("STAT", "")
     if word not in _PHASES:
         raise DdpHpcError(
-            f"bjobs reports the unknown state {commands.plain(word[:40])!r} for job {job_id}. "
+            f"bjobs reports the unknown state {printable(word[:40])!r} for job {job_id}. "
             f"Try it manually: bjobs -l {job_id}"
         )
     phase = _PHASES[word]
@@ -190,7 +191,7 @@ def parse_bhist(text: str, job_id: str) -> JobState | None:
     number = job_id.partition("[")[0]
     if not re.search(rf"Job <{re.escape(number)}(?:\[\d+\])?>", joined):
         raise DdpHpcError(
-            f"unexpected output of bhist for job {job_id}: {commands.plain(text[:80])!r}. "
+            f"unexpected output of bhist for job {job_id}: {printable(text[:80])!r}. "
             f"Try it manually: bhist -l {job_id}"
         )
     ended = re.search(r": (Done successfully|Exited|Completed <(?:exit|done)>)(.*)", joined)

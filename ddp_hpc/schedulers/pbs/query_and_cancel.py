@@ -18,6 +18,7 @@ from pathlib import Path
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import End, JobState, Phase, clock_s, duration_s, same_job
+from ddp_hpc.text_table import printable
 
 _TIME = "%a %b %d %H:%M:%S %Y"
 _UNKNOWN_JOB = re.compile(r"Unknown Job Id", re.IGNORECASE)
@@ -134,7 +135,7 @@ def cancel(job_id: str) -> str:
 
 def _not_of(job_id: str, seen: str) -> DdpHpcError:
     return DdpHpcError(
-        f"unexpected output of qstat for job {job_id}: {commands.plain(seen[:80])!r}. Try it manually: "
+        f"unexpected output of qstat for job {job_id}: {printable(seen[:80])!r}. Try it manually: "
         f"qstat -xf {job_id}"
     )
 
@@ -147,7 +148,7 @@ def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
     word = job.get("job_state", "")
     if word not in _PHASES:
         raise DdpHpcError(
-            f"qstat reports the unknown state {commands.plain(word[:40])!r} for job {name}. "
+            f"qstat reports the unknown state {printable(word[:40])!r} for job {name}. "
             f"Try it manually: qstat -xf {name}"
         )
     if name.endswith("[]") or "[]." in name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
@@ -90,7 +91,7 @@ class PbsJob(RunningJob):
         environ = {name: self.environ[name] for name in _KEPT if self.environ.get(name)}
         environ["PWD"] = str(self.work_dir)
         end_s = time.monotonic() + _RETRY_S
-        for pause_s in _pauses():
+        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
             answer = commands.run(["qsub", *arguments], commands.SUBMISSION_LIMIT_S, environ, self.work_dir)
             if answer.code == 0:
                 break
@@ -132,9 +133,3 @@ class PbsJob(RunningJob):
     @property
     def _submit_arguments(self) -> str:
         return f" {self._attributes.get('Submit_arguments', '')}"
-
-
-def _pauses() -> Iterator[float]:
-    yield from _PAUSES_S
-    while True:
-        yield _PAUSES_S[-1]

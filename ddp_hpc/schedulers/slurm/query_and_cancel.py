@@ -16,6 +16,7 @@ from dataclasses import replace
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import End, JobState, Phase, clock_s, duration_s
+from ddp_hpc.text_table import printable
 
 _UNKNOWN_JOB = "Invalid job id"
 _NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
@@ -93,7 +94,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
     ids = (known.get("JobId", ""), f"{number}_{index}")
     if _number_and_clusters(job_id)[0] not in ids or not _WORD.match(known.get("JobState", "")):
         raise DdpHpcError(
-            f"unexpected output of scontrol for job {job_id}: {commands.plain(text[:80])!r}. Try it "
+            f"unexpected output of scontrol for job {job_id}: {printable(text[:80])!r}. Try it "
             f"manually: scontrol show job {job_id}"
         )
     return _state(job_id, known)
@@ -189,7 +190,7 @@ def _from_sacct(job_id: str) -> JobState | None:
     word, _, by = values.get("State", "").partition(" ")
     if not _WORD.match(word):
         raise DdpHpcError(
-            f"unexpected output of sacct for job {job_id}: {commands.plain(lines[-1][:80])!r}. "
+            f"unexpected output of sacct for job {job_id}: {printable(lines[-1][:80])!r}. "
             f"Try it manually: sacct -j {job_id}"
         )
     phase, end = _phase_of(word)

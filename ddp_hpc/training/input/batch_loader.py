@@ -9,7 +9,6 @@ processes that do it in parallel.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.process_control import die_with_parent
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
@@ -40,7 +40,6 @@ T = TypeVar("T")
 _READ_BATCHES = 64
 _READ_BYTES = 2**20
 _JOIN_S = 1.0
-_PR_SET_PDEATHSIG = 1
 # sun_path has 108 bytes (unix(7)), and multiprocessing appends file names to the directory.
 _MAX_SOCKET_DIRECTORY = 60
 
@@ -314,7 +313,7 @@ def prepare_worker(_: int) -> None:
     """
     for sig in SIGNALS:
         signal.signal(sig, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     # After a sudden exit of the rank, multiprocessing would print a traceback of a lost connection.
     report = sys.excepthook
     sys.excepthook = lambda kind, *rest: None if issubclass(kind, OSError | EOFError) else report(kind, *rest)
