@@ -11,7 +11,7 @@ rank 0 are counted; with relays, they depend slightly on the order of events. Ti
 ranks, which share the cores of this machine with the server; the CPU time and the memory are those of
 rank 0's processes alone. The exchange of a step is measured with torch's fake process group. --torch adds
 the store of GPU backends: torch's TCPStore on rank 0, to which every rank connects in a plain
-`init_process_group`, and the servers that ddp-hpc starts on each node instead, here without relays.
+`init_process_group`, and the servers that ddp-hpc starts on the nodes instead, without relays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ddp_hpc.text_table import Column, table
 
 HERE = "127.0.0.1"
 MOST_RANKS = 4096  # ranks of one simulating process
-MOST_NODE_SERVERS = 128  # processes with a server of torch's store
+MOST_NODE_SERVERS = 128  # each is a process, so larger jobs are not measured
 LIMIT_S = 1800.0
 NUM_AGREEMENTS, NUM_ANSWERS = 13, 6  # of `ddp_hpc.train` with default options, besides those called below
 BEATS = 5
@@ -485,7 +485,7 @@ def measure_node_servers(num_ranks: int, per_node: int) -> dict[str, float | Non
 
 
 def use_tcp_store(ports: list[int]) -> tuple[list[Any], float]:
-    """Connects a client to each port; they do what `init_process_group` and NCCL do at least.
+    """Connects a client to each port, and sends the requests that `init_process_group` and NCCL always send.
 
     Returns the clients and the time that this took.
     """

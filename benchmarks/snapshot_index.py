@@ -2,13 +2,15 @@
 
 python -m benchmarks.snapshot_index [--ranks 64,1024,4096,16384] [--json FILE]
 
-The tensors are those of a decoder with 80 layers, and their Adam moments, sharded like fsdp. The other
-dimensions of each tensor are 1, and a chunk is smaller by the same factor, so the index is as large as with
-the whole tensors. Reports and snapshot.json are those of all ranks; files are written only for some ranks.
+The tensors are those of a decoder with 80 layers and their Adam moments, sharded by rows as with fsdp. All
+dimensions except the first have size 1, and chunks are smaller by the same factor, so the index is as large
+as that of the complete tensors. The reports and snapshot.json are those of all ranks; shards are written only
+for some ranks.
 
-`read by a rank` is what one rank reads when it resumes, other than the values of its tensors: snapshot.json,
-its part of checksums.bin, and the headers of the files that it needs. The table shows the largest value of
-three ranks. `with half of the ranks` is the same for a job with half as many ranks as the one that has saved.
+`read by a rank` is what one rank reads when the run resumes, other than the values of its tensors:
+snapshot.json, its part of checksums.bin, and the headers of the files that it needs. The table shows the
+largest value of three ranks. `with half of the ranks` is the same for a run that resumes with half as many
+ranks.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def bytes_read() -> int:
 
 
 def resumed(folder: Path, rank: int, num_ranks: int) -> tuple[int, float]:
-    """The bytes that a rank reads to find all parts that it needs, and the seconds."""
+    """Returns how many bytes a rank reads to find all parts that it needs, and how many seconds it takes."""
     begin_bytes, begin_s = bytes_read(), time.perf_counter()
     about = json.loads((folder / "snapshot.json").read_text())
     for section, (specs, places) in shards_of(rank, num_ranks).items():
@@ -138,7 +140,7 @@ def resumed(folder: Path, rank: int, num_ranks: int) -> tuple[int, float]:
 
 
 def ranks_with_rows(rank: int, num_ranks: int, num_saved: int) -> set[int]:
-    """The ranks of those that have saved which hold rows that a rank needs."""
+    """Returns the ranks of the saving job that hold rows which a rank of the resumed job needs."""
     # The rank also verifies states of random number generators that no rank needs.
     found = set(range(rank, num_saved, num_ranks))
     for _, places in shards_of(rank, num_ranks).values():
@@ -152,7 +154,7 @@ def ranks_with_rows(rank: int, num_ranks: int, num_saved: int) -> set[int]:
 
 
 def first_ranks(num_ranks: int) -> set[int]:
-    """The ranks from which on a rank holds shards of other tensors, or of other sizes."""
+    """Returns each rank whose shards differ from those of the rank before it in their tensors or sizes."""
     found = {0}
     for rows in set(rows_of_model().values()):
         own = -(-rows // num_ranks)

@@ -82,7 +82,7 @@ def end_descendants(grace_s: float) -> list[str]:
         for process in left:
             with suppress(OSError):
                 line = Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace")
-                if line:  # it is empty if the process is already ending
+                if line:  # the line is empty if the process is already ending
                     command_lines.setdefault(process.pid, line.replace("\0", " ").strip())
         send(signal.SIGKILL, left)
         time.sleep(0.01)

@@ -101,7 +101,7 @@ def _run(config: TrainConfig) -> None:
     """Runs the training after the options have been parsed; on failure, ends the process."""
     parts = Parts()
     parallel = config.parallel
-    gc.disable()  # until _import_torch
+    gc.disable()  # _import_torch enables it again
     with session(
         config.process_group,
         parts,
@@ -117,10 +117,10 @@ def _run(config: TrainConfig) -> None:
 
 
 def _import_torch() -> None:
-    """Imports the modules that take longest, and excludes their objects from garbage collections.
+    """Imports the modules that take longest to import, and excludes their objects from garbage collections.
 
-    torch and torch._dynamo create 280,000 objects that are never freed. Collections during the imports would
-    examine them hundreds of times, which takes a third of the CPU time of a start.
+    torch and torch._dynamo create 280,000 objects that are never freed. Garbage collections during the
+    imports would examine them hundreds of times, which would take a third of the CPU time of a start.
     """
     import torch._dynamo  # noqa: F401 - torch's optimizers import it
 

@@ -100,7 +100,8 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def skip_without(*packages: str) -> None:
     """Skips the test or the module if one of the packages is not installed.
 
-    Unlike `pytest.importorskip`, it imports none of them: frameworks take seconds, and only ranks need them.
+    Unlike `pytest.importorskip`, it does not import them: importing a framework takes seconds, and only the
+    ranks need it.
     """
     for name in packages:
         if find_spec(name) is None:
@@ -197,7 +198,7 @@ def framework_forks() -> Iterator[Forks]:
     from tests.training.forked import Forks
 
     modules = ("accelerate", "lightning.pytorch", "torchdata.stateful_dataloader", "transformers.trainer")
-    # A package without an extra need not be installed; its tests are skipped.
+    # Not all of these packages have to be installed; the tests that need a missing package are skipped.
     installed = [name for name in modules if find_spec(name.partition(".")[0])]
     forks = Forks(*installed, env={"OMP_NUM_THREADS": "1"})
     yield forks

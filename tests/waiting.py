@@ -1,4 +1,4 @@
-"""Waiting for something that another process or thread does."""
+"""Waits for conditions that other processes or threads make true."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The option `--run-dir` of the commands for a job that has been submitted."""
+"""The option `--run-dir` of the commands that act on a submitted job."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def _shared_devices(places: Sequence[RankPlace], backend: str) -> Iterator[Place
     first_on: dict[tuple[str, ...], RankPlace] = {}
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for place in places:
-        # Both are compared: parts of a GPU (MIG) have one PCI address, and ROCm can report the same UUID for
-        # all GPUs, if it knows none (HSA_AMD_AGENT_INFO_UUID: "GPU-XX").
+        # Both are compared: the MIG instances of a GPU have the same PCI address, and ROCm reports the same
+        # UUID for all GPUs if it knows none (HSA_AMD_AGENT_INFO_UUID: "GPU-XX").
         names = place.identity, place.pci
         if any(names) and (first := first_on.setdefault((place.host, *names), place)) is not place:
             pairs.append((first, place))

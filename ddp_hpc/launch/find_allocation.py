@@ -48,7 +48,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
 def gpus_here(environ: Mapping[str, str]) -> int:
     """Returns the number of visible GPUs from CUDA_VISIBLE_DEVICES or nvidia-smi, without importing torch."""
     if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        # Slurm writes NoDevFiles for a job without GPUs. CUDA ignores the devices after a -1.
+        # Slurm sets NoDevFiles in a job without GPUs. CUDA ignores the devices after a -1.
         devices = visible.split(",") if visible not in ("", "NoDevFiles") else []
         return devices.index("-1") if "-1" in devices else len(devices)
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))

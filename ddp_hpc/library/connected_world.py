@@ -213,7 +213,7 @@ def distributed(
         init_timeout_s: time limit for all ranks to find each other.
         timeout_s: time limit for a rank to wait for the others in one collective call.
         hang_timeout_s: time limit for a step with `world.loader` or snapshots; names the rank that hangs.
-        cpu_offload: on GPUs, also connect the ranks with gloo, for `wrap(..., cpu_offload=True)`.
+        cpu_offload: on GPUs, also connect the ranks with gloo; `wrap(..., cpu_offload=True)` requires this.
     """
     global _current
     _check_not_nested()

@@ -97,9 +97,9 @@ def _config(world: ConnectedWorld, strategy: str, options: dict[str, Any]) -> Tr
 
 
 def _check_offload(backends: str) -> None:
-    """Raises RequestError if the ranks cannot exchange tensors in host memory, as with NCCL alone.
+    """Raises RequestError if the ranks cannot exchange tensors in host memory, for example with only NCCL.
 
-    The norm of the gradients, for example of torch.nn.utils.clip_grad_norm_, would fail with `No backend type
+    Computing the norm of gradients, as torch.nn.utils.clip_grad_norm_ does, would fail with `No backend type
     associated with device type cpu` (https://github.com/pytorch/pytorch/issues/148532).
     """
     if "cpu:" not in backends:

@@ -62,7 +62,7 @@ class Endpoint:
         """Closes the connection to the store, and the server of this rank. Not collective; never raises."""
         self.store.close()
         if isinstance(self.process, RelayProcess) and self.store.relay is None:
-            # The relay has ended, or did not answer. A stopped relay would keep the launcher waiting.
+            # The relay has ended or no longer responds. The launcher would wait for a relay that is stopped.
             self.process.kill()
         elif self.process is not None:
             self.process.close()

@@ -82,10 +82,10 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that has started a server, and how the server notifies it or its user."""
+    """The process that has started a server, and the server's callbacks for warnings and for its end."""
 
     pid: int
-    """The process ID, which is that of the server's parent."""
+    """The process ID of the owner, which is the parent of the server's process."""
     pipe: int | None = None
     """A file descriptor that returns end of file when the owner has ended.
 

@@ -4,7 +4,7 @@ All threads of a rank share one connection: a background thread reads the answer
 the thread that waits for it. Every wait has a time limit and can be interrupted by signals.
 
 In a large job the connection leads to the relay of the node (`node_relay`). If the relay ends before the
-store, or does not answer, the client connects to the store itself.
+store or no longer responds, the client connects to the store itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 _TRY_S = 5.0  # time limit of one attempt to connect, including the handshake
 _RETRY_S, _MAX_RETRY_S = 0.2, 2.0
-# A client that has received nothing for this time asks whether its relay answers.
+# A client of a relay that has sent and received nothing for this time checks whether the relay responds.
 _PROBE_S = 30.0
 # The connection is closed if the other host does not respond for this time; heartbeats detect this earlier.
 _DEAD_PEER_S = 120.0
@@ -123,7 +123,7 @@ class StoreClient:
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
         self._waiting: dict[int, _Request] = {}
         self._sent: set[int] = set()  # the waiting requests that have been sent
-        self._probe = 0  # the last request that asked whether the relay answers
+        self._probe = 0  # the number of the last request that checked whether the relay responds
         self._closed = False
         self._numbers = itertools.count(1)
         self._lost: StoreLostError | None = None
@@ -273,7 +273,7 @@ class StoreClient:
                 return
 
     def _leave_relay(self, error: Exception | None) -> bool:
-        """Connects to the store itself if the relay has ended; returns whether the client is connected."""
+        """Connects to the store itself after losing the relay; returns whether the connection succeeded."""
         if self.relay is None or self._closed or not self.port or isinstance(error, StoreLostError):
             return False
         relay, self.relay = self.relay, None
@@ -293,16 +293,20 @@ class StoreClient:
             else:
                 where = f"{self.host}:{self.port}"
                 text = (
-                    "the relay of this node has ended or stopped during a request to the ranks' store at "
-                    f"{where}, so the result of the request is unknown; start the job again"
+                    "the relay of this node has ended or no longer responds, during a request to the ranks' "
+                    f"store at {where}, so the result of the request is unknown; start the job again"
                 )
                 self._deliver(number, StoreLostError(text))
         return True
 
     def _probe_relay(self) -> None:
-        """Asks whether the relay answers; raises ConnectionError if it has not answered the last time."""
+        """Sends a request that the relay answers itself.
+
+        Raises:
+            ConnectionResetError: the relay has not answered the previous request of this kind.
+        """
         if self._probe in self._waiting:
-            raise ConnectionResetError("the relay of this node does not answer")
+            raise ConnectionResetError("the relay of this node does not respond")
         self._probe = next(self._numbers) % 2**32
         self._waiting[self._probe] = _Request(Op.WHERE, [], lambda _: None)
         self._sent.add(self._probe)
@@ -403,7 +407,7 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
 def connect_to_relay(relay: Relay, timeout_s: float, *, gives_values: bool = True) -> StoreClient:
     """Returns a connection to the store through the relay of this node.
 
-    The relay waits a moment for the values of clients with `gives_values`, to send them together.
+    The relay briefly waits for the values of all clients with `gives_values`, to send them together.
 
     Raises:
         OSError, ProtocolError: there is no relay, it does not answer within `timeout_s`, or it does not have

@@ -1,4 +1,4 @@
-"""The servers that a rank starts: the ranks' store, the relay of a node, and torch's store on a node."""
+"""The servers that a rank starts: the ranks' store, the relay of its node, and the node's TCPStore server."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class RelayProcess(ServerProcess):
 
 
 class TorchStoreProcess(ServerProcess):
-    """The server of torch's store on this node, which uses the same connection to rank 0 as `store`."""
+    """The server for the TCPStore clients of this node.
+
+    Like `store`, it connects to the relay of the node if there is one, and otherwise to rank 0.
+    """
 
     def __init__(self, listener: socket.socket, store: StoreClient) -> None:
         # The address of the relay starts with a null byte, which an argument cannot contain.

@@ -58,7 +58,7 @@ class Op(IntEnum):
 
 
 OBSERVER = b"observer"
-"""The field with which a client tells the relay that it does not give values."""
+"""The field with which a client tells the relay not to wait for values from it."""
 
 
 class Status(IntEnum):

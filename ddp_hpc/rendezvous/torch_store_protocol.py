@@ -1,9 +1,9 @@
 """The protocol between the clients and the server of torch's TCPStore.
 
-A client sends a byte with the number of the query and then its fields. Numbers are in the byte order of the
-machine, because client and server are on the same node. A client sends the next query only once the last
-one has been answered; queries that only change a value are not answered. Sources: torch 2.8 to 2.13,
-torch/csrc/distributed/c10d/TCPStoreBackend.hpp, TCPStore.cpp and TCPStoreLibUvBackend.cpp.
+A query is one byte with the number of the operation, followed by the fields. Numbers are in the byte order
+of the machine, because the client and the server are on the same node. If a query has an answer, the client
+waits for it before it sends another query. Some queries, such as SET, have no answer. Sources: torch 2.8 to
+2.13, torch/csrc/distributed/c10d/TCPStoreBackend.hpp, TCPStore.cpp and TCPStoreLibUvBackend.cpp.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from enum import IntEnum
 from ddp_hpc.rendezvous.store_protocol import MAX_FRAME_BYTES, ProtocolError
 
 MAGIC = struct.pack("=I", 0x3C85F7CE)
-"""The field of the first query of a client."""
+"""The field of VALIDATE, which must be the first query of a client."""
 _MAX_FIELDS = 128 * 1024  # MAX_KEY_COUNT in TCPStoreLibUvBackend.cpp
 _SIZE = struct.Struct("=Q")
 _NUMBER = struct.Struct("=q")
 
 
 class Query(IntEnum):
-    """The queries of a client. The comments list their fields and the answer."""
+    """The queries of a client. The comments list the fields and the answer of each query."""
 
     VALIDATE = 0  # MAGIC; not answered
     SET = 1  # key, value; not answered
     COMPARE_SET = 2  # key, expected value, desired value; answered with the value
     GET = 3  # key; answered with the value
     ADD = 4  # key, number; answered with the sum
-    CHECK = 5  # keys; answered with 0 if all exist, or else with 1
-    WAIT = 6  # keys; answered with 0 once all exist
+    CHECK = 5  # keys; answered with 0 if all of them exist, otherwise with 1
+    WAIT = 6  # keys; answered with 0 once all of them exist
     GETNUMKEYS = 7  # no fields; answered with the number of keys
     DELETE_KEY = 8  # key; answered with the number of deleted keys
     APPEND = 9  # key, value; not answered
@@ -43,7 +43,7 @@ class Query(IntEnum):
     QUEUE_POP = 15  # key; answered with the length of the queue, and the first value
     QUEUE_LEN = 16  # key; answered with the length of the queue
     LIST_KEYS = 17  # no fields; answered with all keys
-    BARRIER = 18  # key, number of clients; answered with 0 once that number of clients has sent it
+    BARRIER = 18  # key, number of clients; answered with 0 once that many clients have sent it
 
 
 _NOT_ANSWERED = (Query.VALIDATE, Query.SET, Query.APPEND, Query.MULTI_SET, Query.QUEUE_PUSH)
@@ -79,7 +79,7 @@ class _IncompleteError(Exception):
 class TorchStream:
     """Decodes the queries of one client, and encodes the answers.
 
-    Numbers in queries and answers are fields with their decimal digits.
+    The fields of decoded queries and of answers contain numbers as decimal digits.
     """
 
     def __init__(self) -> None:
@@ -89,10 +89,10 @@ class TorchStream:
         self._unanswered: dict[int, Query] = {}
 
     def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
-        """Yields the query, its number and its fields for each query that these bytes complete.
+        """Yields each query that these bytes complete, with a sequence number and its fields.
 
         Raises:
-            ProtocolError: the client is not a client of torch's store, or a query is too long.
+            ProtocolError: the client is not a TCPStore client, or a query is unknown or too long.
         """
         self._buffer += received
         while self._buffer:
@@ -102,7 +102,7 @@ class TorchStream:
                 return
             del self._buffer[:num_bytes]
             if not self._is_valid and (query != Query.VALIDATE or fields != [MAGIC]):
-                raise ProtocolError("the client has not sent the first query of torch's clients")
+                raise ProtocolError("the first query is not that of a TCPStore client")
             self._is_valid = True
             if query == Query.VALIDATE:
                 continue
@@ -142,7 +142,7 @@ def _parsed(data: bytearray) -> tuple[Query, list[bytes], int]:
 
     Raises:
         _IncompleteError: the query has not been received completely.
-        ProtocolError: there is no such query, or it is too long.
+        ProtocolError: the query is unknown or too long.
     """
     try:
         query = Query(data[0])
@@ -166,7 +166,7 @@ def _parsed(data: bytearray) -> tuple[Query, list[bytes], int]:
         if part == "n":
             fields.append(b"%d" % int.from_bytes(number.to_bytes(8, "big"), "big", signed=True))
         elif number > _MAX_FIELDS:
-            raise ProtocolError(f"received a query with {number} keys")
+            raise ProtocolError(f"received a query with {number} keys; the limit is {_MAX_FIELDS}")
         else:
             parts += "s" * (number if part == "*" else 2 * number)
     return query, fields, at

@@ -1,11 +1,11 @@
-"""The server of torch's TCPStore on one node, which keeps its values in the ranks' store.
+"""A server for the TCPStore clients of one node, which keeps their values in the ranks' store.
 
 NCCL and other GPU backends access their store from C++ threads that must not wait for Python's GIL, so they
-need clients of torch's own TCPStore. torch's server for them would run in rank 0, with a connection per rank,
-and without authentication. Instead, each node has a separate process with this server. It listens on the
-loopback address, serves only processes of the same user, and forwards their queries over one connection with
-the job's key. Clients can connect at any time: torch does so whenever it splits a process group
-(`TCPStore::clone`).
+need clients of torch's own TCPStore. torch's own server would run in rank 0's process, have a connection to
+each rank, and have no authentication. Instead, each node runs this server in a separate process. It listens
+on the loopback address, serves only processes of the same user, and forwards their queries to the ranks'
+store over one connection, which is authenticated with the job's key. Clients can connect at any time, because
+torch connects again whenever it splits a process group (`TCPStore::clone`).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _CHANGES = {
 
 
 class TorchStoreServer(FrameServer):
-    """Serves torch's clients of this node on a listening socket until its owner has ended.
+    """Serves the TCPStore clients of this node on a listening socket until the owner has ended.
 
-    A query that the ranks' store rejects closes the connection, as in torch's server. Queues
+    If the ranks' store rejects a query, the server closes the connection, as torch's server does. Queues
     (`Store.queue_push`) are not supported.
     """
 
     _REFUSED: ClassVar = (
-        "which is not a torch client of this user",
-        "a port scan, or another user's program",
+        "that is not from a torch client of this user",
+        "a port scan or another user's program",
     )
 
     def __init__(self, listener: socket.socket, store: StoreClient, owner: Owner) -> None:
@@ -78,9 +78,9 @@ class TorchStoreServer(FrameServer):
         for end in (self._waker, woken):
             end.setblocking(False)
         self._selector.register(woken, selectors.EVENT_READ, lambda: self._make_calls(woken))
-        # Keys that do not exist yet, and whose creation the ranks' store will report. NCCL's monitoring
-        # thread checks every second on each rank whether some rank has set the key that requests dumps.
-        # Without this set, all of these checks would be sent to rank 0.
+        # Keys that do not exist yet; the ranks' store will notify this server when they are created. On each
+        # rank, NCCL's monitoring thread checks every second whether any rank has set the key that requests a
+        # debug dump. Without this set of keys, all of these checks would be sent to rank 0.
         self._absent: set[bytes] = set()
         self._num_changes = 0  # the number of forwarded changes of any key
 
@@ -122,7 +122,7 @@ class TorchStoreServer(FrameServer):
             case _:
                 name = Query(op).name
                 self._owner.warn(
-                    f"closed the connection to a torch client on this node: no support for {name}"
+                    f"closed the connection to a torch client on this node: {name} is not supported"
                 )
                 self._close(connection)
 
@@ -164,7 +164,8 @@ class TorchStoreServer(FrameServer):
     ) -> None:
         """Sends a request to the ranks' store.
 
-        `answer` converts the result to the answer for the client; None if it is not known yet.
+        `answer` converts the result to the answer for the client, or returns None if a later request to the
+        ranks' store will provide the answer.
         """
 
         def done(result: list[bytes]) -> None:
@@ -191,7 +192,7 @@ class TorchStoreServer(FrameServer):
                 self._close(connection)
 
         try:
-            # The background thread of the store's connection makes the call.
+            # The background thread of the connection to the store calls this lambda.
             return self._store.send(op, fields, lambda answer: self._call_soon(lambda: deliver(answer)))
         except StoreLostError:
             self._is_lost = True
@@ -221,14 +222,14 @@ def _listed(query: int, keys: list[bytes]) -> list[bytes]:
 def user_of_peer(connection: socket.socket, tables: Path = Path("/proc/self/net")) -> int | None:
     """Returns the user ID of the process at the other end of a connection on this host; None if unknown.
 
-    The connection is one of IPv4. `tables` is the directory with the tables of all connections
+    The connection must use IPv4. `tables` is the directory with the kernel's tables of TCP connections
     (proc_net_tcp(5)).
     """
     try:
         ends = _entry(*connection.getpeername()), _entry(*connection.getsockname())
     except OSError:
         return None
-    # torch's clients use IPv6 sockets, if there are any, with the IPv4 address in the last four bytes.
+    # If the system has IPv6, torch's clients use IPv6 sockets, whose addresses end with the IPv4 address.
     for name in ("tcp6", "tcp"):
         with suppress(OSError):  # without IPv6, there is only one of these files
             for line in (tables / name).read_text("ascii", "replace").splitlines():

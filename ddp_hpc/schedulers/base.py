@@ -112,7 +112,7 @@ class ScriptOptions(Protocol):
 class Problem(NamedTuple):
     """One problem in a script: its line number, what was found, and how to fix it.
 
-    `severity` is given for a problem that is milder than others of the same check.
+    `severity` is set if the problem is less severe than other problems of the same check.
     """
 
     line: int

@@ -99,7 +99,7 @@ def _broadcast_buffers(strategy: Strategy) -> None:
         return
     group = mesh.sub("dp").get_group() if mesh.has("pp") else None
     for buffer in strategy.model.buffers():
-        sent = buffer.contiguous()  # NCCL accepts no other tensors, unlike gloo
+        sent = buffer.contiguous()  # unlike gloo, NCCL accepts only contiguous tensors
         dist.broadcast(sent, group=group, group_src=0)
         if sent is not buffer:
             buffer.copy_(sent)

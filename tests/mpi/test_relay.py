@@ -44,7 +44,7 @@ def test_a_training_continues_after_its_relay_is_killed(tmp_path: Path, forks: F
 
 
 def test_a_stopped_rank_that_has_started_the_relay_is_reported(tmp_path: Path) -> None:
-    # A stopped process ends only because mpiexec kills it.
+    # This test needs mpiexec, which kills the stopped process at the end.
     env = RELAY | {"PLANT": "stop_rank_with_relay:-1"}
     limits = ["--hang-timeout", "4", "--timeout", "60"]
     done = train(*SIZES, *limits, cwd=tmp_path, ranks=3, program=PLANTED, env=env)
@@ -68,7 +68,7 @@ def test_a_training_continues_after_its_relay_is_stopped(tmp_path: Path) -> None
 def test_a_failed_rank_behind_the_relay_ends_the_job(
     tmp_path: Path, forks: Forks, fault: str, code: int
 ) -> None:
-    """No mpiexec ends the other ranks."""
+    """The ranks are started without mpiexec, which would end the other ranks."""
     env = RELAY | {"PLANT": f"{fault}:2"}
     job = forks.start(*SIZES, cwd=tmp_path, ranks=4, program="tests.training.planted", env=env)
     assert job.wait() == [1, 1, code, 1], job.words()

@@ -49,7 +49,7 @@ class Job:
             os.killpg(self.pids[0], signal.SIGKILL)
 
     def words(self) -> str:
-        """The output of the ranks; of a script only stdout."""
+        """The output of the ranks; if they run a script, only its stdout."""
         return self.log.read_text()
 
     def errors(self) -> list[str]:
@@ -63,7 +63,7 @@ class Job:
 class Forks:
     """The process that forks; `close` ends it and its ranks.
 
-    It imports `modules`, in addition to those of a training.
+    It imports `modules` in addition to the modules that training imports.
     """
 
     def __init__(self, *modules: str, env: Mapping[str, str] | None = None) -> None:
@@ -268,10 +268,10 @@ if __name__ == "__main__":
         "ddp_hpc.training.tuned_options",
         *sys.argv[1:],
     ):
-        # Modules of torch can be missing in an earlier version.
+        # Earlier versions of torch do not have all of these modules.
         if find_spec(name):
             importlib.import_module(name)
-    # The garbage collections of the ranks would copy the pages of all these objects.
+    # Otherwise, garbage collections in the ranks would copy the memory pages of all these objects.
     gc.collect()
     gc.freeze()
     _serve()

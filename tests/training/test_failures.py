@@ -31,7 +31,7 @@ def _run(tmp_path, fault, *options, launcher="mpiexec", ranks):
 @pytest.mark.parametrize(
     ("launcher", "rank", "ranks"),
     [
-        # In `make test`, mpiexec is tested below with a failing rank 1.
+        # In `make test`, the test with `failed_while_saving` covers mpiexec.
         pytest.param("mpiexec", 0, 2, marks=pytest.mark.soak),
         pytest.param("mpiexec", 2, 3, marks=pytest.mark.soak),
         pytest.param(

@@ -59,7 +59,7 @@ def test_fp8_is_rejected_in_one_line_where_it_cannot_run(monkeypatch, facts, wor
     [("gfx90a:sramecc+:xnack-", False), ("gfx942:sramecc+:xnack-", True), ("gfx950", True)],
 )
 def test_amd_gpus_are_judged_by_their_architecture(architecture, has_float8, monkeypatch):
-    # torch calls an MI250X, which has no float8, a device of capability 9.0, like an H100.
+    # In torch, the MI250X, which has no float8, has the compute capability 9.0, like the H100.
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     properties = SimpleNamespace(gcnArchName=architecture)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)

@@ -1,6 +1,6 @@
-"""Rules of NCCL, CUDA and ROCm that a CPU does not have, as torch's source states them. Not run on a GPU.
+"""Restrictions of NCCL, CUDA and ROCm that do not apply to CPUs, as in torch's source. Not run on a GPU.
 
-The stand-ins raise or record what the named functions of torch do there.
+Stand-ins raise the same errors as the functions of torch that the comments name, or record the calls.
 """
 
 import pickle
@@ -52,9 +52,9 @@ class Told(Exception):
     ],
 )
 def test_a_rank_is_bound_to_its_only_device_over_nccl_alone(backend, options, bound, monkeypatch):
-    # ProcessGroupNCCL.cpp, initNCCLComm: "Attempt to perform collective on tensor not on device passed to
-    # init_process_group"; split_group of torch 2.8: "does not support splitting" with gloo, and "Unknown c10d
-    # backend type CPU:GLOO,CUDA:NCCL".
+    # The errors without this rule: in ProcessGroupNCCL.cpp, initNCCLComm, "Attempt to perform collective on
+    # tensor not on device passed to init_process_group"; in split_group of torch 2.8, "does not support
+    # splitting" with gloo, and "Unknown c10d backend type CPU:GLOO,CUDA:NCCL".
     told = {}
 
     def record(*_, **options):
@@ -83,8 +83,9 @@ def test_a_rank_is_bound_to_its_only_device_over_nccl_alone(backend, options, bo
 
 @pytest.fixture
 def nccl(monkeypatch):
-    """Collectives over two ranks that have equal tensors, which reject what NCCL's check_gpu_single_tensor in
-    ProcessGroupNCCL.cpp rejects.
+    """Collectives of two ranks with equal tensors.
+
+    They reject tensors that are not contiguous, like check_gpu_single_tensor in ProcessGroupNCCL.cpp.
     """
 
     def checked(result):
@@ -118,7 +119,7 @@ def test_an_evaluation_copies_buffers_that_are_not_contiguous(nccl):
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float64, torch.bfloat16])
 def test_a_snapshot_is_sent_in_every_data_type(dtype):
-    # NCCLUtils.hpp, ncclDataType; gloo: "Invalid scalar type".
+    # NCCL supports only the types of ncclDataType (NCCLUtils.hpp); gloo raises "Invalid scalar type".
     saved = {"matrix": torch.ones(2, 3, dtype=dtype), "scalar": torch.ones((), dtype=dtype)}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -135,7 +136,7 @@ def test_a_snapshot_is_sent_in_every_data_type(dtype):
 
 
 def test_a_rank_without_gradients_has_its_norm_on_the_device_of_the_group():
-    # NCCL: "No backend type associated with device type cpu" (ProcessGroup.hpp, getBackend).
+    # With NCCL: "No backend type associated with device type cpu" (ProcessGroup.hpp, getBackend).
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     with FakeTensorMode():
         assert global_norm([frozen], device=CUDA).device == CUDA
@@ -149,7 +150,7 @@ import torch
 import torch.distributed as dist
 from ddp_hpc.training.health.flight_recorder import write_flight_record
 
-# torch 2.11.0+cu130 has this function, and its record of NCCL is empty if the ranks use gloo.
+# torch 2.11.0+cu130 has this function; it returns an empty record if the ranks use gloo.
 torch._C._distributed_c10d._dump_nccl_trace = lambda: pickle.dumps({"entries": []})
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
@@ -161,7 +162,7 @@ os._exit(0)
 
 
 def test_a_torch_with_nccl_writes_the_record_of_the_backend_that_the_ranks_use(tmp_path):
-    # The variables are read once per process, and torch 2.8 records nothing by default.
+    # A separate process, because torch reads these variables once; torch 2.8 records nothing by default.
     environ = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "rank_")}
     succeeded(run([sys.executable, "-c", RECORDS], tmp_path, environ))
     of_gloo, of_nccl = (
@@ -172,7 +173,7 @@ def test_a_torch_with_nccl_writes_the_record_of_the_backend_that_the_ranks_use(t
 
 
 class Cuda:
-    """A fake device module of torch, with a current device per thread as in CUDA."""
+    """A stand-in for torch.cuda. As in CUDA, each thread has its own current device."""
 
     def __init__(self):
         self.of_thread, self.streams, self.waited_on = threading.local(), 0, []
@@ -201,7 +202,7 @@ class Cuda:
 
 
 class OnGpu:
-    """A tensor that is on the second GPU; its values can be copied as if it were not."""
+    """A stand-in for a tensor on the second GPU, whose values are on the CPU."""
 
     device = torch.device("cuda", 1)
 
@@ -223,7 +224,7 @@ def cuda(monkeypatch):
 
 
 def test_the_thread_that_writes_a_snapshot_waits_on_the_device_of_its_rank(cuda):
-    # A thread that calls cudaEventSynchronize while its current device is the first one gets a context there.
+    # If the current device of a thread is the first GPU, cudaEventSynchronize creates a context on that GPU.
     buffer = FileBuffer({"weight": ((2,), torch.float32)})
     buffer.fill([("weight", OnGpu(torch.ones(2)))])
     thread = threading.Thread(target=buffer.wait)
@@ -262,7 +263,7 @@ def test_the_cause_of_a_lost_contact_is_below_the_line_last_error():
 
 
 def test_a_torch_with_cuda_but_without_nccl_reports_its_versions(monkeypatch):
-    # torch._C has no _nccl_version then (torch/cuda/nccl.py).
+    # Such a torch has no torch._C._nccl_version (torch/cuda/nccl.py).
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     monkeypatch.delattr(torch._C, "_nccl_version", raising=False)

@@ -270,7 +270,7 @@ def test_runs_in_bfloat16_have_losses_close_to_those_in_float32(options, float32
     assert found != expected
 
 
-# Compiling takes longest: one rank compiles the same steps, and `make soak` adds DDP.
+# Compilation takes longest, so `make test` compiles on one rank; `make soak` also compiles with DDP.
 @pytest.mark.parametrize(
     ("option", "ranks"),
     [("--static-graph", 2), ("--compile", 1), pytest.param("--compile", 2, marks=pytest.mark.soak)],

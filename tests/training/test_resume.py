@@ -77,9 +77,9 @@ def test_under_mpiexec_a_run_killed_40_times_ends_like_an_uninterrupted_one(
 
 
 def test_three_ranks_resume_bit_for_bit(home: Path, tiny_data: Path, forks: Forks) -> None:
-    """With three ranks the order of a sum matters: DDP rebuilds its buckets after the first step.
+    """With three ranks, a sum depends on the order of its terms: DDP rebuilds its buckets after step 1.
 
-    This model is larger than the first bucket of 1 MiB.
+    This model is larger than the first bucket, which has 1 MiB.
     """
     options = [*DATA, "--model", "transformer", *EVERY_STEP, "--epochs", "2"]
     other = make_home(home / "other", tiny_data)

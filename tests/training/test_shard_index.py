@@ -1,4 +1,4 @@
-"""The index of a sharded snapshot: it does not grow with the number of ranks; each rank reads its part."""
+"""The index of a sharded snapshot, whose size for each rank does not grow with the number of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 
 Box = tuple[slice, ...]
 Boxes = Callable[[int, str, Tensor], Box | None]
-"""Returns the part of a tensor that a rank holds; None if the rank holds nothing of it."""
+"""Returns the part of a tensor that a rank holds; None if the rank holds no part of it."""
 
 
 def _all(run: Run) -> list[Vector]:
@@ -107,7 +107,7 @@ def test_one_block_of_each_level_verifies_a_record(tmp_path: Path) -> None:
     tree = ChecksumTree(tmp_path / "tree", len(records), root)
     before = _bytes_read()
     tree.read(30_000 * 96, 96)
-    # 625 blocks of records, 4 blocks of their checksums, and the block with the checksums of these.
+    # There are 625 blocks of records, 4 blocks of their checksums, and a block with the checksums of these 4.
     assert _bytes_read() - before <= 3 * BLOCK_BYTES + 1000
 
 
@@ -118,7 +118,7 @@ def _bytes_read() -> int:
 
 
 def _saved(folder: Path, num_ranks: int, tensors: Mapping[str, Tensor], boxes: Boxes) -> dict[str, Any]:
-    """Writes a snapshot whose tensors are divided in any way; returns its index and what ranks reported."""
+    """Writes a snapshot whose tensors are divided by `box`; returns its index and the ranks' reports."""
     folder.mkdir()
     reports = []
     for rank in range(num_ranks):
@@ -307,7 +307,7 @@ def test_a_tensor_with_another_shape_on_another_rank_is_an_error_of_the_save(tmp
         splits = splits_of(buffer.specs, {"a": Place((size,), (5 * rank,))})
         written = write_shards(tmp_path / shard_file("model", rank), buffer, splits, 2**12)
         reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": splits}))
-    with pytest.raises(ValueError, match="a has another shape or data type on another rank"):
+    with pytest.raises(ValueError, match="a does not have the same shape and data type on all ranks"):
         index_of(
             reports,
             lambda section, rank: read_header(

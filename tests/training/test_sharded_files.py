@@ -216,7 +216,7 @@ _ODD = [-1, 0, 1, 3, 10**9, 2**63, 10**30, 1.5, "7", None, [], [0], {}, "../../e
 
 
 def _changed(value: Any, chance: random.Random) -> Any:
-    """Changes one entry, at any depth, to a value that may not fit."""
+    """Replaces one entry, at any depth, with a value that may be invalid."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
         return chance.choice(_ODD)
     key = chance.choice(sorted(value)) if isinstance(value, dict) else chance.randrange(len(value))
@@ -274,7 +274,7 @@ def test_an_invalid_header_with_a_correct_checksum_is_damage(
 
 
 def _reseal(snapshot: Path) -> None:
-    """Writes correct checksums of all headers, like an attacker."""
+    """Writes correct checksums of all headers, as an attacker could."""
     records = b""
     for rank in range(NUM_RANKS):
         for section in ("model", "training"):

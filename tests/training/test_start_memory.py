@@ -18,7 +18,8 @@ def measure(forks, directory, strategy, way, layers):
     return row
 
 
-# Beside its part, a rank has less than 120 MiB: the matrix that it creates, and what torch imports.
+# In addition to its part, a rank uses less than 120 MiB, for the matrix that it creates and for the modules
+# that torch imports.
 @pytest.mark.parametrize("layers", [32, pytest.param(64, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("strategy", ["fsdp", "tp", "pp"])
 def test_no_rank_holds_half_of_the_model_while_it_starts(strategy, layers, forks, tmp_path):
@@ -26,7 +27,7 @@ def test_no_rank_holds_half_of_the_model_while_it_starts(strategy, layers, forks
     assert max(row["ratios"]) < 2, row
 
 
-# The strategies are measured in the same way, so that one of them shows in `make test` that this is seen.
+# All strategies are measured in the same way, so one of them is enough in `make test`.
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [("fsdp", 16), *(pytest.param(name, 64, marks=pytest.mark.soak) for name in ("fsdp", "tp", "pp"))],

@@ -1,4 +1,4 @@
-"""Clients of torch's TCPStore, as NCCL uses them, with the server of their node and the ranks' store."""
+"""TCPStore clients of torch, as NCCL uses them, with the server of their node and the ranks' store."""
 
 import os
 import socket
@@ -62,7 +62,7 @@ class Node:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    # A thread of this process could not serve all requests: torch's num_keys, for example, keeps the GIL.
+    # A server in a thread could not answer all requests: functions of torch such as num_keys hold the GIL.
     with store_in_process() as served:
         yield served
 
@@ -118,7 +118,7 @@ def test_clients_of_different_nodes_see_the_same_values(served: Served, node: No
         assert other.client().get("a") == b"1"
 
 
-# The regression: DeviceMesh splits groups under NCCL, and `ProcessGroup::splitGroup` clones the store.
+# With NCCL, DeviceMesh splits process groups, and `ProcessGroup::splitGroup` clones the store.
 
 
 def on_ranks(served: Served, size: int, backend: str = "nccl", **changes: Any) -> list[OpenStore]:
@@ -202,7 +202,7 @@ def test_torch_creates_groups_with_processes_of_two_nodes(served: Served, node: 
     assert found == [["1", "3"], ["1", "3"]]
 
 
-# Waiting.
+# Requests that wait for a key or for other clients.
 
 
 def test_a_wait_that_timed_out_does_not_disturb_later_requests(node: Node) -> None:
@@ -245,7 +245,7 @@ def test_a_barrier_ends_once_all_clients_have_arrived(served: Served, node: Node
         assert clients[0].get("a") == b"1"
 
 
-# NCCL's monitoring thread checks a key every second on each rank.
+# On each rank, NCCL's monitoring thread checks every second whether a key exists.
 
 
 def counted(served: Served) -> list[int]:
@@ -269,7 +269,7 @@ def test_repeated_checks_of_a_missing_key_are_not_sent_to_rank_0(counting: Serve
         assert not clients[0].check(["dump"])
         requests = counted(counting)
         assert not any(client.check(["dump"]) for client in clients for _ in range(50))
-        assert len(requests) <= 1  # the request to be notified may arrive late
+        assert len(requests) <= 1  # the request for a notification may arrive late
 
 
 def test_a_client_of_another_node_that_sets_a_missing_key_is_noticed(served: Served, node: Node) -> None:
@@ -302,7 +302,7 @@ def test_a_client_sees_its_own_change_of_a_missing_key_at_once(node: Node, chang
 
 
 class SlowStore:
-    """A client of the ranks' store whose answers the test determines."""
+    """A stand-in for a client of the ranks' store. The test itself passes the answers to `calls`."""
 
     is_lost = False
 
@@ -320,7 +320,7 @@ class SlowStore:
 
 @pytest.fixture
 def slow() -> Iterator[tuple[TorchStoreServer, SlowStore, list[socket.socket]]]:
-    """A server that is not served, so that the test can determine the order of events, and two clients."""
+    """A server without a running event loop, whose methods the test calls; its store and two clients."""
     store = SlowStore()
     with socket.create_server((HERE, 0)) as listener:
         server = TorchStoreServer(listener, store, Owner(os.getppid()))  # type: ignore[arg-type]
@@ -359,7 +359,7 @@ def test_a_request_that_was_lost_with_the_relay_ends_only_its_client(slow: Any) 
     assert not server._is_finished()
 
 
-# Strangers.
+# Connections of other users and of other programs.
 
 VALIDATE, PING = b"\0" + (0x3C85F7CE).to_bytes(4, sys.byteorder), b"\x0d1234"
 
@@ -389,12 +389,12 @@ def test_the_same_user_is_answered(node: Node) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_another_user_is_not_answered(node: Node) -> None:
     assert strangers_answer(node.port, VALIDATE + PING, user=65534) == b""
-    wait_until(lambda: "127.0.0.1 which is not a torch client of this user" in node.stderr())
+    wait_until(lambda: "127.0.0.1 that is not from a torch client of this user" in node.stderr())
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def test_the_user_of_a_connection_is_known(tmp_path: Path, family: socket.AddressFamily) -> None:
-    """Without IPv6, there is no /proc/net/tcp6."""
+    """On a system without IPv6, there is no /proc/net/tcp6."""
     with socket.create_server((HERE, 0)) as listener, socket.socket(family) as client:
         host = HERE if family == socket.AF_INET else f"::ffff:{HERE}"
         client.connect((host, listener.getsockname()[1]))
@@ -443,7 +443,7 @@ def test_queries_in_small_pieces_are_answered(node: Node, size: int) -> None:
 def test_queues_are_refused_with_a_warning(node: Node) -> None:
     with pytest.raises(dist.DistNetworkError):
         node.client().queue_len("a")
-    wait_until(lambda: "no support for QUEUE_LEN" in node.stderr())
+    wait_until(lambda: "QUEUE_LEN is not supported" in node.stderr())
 
 
 def test_a_value_that_is_not_a_number_ends_the_connection_as_in_torch(node: Node) -> None:
@@ -453,7 +453,7 @@ def test_a_value_that_is_not_a_number_ends_the_connection_as_in_torch(node: Node
             store.add("a", 1)
 
 
-# Ends.
+# The end of the store, of the relay, of the server and of its owner.
 
 
 def test_clients_of_a_lost_store_get_a_network_error() -> None:

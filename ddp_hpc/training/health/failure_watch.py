@@ -46,7 +46,7 @@ def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
     if "gloo" not in text and not type(error).__name__.startswith("Dist"):
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # torch appends NCCL's last warning, which is the actual cause, below the line `Last error:` (torch's
+    # Below the line `Last error:`, torch appends NCCL's last warning, which is the actual cause (torch's
     # NCCLUtils.cpp, getNcclErrorDetailStr).
     last = next((index for index, line in enumerate(lines) if line.startswith("Last error:")), None)
     cause = lines[0] if last is None else " ".join(lines[last : last + 2])

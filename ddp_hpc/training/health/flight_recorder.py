@@ -54,8 +54,9 @@ def write_flight_record(rank: int, limit_s: float) -> None:
 
 
 def _record(c10d: Any) -> bytes:
-    """Returns the record of the backend: NCCL and gloo have separate records, and if torch was built with
-    NCCL, it has the functions of both.
+    """Returns the record of the backend that the ranks use.
+
+    NCCL and gloo have separate records, and a torch build with NCCL has the functions for both.
     """
     has_nccl = "nccl" in sys.modules["torch.distributed"].get_backend_config()
     record: bytes = c10d._dump_nccl_trace() if has_nccl else c10d._dump_fr_trace()

@@ -335,7 +335,7 @@ class _BeatSender(HeartbeatThread):
         return "bye" in requests
 
     def _leave_relay(self, selector: selectors.BaseSelector) -> bool:
-        """Connects to rank 0 itself if the relay has ended or is silent; returns whether it is connected."""
+        """Connects to rank 0 itself after losing the relay; returns whether the connection succeeded."""
         if self._link.relay is None:
             return False
         self._link.relay = None

@@ -15,8 +15,8 @@ from torch import nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
-# Ada (8.9), Hopper (9.0) and newer NVIDIA GPUs have tensor cores for float8; so have AMD's MI300, MI350 and
-# RDNA 4 (torch/testing/_internal/common_cuda.py of torch 2.13, evaluate_platform_supports_fp8).
+# NVIDIA's Ada (8.9), Hopper (9.0) and newer GPUs support matrix products in float8, and so do AMD's MI300,
+# MI350 and RDNA 4 (torch/testing/_internal/common_cuda.py of torch 2.13, evaluate_platform_supports_fp8).
 _CAPABILITY = (8, 9)
 _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx120")
 # torch._scaled_mm requires that both sizes of a weight are multiples of this number.
@@ -43,7 +43,7 @@ def check_fp8(config: OptimizationConfig, device: torch.device) -> None:
 def _has_float8(device: torch.device) -> bool:
     if torch.version.hip is None:
         return torch.cuda.get_device_capability(device) >= _CAPABILITY
-    # On ROCm, the capability is the number of the architecture: that of an MI250X (gfx90a) is 9.0.
+    # On ROCm, the compute capability is derived from the architecture: an MI250X (gfx90a) has 9.0.
     return str(torch.cuda.get_device_properties(device).gcnArchName).startswith(_AMD_ARCHITECTURES)
 
 

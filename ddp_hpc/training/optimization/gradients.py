@@ -25,8 +25,8 @@ def global_norm(
 ) -> Tensor:
     """Returns the norm of all gradients together, as a float64 scalar tensor.
 
-    `across` is a group of ranks that hold different parameters, on `device`: a rank without gradients, such
-    as a frozen stage, takes part with a zero on that device, because NCCL cannot send a tensor of the CPU.
+    `across` is a group of ranks that hold different parameters. A rank without gradients, such as a frozen
+    stage, contributes a zero on `device`, because NCCL cannot send a tensor that is on the CPU.
     Collective if a gradient is sharded or `across` is given: every rank must call this.
     """
     layouts: dict[Any, list[Tensor]] = {}

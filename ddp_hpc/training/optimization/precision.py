@@ -53,9 +53,9 @@ class Precision:
 
 
 def check_bf16(config: OptimizationConfig, device: torch.device) -> None:
-    """Raises RequestError if the model should compute in bfloat16, which the device does not support.
+    """Raises RequestError if the options require bfloat16, but the GPU cannot compute in it.
 
-    By default, torch calls it supported if the device can store such tensors, as a V100 can.
+    By default, is_bf16_supported is also true for GPUs that only emulate bfloat16, such as a V100.
     """
     if config.half_dtype != "bf16" or device.type != "cuda":
         return

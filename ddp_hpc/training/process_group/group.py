@@ -52,7 +52,7 @@ class Group:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sums the values element-wise over ranks, in place. Collective: every rank must call this."""
         if self.backend != "none":
-            sent = values.contiguous()  # NCCL accepts no other tensors, unlike gloo
+            sent = values.contiguous()  # unlike gloo, NCCL accepts only contiguous tensors
             dist.all_reduce(sent)
             if sent is not values:
                 values.copy_(sent)
@@ -219,12 +219,13 @@ def _choose_device(
 
 
 def _bound_device(device: torch.device, backends: str, devices_per_rank: int) -> torch.device | None:
-    """Returns the only device with which this rank communicates over NCCL or XCCL; otherwise None.
+    """Returns the `device_id` of the process group: the device of this rank, or None.
 
-    These backends connect a bound device at once, but then raise DistBackendError for a tensor on another
-    device (ProcessGroupNCCL.cpp of torch 2.8 to 2.13, initNCCLComm), such as a gradient of the second stage.
-    A group with a bound device is split for the dimensions of a mesh, and torch 2.8 cannot split a group with
-    gloo (split_group in torch/distributed/distributed_c10d.py).
+    It is None if the rank has several devices or if the backends include gloo. NCCL and XCCL connect a bound
+    device at once, but then raise DistBackendError for a tensor on another device (ProcessGroupNCCL.cpp of
+    torch 2.8 to 2.13, initNCCLComm), such as a gradient on the rank's second device. With a bound device,
+    torch creates the groups of a mesh by splitting, and torch 2.8 cannot split a group with gloo (split_group
+    in torch/distributed/distributed_c10d.py).
     """
     return device if backends in ("nccl", "xccl") and devices_per_rank == 1 else None
 

@@ -1,9 +1,9 @@
 """Creates the store of torch's process group, which keeps its values in the ranks' own authenticated store.
 
-torch's own TCPStore has no authentication, and needs a connection to rank 0 from each rank. gloo accesses the
-ranks' store through Python. GPU backends use clients of TCPStore, because their C++ watchdog threads access
-the store all the time and must not need the GIL; the server of these clients is a process on each node
-(`torch_store_server`). Neither has been tested with NCCL on a GPU.
+torch's own TCPStore has no authentication, and needs a connection from each rank to rank 0. gloo accesses the
+ranks' store through Python. GPU backends use TCPStore clients, because their C++ watchdog threads access the
+store all the time and must not need the GIL. A process on each node serves these clients
+(`torch_store_server`); this has not been tested with NCCL on a GPU.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _OWN_STORE_BACKENDS = ("gloo", "mpi")
 class OpenStore:
     """A store for `init_process_group`.
 
-    The caller must keep a reference to it as long as the group exists: C++ does not keep a Python object
-    alive.
+    The caller must keep a reference to it as long as the group exists, because C++ does not keep a Python
+    object alive.
     """
 
     store: Store
@@ -55,7 +55,7 @@ def group_store(
     """Returns a store for `init_process_group`. Collective: every rank must call this.
 
     Raises:
-        RendezvousError: the server for the clients of torch's store cannot be started on this node.
+        RendezvousError: the server for torch's TCPStore clients cannot be started on this node.
     """
     if backend in _OWN_STORE_BACKENDS:
         return OpenStore(GroupStore(endpoint.store, "group/", timeout_s))

@@ -2,7 +2,7 @@
 
 The file contains the records, then one checksum of each block of them, then one checksum of each block of
 these checksums, and so on until one block is left. The checksum of that block is stored elsewhere. To verify
-a record, a reader needs one block of each level.
+a record, a reader needs only one block of each level.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tree_of(records: bytes) -> tuple[bytes, str]:
 
 
 class ChecksumTree:
-    """The records of a file that `tree_of` has returned.
+    """Reads the records of a file with the contents that `tree_of` returned.
 
     `num_bytes` is the size of all records, and `root` the checksum that verifies the file.
     """
@@ -42,7 +42,7 @@ class ChecksumTree:
         self._blocks: dict[int, tuple[int, bytes]] = {}
 
     def check_size(self) -> None:
-        """Raises DamagedSnapshotError if the file is missing or has another size."""
+        """Raises DamagedSnapshotError if the file is missing or has the wrong size."""
         check_size(self._path, sum(self._sizes))
 
     def read(self, begin: int, num_bytes: int) -> bytes:
@@ -62,7 +62,7 @@ class ChecksumTree:
         return b"".join(found)
 
     def _block(self, level: int, number: int) -> bytes:
-        """Returns a verified block. The last one of each level is kept."""
+        """Returns a verified block. The last block that was read of each level is cached."""
         if level not in self._blocks or self._blocks[level][0] != number:
             begin = number * BLOCK_BYTES
             content = self._pread(

@@ -125,14 +125,17 @@ class FileBuffer:
         """Waits until the copies that `fill` has started are complete. Can be called from any thread."""
         while self._copies:
             device, copied = self._copies.pop()
-            # The current device of a new thread is the first one. Waiting there would allocate a CUDA context
-            # on it, about 500 MiB per rank of the node (https://github.com/meta-pytorch/torchcomms/pull/777).
+            # The current device of a new thread is the first GPU. Without this context manager, waiting would
+            # allocate a CUDA context there, about 500 MiB per rank of the node
+            # (https://github.com/meta-pytorch/torchcomms/pull/777).
             with torch.get_device_module(device).device(device):
                 copied.synchronize()
 
     def _stream_of(self, device: torch.device) -> Any:
-        """Returns a stream of the device, always the same one: torch has 32, which it hands out in turn, so
-        a new one for each save could be the stream of the training (c10/cuda/CUDAStream.h).
+        """Returns the stream on which all saves from a device are copied.
+
+        torch takes new streams from a pool of 32 in turn (c10/cuda/CUDAStream.h), so a new stream for each
+        save could be the stream of the training.
         """
         if device not in self._streams:
             self._streams[device] = torch.get_device_module(device).Stream(device)

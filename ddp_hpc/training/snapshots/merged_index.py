@@ -5,7 +5,8 @@
                   training-00000.safetensors
                   model-00001.safetensors      the shards of rank 1
 
-Each file has one SHA-256 checksum per chunk of `chunk_bytes`, from the beginning of the file on.
+Each file has one SHA-256 checksum per chunk of `chunk_bytes`. The first chunk begins at the start of the
+file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the snapshot and all parts that it consists of."""
+    """A tensor of the snapshot, and all parts of which it consists."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -67,18 +68,18 @@ class MergedIndex:
 
     @property
     def specs(self) -> Specs:
-        """Shape and type of each tensor."""
+        """The shape and data type of each tensor."""
         return {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
 
     def parts(self, name: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> Iterator[Part]:
-        """Yields the parts of a tensor that contain values between these positions, and maybe others."""
+        """Yields the parts of a tensor that contain values between these positions, and maybe other parts."""
         del begins, ends
         yield from self._tensors[name].parts
 
     def file(self, name: str) -> StoredFile:
         """Returns the size and the checksums of a file."""
         if name not in self._verified_headers:
-            # Nothing here depends on the header, but other programs read it.
+            # This class does not use the header, but other programs do, so a damaged header is an error.
             file = VerifiedFile(self.path / name, self._files[name])
             try:
                 file.read(0, self._header_bytes[name])
@@ -88,7 +89,7 @@ class MergedIndex:
         return self._files[name]
 
     def check_sizes(self) -> None:
-        """Raises DamagedSnapshotError if a file of this section is missing or has another size."""
+        """Raises DamagedSnapshotError if a file of this section is missing or has the wrong size."""
         for name in self._header_bytes:
             check_size(self.path / name, self._files[name].num_bytes)
 
@@ -114,11 +115,11 @@ def _parse_tensor(name: str, entry: Mapping[str, Any], files: Mapping[str, Store
     for file, begin, offset, of_part in entry["parts"]:
         part = Part(file, size_of(begin), tuple(map(size_of, offset)), tuple(map(size_of, of_part)))
         if len(part.offset) != len(shape) or len(part.shape) != len(shape):
-            raise ValueError(f"a part of {name} has another number of dimensions")
+            raise ValueError(f"a part of {name} has the wrong number of dimensions")
         if any(at + size > whole for at, size, whole in zip(part.offset, part.shape, shape, strict=True)):
-            raise ValueError(f"a part of {name} is outside of the tensor")
+            raise ValueError(f"a part of {name} is outside the tensor")
         if part.begin + prod(part.shape) * dtype.itemsize > files[file].num_bytes:
-            raise ValueError(f"a part of {name} is outside of its file")
+            raise ValueError(f"a part of {name} is outside its file")
         parts.append(part)
     if sum(prod(part.shape) for part in parts) != prod(shape) or not parts:
         raise ValueError(f"the parts of {name} do not have as many values as the tensor")

@@ -1,8 +1,8 @@
 """Where the parts of sharded tensors begin, as arithmetic progressions over the ranks.
 
-A strategy divides a tensor regularly, so a few progressions describe the parts of any number of ranks: rank 0
-has the rows from 0 on, and each further rank begins 512 rows later. On a mesh with several dimensions, the
-progressions themselves repeat.
+A strategy divides a tensor regularly, so a few progressions describe the parts of any number of ranks. For
+example, the part of rank 0 begins at row 0, and that of each following rank begins 512 rows later. On a mesh
+with several dimensions, progressions are nested.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import prod
 
 Vector = tuple[int, ...]
-"""A rank, and the offset of its part along each dimension in which the tensor is divided."""
+"""A rank, and the offset of its part along each dimension along which the tensor is divided."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The members `first + i * step + j * other_step + ...`."""
+    """A nested arithmetic progression, with the members `first + i * step + j * other_step + ...`."""
 
     first: Vector
     repeat: tuple[tuple[int, Vector], ...] = ()
@@ -37,7 +37,7 @@ class Run:
         return tuple(lowest), tuple(highest)
 
     def within(self, lowest: Vector, highest: Vector) -> Iterator[Vector]:
-        """Yields the members of which each element is between these limits, without visiting all others."""
+        """Yields the members whose elements are all within these limits, without visiting all members."""
         if not self.repeat:
             if all(low <= at <= high for low, at, high in zip(lowest, self.first, highest, strict=True)):
                 yield self.first
@@ -57,7 +57,7 @@ class Run:
 
 
 def compressed(members: Iterable[Vector]) -> list[Run]:
-    """Returns progressions with these members, in their order."""
+    """Returns progressions that have these members in the same order."""
     runs = [Run(member) for member in members]
     while len(joined := list(_joined(runs))) < len(runs):
         runs = joined
@@ -65,7 +65,7 @@ def compressed(members: Iterable[Vector]) -> list[Run]:
 
 
 def _joined(runs: Sequence[Run]) -> Iterator[Run]:
-    """Replaces consecutive runs of the same form, at equal steps, by one run each."""
+    """Joins consecutive runs that differ only by a constant step in `first`."""
     at = 0
     while at < len(runs):
         first, end, step = runs[at], at + 1, None

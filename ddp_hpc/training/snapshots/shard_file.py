@@ -1,7 +1,7 @@
-"""The file with the shards of one rank, which describes itself in its header.
+"""The safetensors file with the shards of one rank, whose header contains everything about the file.
 
-It is a safetensors file. Its metadata contains one SHA-256 checksum per chunk of the values, so that a part
-of the file can be read and verified without the rest, and the places of the shards in the whole tensors.
+The metadata of the header contains one SHA-256 checksum per chunk of the values, so that a part of the file
+can be read and verified without the rest, and the offsets of the shards in the whole tensors.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _DIGESTS = re.compile(r"([0-9a-f]{64})*")
 
 @dataclass(frozen=True)
 class Split:
-    """A dimension in which a shard contains only a part of the tensor."""
+    """A dimension along which a shard contains only a part of the tensor."""
 
     dim: int
     offset: int
-    """The position of the shard in the whole tensor."""
+    """The offset of the shard in the whole tensor along this dimension."""
     whole: int
-    """The size of the whole tensor."""
+    """The size of the whole tensor along this dimension."""
 
 
 Splits = Mapping[str, tuple[Split, ...]]
-"""The divided dimensions of each shard; none if it is a whole tensor."""
+"""For each shard, the dimensions along which its tensor is divided; empty for a whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class WrittenShards:
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a file says."""
+    """The contents of the header of a file."""
 
     specs: Specs
     """Shape and type of each shard."""
     begins: Mapping[str, int]
-    """The position of each shard behind the header."""
+    """The position of each shard relative to the end of the header."""
     splits: Splits
     chunk_bytes: int
     chunks: str
-    """The SHA-256 checksums of the chunks behind the header, one after another."""
+    """The SHA-256 checksums of the chunks after the header, in hexadecimal, one after another."""
 
 
 def shard_file(section: str, rank: int) -> str:
@@ -72,7 +72,7 @@ def shard_file(section: str, rank: int) -> str:
 
 
 def splits_of(specs: Specs, places: Mapping[str, Place]) -> Splits:
-    """Returns the divided dimensions of each shard."""
+    """Returns the dimensions along which the tensor of each shard is divided."""
     found = {}
     for name, (shape, _) in specs.items():
         place = places.get(name, Place(shape, (0,) * len(shape)))
@@ -82,14 +82,14 @@ def splits_of(specs: Specs, places: Mapping[str, Place]) -> Splits:
 
 
 def write_shards(path: Path, buffer: FileBuffer, splits: Splits, chunk_bytes: int) -> WrittenShards:
-    """Writes and syncs the file of a rank.
+    """Writes the file of a rank and syncs it to disk.
 
     Raises:
-        OSError: an error of the file system.
+        OSError: the file cannot be written.
     """
     header = _header(buffer.specs, splits, chunk_bytes, None)
     with path.open("xb", buffering=0) as file:
-        # The header contains the checksums, so it is written last.
+        # The header contains the checksums of the values, so it is written last.
         file.seek(len(header))
         digests = write_hashed(file, _without(buffer, buffer.header_bytes), chunk_bytes)
         num_bytes = file.tell()
@@ -101,7 +101,7 @@ def write_shards(path: Path, buffer: FileBuffer, splits: Splits, chunk_bytes: in
 
 
 def _header(specs: Specs, splits: Splits, chunk_bytes: int, digests: list[str] | None) -> bytes:
-    """Returns the header, or without the checksums, one of the same size."""
+    """Returns the header; if `digests` is None, a placeholder of the same size."""
     if digests is None:
         num_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
         digests = ["0" * 64] * -(-num_bytes // chunk_bytes)
@@ -122,12 +122,15 @@ def _without(buffer: FileBuffer, num_bytes: int) -> Iterable[memoryview]:
 
 
 def write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: int | None) -> list[str]:
-    """Writes to a file that is not buffered; returns the checksum of everything, or of each chunk."""
+    """Writes to an unbuffered file; returns the checksum of each chunk.
+
+    If `chunk_bytes` is None, the only chunk contains everything.
+    """
     digests, digest, left = [], hashlib.sha256(), chunk_bytes or sys.maxsize
     for content in contents:
         begin = 0
         while begin < len(content):
-            # A chunk is hashed while it is in the cache. On a full disk, a write can be partial.
+            # Bytes are hashed while they are in the CPU cache. If the disk is full, a write can be partial.
             chunk = content[begin : begin + min(_AT_ONCE_BYTES, left)]
             written = file.write(chunk)
             digest.update(chunk[:written])
@@ -142,13 +145,13 @@ def write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: in
 
 
 def parse_header(content: bytes, num_bytes: int) -> Header:
-    """Returns what the header of a file of `num_bytes` says.
+    """Returns the contents of the header of a file of `num_bytes`.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError, OverflowError: it is invalid.
+        ValueError, TypeError, KeyError, AttributeError, OverflowError: the header is invalid.
     """
     if len(content) < 8 or struct.unpack("<Q", content[:8])[0] != len(content) - 8:
-        raise ValueError("the header has another size")
+        raise ValueError("the header has the wrong size")
     entries = json.loads(content[8:])
     metadata = entries.pop("__metadata__")
     chunk_bytes, chunks = int(metadata["chunk_bytes"]), metadata["chunks"]
@@ -160,7 +163,7 @@ def parse_header(content: bytes, num_bytes: int) -> Header:
         shape, dtype = tuple(map(size_of, entry["shape"])), TORCH_DTYPES[entry["dtype"]]
         begin, end = map(size_of, entry["data_offsets"])
         if end - begin != prod(shape) * dtype.itemsize or len(content) + end > num_bytes:
-            raise ValueError(f"{name} is outside of the file")
+            raise ValueError(f"{name} is outside the file")
         specs[name], begins[name] = (shape, dtype), begin
     of_names = zip(sorted(specs), json.loads(metadata["splits"]), strict=True)
     splits = {name: tuple(Split(*map(size_of, one)) for one in found) for name, found in of_names}
@@ -168,10 +171,10 @@ def parse_header(content: bytes, num_bytes: int) -> Header:
 
 
 def size_of(value: Any) -> int:
-    """Returns a size or position in an index.
+    """Returns a size or position from an index.
 
     Raises:
-        ValueError: the value has another type or is out of range.
+        ValueError: the value is not an integer or is out of range.
     """
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is not a size")

@@ -1,4 +1,4 @@
-"""The index of a sharded snapshot, of which a rank reads only what it needs.
+"""The index of a sharded snapshot; each rank reads only the parts that it needs.
 
     step_00000120/snapshot.json                the description of the run, and how the tensors are divided
                   checksums.bin                the size and the checksum of the header of each file
@@ -47,10 +47,10 @@ from ddp_hpc.training.snapshots.verified_file import (
 )
 
 CHECKSUMS = "checksums.bin"
-# Of one file: its size, the size of its header, and the checksum of its header; zeros if there is no file.
+# For each file: its size, and the size and the checksum of its header. All are 0 if there is no such file.
 _ENTRY = struct.Struct("<QQ32s")
 _RECORD_BYTES = _ENTRY.size * len(SECTIONS)
-# The position of a shard behind the header, its shape and its type.
+# The position of a shard relative to the end of the header, its shape and its data type.
 _Shard = tuple[int, tuple[int, ...], torch.dtype]
 _INVALID = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
@@ -69,10 +69,10 @@ class Part:
 def report_of_rank(
     files: Mapping[str, WrittenShards], specs: Mapping[str, Specs], splits: Mapping[str, Splits]
 ) -> dict[str, Any]:
-    """Returns what rank 0 must know about the files of a rank, by section; `index_of` combines it.
+    """Returns what rank 0 must know about the files of a rank, by section; `index_of` combines the reports.
 
-    The size of the report does not depend on the number of tensors, but on how many different sizes the
-    divided dimensions have.
+    The size of a report does not depend on the number of tensors, but on the number of different ways in
+    which the tensors are divided.
     """
     return {
         "files": {key: [one.num_bytes, one.header_bytes, one.sha256] for key, one in files.items()},
@@ -86,7 +86,11 @@ def report_of_rank(
 
 
 def _groups(specs: Specs, splits: Splits) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
-    """Yields the dimension, offset and size of the shards of a group, and their whole tensors by name."""
+    """Yields each group of tensors that are divided in the same way.
+
+    A group consists of the dimensions, offsets and sizes of its shards, and of the data types and shapes of
+    the whole tensors by name.
+    """
     groups: dict[tuple[tuple[int, int, int], ...], dict[str, Any]] = defaultdict(dict)
     for name in sorted(specs):
         (shape, dtype), whole = specs[name], list(specs[name][0])
@@ -107,11 +111,11 @@ def index_of(
 ) -> tuple[dict[str, Any], bytes]:
     """Returns the entries of snapshot.json about the shards of all ranks, and the contents of checksums.bin.
 
-    `read_header` returns the header of the file of a section and a rank. It is called for one rank of those
-    that hold shards of the same tensors.
+    `read_header` returns the header of a rank's file of a section. If several ranks hold shards of the same
+    tensors, it is called for only one of them.
 
     Raises:
-        ValueError: the parts of a tensor do not fit together.
+        ValueError: the parts of a tensor do not add up to the whole tensor, or ranks contradict each other.
     """
     records = b"".join(
         _ENTRY.pack(*_entry(report["files"].get(section))) for report in reports for section in SECTIONS
@@ -152,12 +156,12 @@ def _divided(
             names[_fingerprint(entries)] = list(entries)
             for name, entry in entries.items():
                 if tensors.setdefault(name, entry) != entry:
-                    raise ValueError(f"{name} has another shape or data type on another rank")
+                    raise ValueError(f"{name} does not have the same shape and data type on all ranks")
     numbers = {name: number for number, name in enumerate(sorted(tensors))}
     shards = []
     for fingerprint, of_group in members.items():
         if fingerprint not in names:
-            raise ValueError("the header of a file differs from what its rank has reported")
+            raise ValueError("the header of a file differs from what its rank reported")
         parts = [
             {"dims": dims, "shape": sizes, "first": run.first, "repeat": run.repeat}
             for (dims, sizes), found in of_group.items()
@@ -170,7 +174,7 @@ def _divided(
 
 
 def _ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Returns the numbers as ranges, each of which has a begin and an end that is not included."""
+    """Returns sorted numbers as ranges. Each range is a beginning and an end, which is not included."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number:
@@ -219,7 +223,7 @@ def _parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, _Tensor]
         found = [_parse_parts(entry, num_ranks) for entry in group["parts"]]
         for begin, end in group["tensors"]:
             if size_of(end) > len(names):
-                raise ValueError("a number of a tensor is too large")
+                raise ValueError("a tensor number is too large")
             for name in names[size_of(begin) : end]:
                 parts[name] += found
     return {name: _parse_tensor(name, entry, tuple(parts[name])) for name, entry in entries.items()}
@@ -234,12 +238,12 @@ def _parse_parts(entry: Mapping[str, Any], num_ranks: int) -> _Parts:
         repeat.append((count, tuple(step)))
     run = Run(first, tuple(repeat))
     if any(len(step) != len(first) for _, step in repeat) or len(first) != len(dims) + 1:
-        raise ValueError("a progression has another number of dimensions")
+        raise ValueError("a progression has the wrong number of dimensions")
     lowest, highest = run.bounds()
     if run.num_members > num_ranks or min(lowest) < 0 or highest[0] >= num_ranks:
-        raise ValueError("a progression has other ranks")
+        raise ValueError("a progression contains ranks that do not exist")
     if len(sizes) != len(dims) or len(set(dims)) != len(dims):
-        raise ValueError("a part has other dimensions")
+        raise ValueError("the dimensions of a part are invalid")
     return _Parts(dims, sizes, run)
 
 
@@ -251,7 +255,7 @@ def _parse_tensor(name: str, entry: Sequence[Any], parts: tuple[_Parts, ...]) ->
         _, highest = one.run.bounds()
         for dim, size, offset in zip(one.dims, one.sizes, highest[1:], strict=True):
             if offset + size > shape[dim]:
-                raise ValueError(f"a part of {name} is outside of the tensor")
+                raise ValueError(f"a part of {name} is outside the tensor")
         num_values += one.run.num_members * prod(one.shape(shape))
     if num_values != prod(shape) or not parts:
         raise ValueError(f"the parts of {name} do not have as many values as the tensor")
@@ -261,11 +265,11 @@ def _parse_tensor(name: str, entry: Sequence[Any], parts: tuple[_Parts, ...]) ->
 class ShardIndex:
     """The tensors of one section of a sharded snapshot.
 
-    The header of a file is read when a part in this file is needed.
+    The header of a file is read when a part in this file is needed for the first time.
 
     Raises:
-        DamagedSnapshotError: on construction, if the index is invalid; and by each access, if a header or its
-            checksum is damaged.
+        DamagedSnapshotError: on construction, if the index is invalid; by each access, if a header is damaged
+            or its checksum does not match.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], section: str) -> None:
@@ -282,7 +286,7 @@ class ShardIndex:
 
     @property
     def specs(self) -> Specs:
-        """Shape and type of each tensor."""
+        """The shape and data type of each tensor."""
         return {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
 
     def parts(self, name: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> Iterator[Part]:
@@ -301,7 +305,7 @@ class ShardIndex:
         return self._files[name][0]
 
     def check_sizes(self) -> None:
-        """Raises DamagedSnapshotError if a file of this section is missing or has another size."""
+        """Raises DamagedSnapshotError if a file of this section is missing or has the wrong size."""
         self._checksums.check_size()
         for rank in range(self._num_ranks):
             num_bytes, _, _ = self._entry(rank)
@@ -322,7 +326,7 @@ class ShardIndex:
         return num_bytes, header_bytes, digest
 
     def _read_header(self, file: str, rank: int) -> tuple[StoredFile, Mapping[str, _Shard]]:
-        """Returns the checksums of a file, and position, shape and type of its shards."""
+        """Returns the checksums of a file, and the position, shape and data type of each of its shards."""
         num_bytes, header_bytes, digest = self._entry(rank)
         header = read_header(self.path / file, num_bytes, header_bytes, digest.hex())
         layout: Mapping[str, _Shard] = {
@@ -337,7 +341,7 @@ def read_header(path: Path, num_bytes: int, header_bytes: int, sha256: str) -> H
     """Reads and verifies the header of a file with shards.
 
     Raises:
-        DamagedSnapshotError: the file is missing, or its size or the checksum of the header is different.
+        DamagedSnapshotError: the file is missing or has the wrong size, or its header is damaged.
     """
     check_size(path, num_bytes)
     content = read_beginning(path, min(header_bytes, num_bytes), sha256)

@@ -301,7 +301,7 @@ class SnapshotDirectory(SnapshotWriter):
         except OSError as error:
             problem = error.strerror or str(error)
             raise
-        except (ValueError, DamagedSnapshotError) as error:  # a defect, or a file that rank 0 cannot read
+        except (ValueError, DamagedSnapshotError) as error:  # a defect, or an unreadable file
             problem = str(error)
             raise NotSavedError(0, problem) from error
         finally:

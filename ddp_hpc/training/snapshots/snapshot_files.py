@@ -4,8 +4,9 @@
                   model.safetensors        parameters and buffers, by the names of the bare model
                   training.safetensors     optimizer and random number generators
 
-A snapshot cannot contain code: only JSON, checksums and safetensors are read, and no other files are opened.
-`sha256sum` prints the same checksums. `shard_index` describes the files of a sharded snapshot.
+`sha256sum` prints the same checksums. `shard_index` describes the files of a sharded snapshot. A snapshot
+cannot contain code: ddp-hpc opens only the files that are described here and there, and they contain only
+JSON, checksums and tensors.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def complete_snapshot(
 ) -> Path:
     """Renames `partial` to `directory/step_N` after all of it, and the manifest `about`, are on the disk.
 
-    `more` contains the contents of further files. An existing snapshot of that name is replaced: it was
-    damaged, or the run resumed from an earlier one.
+    `more` contains the contents of additional files by name. An existing snapshot of that name is replaced:
+    it was damaged, or the run resumed from an earlier one.
 
     Raises:
         OSError: an error of the file system; existing files are unchanged.

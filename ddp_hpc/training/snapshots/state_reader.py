@@ -143,7 +143,7 @@ class StateReader:
 def _broadcast(tensor: Tensor) -> None:
     """Overwrites the tensor with that of rank 0. Collective: every rank must call this.
 
-    The bytes are sent, because NCCL and gloo do not support all data types, such as int16.
+    The values are sent as bytes, because NCCL and gloo do not support all data types, such as int16.
     """
     dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0)
 

@@ -33,7 +33,7 @@ class Index(Protocol):
         """Shape and type of each tensor."""
 
     def parts(self, name: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> Iterator[Part]:
-        """Yields the parts of a tensor that contain values between these positions, and maybe others."""
+        """Yields the parts of a tensor that contain values between these positions, and maybe other parts."""
 
     def file(self, name: str) -> StoredFile:
         """Returns the size and the checksums of a file in which `parts` has found a part."""
@@ -46,8 +46,8 @@ class StoredTensors(Mapping[str, Tensor]):
     """The tensors of one section of a sharded snapshot. A tensor is read each time it is accessed.
 
     Raises:
-        DamagedSnapshotError: by every access, if a file is missing, has another size, or has another
-            checksum.
+        DamagedSnapshotError: by every access, if a file is missing or has the wrong size, or if a checksum
+            does not match.
     """
 
     def __init__(self, index: Index) -> None:
@@ -73,7 +73,8 @@ class StoredTensors(Mapping[str, Tensor]):
     def read(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         """Reads the rectangular part of a tensor that begins at `offset`."""
         stops = tuple(at + size for at, size in zip(offset, shape, strict=True))
-        # Only after this, it is certain that the files are as large as the index says.
+        # In format 3, `parts` compares the index with the sizes of the files. It is called before memory is
+        # allocated, because a damaged index can contain any size.
         parts = list(self._index.parts(name, offset, stops)) if prod(shape) else []
         found, num_values = torch.zeros(shape, dtype=self.specs[name][1]), 0
         for part in parts:

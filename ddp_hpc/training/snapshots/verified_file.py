@@ -1,4 +1,4 @@
-"""Reads files of a snapshot, of which only verified bytes are used."""
+"""Reads the files of a snapshot, and returns only bytes whose checksum was verified."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class DamagedSnapshotError(DdpHpcError):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a sharded snapshot. It has one checksum per chunk, so that it can be verified in parts."""
+    """The size and the checksums of a file with shards, each chunk of which can be verified separately."""
 
     num_bytes: int
     chunk_bytes: int
     chunks: str
-    """The SHA-256 checksums of the chunks, one after another."""
+    """The SHA-256 checksums of the chunks, in hexadecimal, one after another."""
     begin: int = 0
     """The position of the first chunk; the bytes before it have been verified already."""
 
@@ -39,7 +39,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_size(path: Path, num_bytes: int) -> None:
-    """Raises DamagedSnapshotError if the file is missing or has another size."""
+    """Raises DamagedSnapshotError if the file is missing or has the wrong size."""
     try:
         found_bytes = path.stat().st_size
     except OSError as error:
@@ -49,10 +49,10 @@ def check_size(path: Path, num_bytes: int) -> None:
 
 
 def read_beginning(path: Path, num_bytes: int, sha256: str) -> bytes:
-    """Returns the first bytes of a file.
+    """Returns the first bytes of a file after their checksum was verified.
 
     Raises:
-        DamagedSnapshotError: the file cannot be read, or these bytes have another checksum.
+        DamagedSnapshotError: the file cannot be read, or the checksum does not match.
     """
     try:
         with open_regular(path) as file:
@@ -65,10 +65,11 @@ def read_beginning(path: Path, num_bytes: int, sha256: str) -> bytes:
 
 
 class VerifiedFile:
-    """A file of which only verified chunks are used.
+    """Reads a file in chunks, and returns only bytes of verified chunks.
 
     Raises:
-        DamagedSnapshotError: on construction, and by every access.
+        DamagedSnapshotError: on construction, if the file has the wrong size or cannot be opened; by `read`,
+            if a chunk cannot be read or its checksum does not match.
     """
 
     def __init__(self, path: Path, stored: StoredFile) -> None:

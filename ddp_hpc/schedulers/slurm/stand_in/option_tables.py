@@ -64,10 +64,10 @@ def node_count(program: str, text: str) -> int:
 
 
 def walltime_s(text: str) -> int:
-    """Returns the seconds of a value of --time; 0 means no limit.
+    """Converts a value of --time to seconds; 0 means no limit.
 
     Raises:
-        RefusedError: sbatch would refuse the value.
+        RefusedError: sbatch would reject the value.
     """
     if not is_time(text):
         raise RefusedError("sbatch: error: Invalid --time specification", _REFUSED)
