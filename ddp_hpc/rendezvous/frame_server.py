@@ -82,7 +82,7 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that has started a server, and the server's callbacks for warnings and for its end."""
+    """The process that has started a server, and callbacks for warnings and for the end of this process."""
 
     pid: int
     """The process ID of the owner, which is the parent of the server's process."""

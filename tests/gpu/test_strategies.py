@@ -53,7 +53,7 @@ def test_a_strategy_has_the_losses_of_one_cpu_process(row, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a replica on two devices needs two GPUs")
 def test_replicas_on_two_devices_each_average_the_gradients_of_both_over_nccl(tmp_path):
-    # With one rank per GPU, as above, --devices-per-rank 2 is rejected. This test has never been run.
+    # With as many ranks as above, most machines have too few GPUs for this option. Never run.
     ranks = min(2, torch.cuda.device_count() // 2)
     words = [*TRAINING, "--dtype", "float64", "--batch-size", str(16 // ranks), "--devices-per-rank", "2"]
     words += ["--single-rank-group"] if ranks == 1 else []

@@ -1,4 +1,4 @@
-"""Training under mpiexec with the store that GPU backends use: clients of torch's TCPStore."""
+"""Training under mpiexec with gloo, but with the TCPStore clients that GPU backends use."""
 
 from pathlib import Path
 

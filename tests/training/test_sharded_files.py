@@ -56,7 +56,7 @@ EARLIER = Path(__file__).parent / "earlier_snapshots" / "step_00000007"
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("written")
     with pytest.MonkeyPatch.context() as patched, ranks_in(folder, NUM_RANKS) as ranks:
-        # So that each file has many chunks.
+        # With small chunks, each file has many of them.
         patched.setattr(directory_module, "CHUNK_BYTES", CHUNK_BYTES)
         ranks.save(7, MODEL, TRAINING)
         assert ranks.said == []

@@ -1,4 +1,4 @@
-"""`ddp_hpc.train` with gloo, and with the store that GPU backends use: clients of torch's TCPStore."""
+"""Runs `ddp_hpc.train` with gloo, but with the TCPStore clients that GPU backends use."""
 
 from ddp_hpc.train import main
 from ddp_hpc.training.process_group import group_store
