@@ -68,7 +68,7 @@ def test_a_rank_is_bound_to_its_only_device_over_nccl_alone(backend, options, bo
         "device_kind": "cuda",
         "choose_backend": backend,
         "check_placement": (),
-        "group_store": None,
+        "group_store": SimpleNamespace(store=None),
         "turn_on_flight_recorder": None,
         "_set_threads": (1, ""),
     }.items():
