@@ -27,7 +27,7 @@ relay_process, relays = node_relay.RelayProcess, []
 def one_step(self, position, *rest):
     if kind.endswith("_relay"):
         time.sleep(0.1)  # the ranks report their position to rank 0 every 2 s
-        if position.step == 30:
+        if position.step == (30 if kind.startswith("stop") else 1):
             act_on_relay()
     if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "while_saving":

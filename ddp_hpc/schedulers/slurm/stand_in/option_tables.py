@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
-from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
 
 # Each entry is a long name, optionally followed by a colon and the short name.
 _VALUES_COMMON = """
@@ -64,11 +63,19 @@ def node_count(program: str, text: str) -> int:
 
 
 def walltime_s(text: str) -> int:
-    """Converts a value of --time to seconds; 0 means no limit.
+    """Returns the seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 means no limit.
 
     Raises:
-        RefusedError: sbatch would reject the value.
+        RefusedError: the text has another format.
     """
-    if not is_time(text):
+    if text.lower() in ("unlimited", "infinite", "0"):
+        return 0
+    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?", text)
+    if not match:
         raise RefusedError("sbatch: error: Invalid --time specification", _REFUSED)
-    return time_s(text) or 0
+    days, parts = match[1], [int(part) for part in match.groups()[1:] if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
