@@ -5,11 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import RowwiseParallel
 
+from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.precision import Precision
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.pipeline import Pipeline
+from ddp_hpc.training.parallel.tensor_parallel import split_layers
+from ddp_hpc.training.tasks.decoder import Decoder, _tensor_parallel
 from ddp_hpc.training.tasks.task import Task, default_loss
 
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
@@ -223,3 +227,19 @@ def test_layers_that_cannot_be_split_evenly_are_reported(forks, tmp_path):
     assert job.wait() == [2, 2, 2], job.words()
     (line,) = job.errors()
     assert "encoder.layers.0.linear1 has 2048 outputs, which cannot be divided evenly among 3 ranks" in line
+
+
+def test_heads_that_cannot_be_split_evenly_are_reported():
+    """Without the check, the shapes of the first forward pass would not match."""
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(24, 4)})
+    plan = {"attention.out_proj": RowwiseParallel()}
+    task = Task(model=model, loss=default_loss, tensor_parallel=lambda _: plan)
+    with pytest.raises(RequestError, match="attention has 4 heads, which cannot be divided evenly among 3"):
+        split_layers(task, Mesh({"tp": 3}, {"tp": 0}, None), compiles=False)
+
+
+def test_a_head_of_the_decoder_is_not_split():
+    decoder = Decoder(num_tokens=8, length=4, layers=1, heads=4, width=24, dropout=0.0, tied=False)
+    task = Task(model=decoder, loss=default_loss, tensor_parallel=_tensor_parallel)
+    with pytest.raises(RequestError, match=r"blocks\.0\.attention has 4 heads"):
+        split_layers(task, Mesh({"tp": 3}, {"tp": 0}, None), compiles=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -40,6 +42,7 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
                 "from model.named_modules()"
             )
         _check_splits(name, modules[name], plan[name], mesh.sizes["tp"])
+        _check_heads(name, modules, mesh.sizes["tp"])
     # The fast path of attention in evaluation would read the parameters directly.
     torch.backends.mha.set_fastpath_enabled(False)
     parallelize_module(task.model, mesh.sub("tp"), plan)
@@ -55,6 +58,17 @@ def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -
         raise RequestError(
             f"{name} has {size} {('outputs', 'inputs')[axis]}, which cannot be divided evenly among "
             f"{num_ranks} ranks; use a tp size that divides that number"
+        )
+
+
+def _check_heads(name: str, modules: Mapping[str, nn.Module], num_ranks: int) -> None:
+    """Checks that a layer of an attention module, such as nn.MultiheadAttention, is split by whole heads."""
+    attention = name.rpartition(".")[0]
+    num_heads = getattr(modules[attention], "num_heads", None)
+    if isinstance(num_heads, int) and num_heads % num_ranks:
+        raise RequestError(
+            f"{attention} has {num_heads} heads, which cannot be divided evenly among {num_ranks} ranks; "
+            "use a tp size that divides that number"
         )
 
 

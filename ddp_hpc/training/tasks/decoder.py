@@ -150,7 +150,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.head_width = width // heads
+        self.num_heads, self.head_width = heads, width // heads
         self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
