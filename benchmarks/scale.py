@@ -34,7 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ddp_hpc.discovery.listening_ports import sockets_of
+from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.discovery.world import World
 from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous import connect_ranks, node_relay, store_client
@@ -305,11 +305,7 @@ def memory_bytes(pid: int) -> int:
 def num_connections(pid: int) -> int:
     """Returns the number of established connections of a process, by its open sockets and /proc/net."""
     inodes = sockets_of(pid)
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/{pid}/net/{name}").read_text("ascii").splitlines()[1:]
-    ]
+    rows = tcp_sockets(Path(f"/proc/{pid}/net"))
     return sum(1 for fields in rows if fields[3] == "01" and fields[9] in inodes)
 
 

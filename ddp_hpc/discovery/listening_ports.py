@@ -1,7 +1,8 @@
-"""Detects whether a process listens on a TCP port, from Linux's /proc (proc(5), proc_net(5))."""
+"""Reads the TCP sockets of processes from Linux's /proc (proc(5), proc_net_tcp(5))."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,19 +21,29 @@ def sockets_of(pid: int) -> set[str]:
     return found
 
 
+def tcp_sockets(tables: Path) -> Iterator[list[str]]:
+    """Yields the fields of each TCP socket in a directory such as /proc/PID/net.
+
+    Without IPv6, the directory contains only the table for IPv4.
+    """
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (tables / name).read_text("ascii", "replace").splitlines()[1:]:
+                fields = line.split()
+                if len(fields) > 9:
+                    yield fields
+
+
 def listens(pid: int, port: int, inherited: set[str]) -> bool:
     """Returns whether any process listens on `port`, or process `pid` listens on any other port.
 
     `inherited` contains the inode numbers of sockets of the process that do not count.
     """
     inodes = set()
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in Path(f"/proc/{pid}/net/{name}").read_text("ascii", "replace").splitlines()[1:]:
-                fields = line.split()
-                if len(fields) > 9 and fields[3] == _LISTEN:
-                    if int(fields[1].rpartition(":")[2], 16) == port:
-                        return True
-                    inodes.add(fields[9])
+    for fields in tcp_sockets(Path(f"/proc/{pid}/net")):
+        if fields[3] == _LISTEN:
+            if int(fields[1].rpartition(":")[2], 16) == port:
+                return True
+            inodes.add(fields[9])
     inodes -= inherited
     return bool(inodes and inodes & sockets_of(pid))

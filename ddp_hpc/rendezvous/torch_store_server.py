@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import ClassVar
 
+from ddp_hpc.discovery.listening_ports import tcp_sockets
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.frame_server import (
     Connection,
@@ -230,12 +231,9 @@ def user_of_peer(connection: socket.socket, tables: Path = Path("/proc/self/net"
     except OSError:
         return None
     # If the system has IPv6, torch's clients use IPv6 sockets, whose addresses end with the IPv4 address.
-    for name in ("tcp6", "tcp"):
-        with suppress(OSError):  # without IPv6, there is only one of these files
-            for line in (tables / name).read_text("ascii", "replace").splitlines():
-                fields = line.split()
-                if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
-                    return int(fields[7])
+    for fields in tcp_sockets(tables):
+        if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
+            return int(fields[7])
     return None
 
 
