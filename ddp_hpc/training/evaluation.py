@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.parallel.make_strategy import Strategy
+from ddp_hpc.training.process_group.group import contiguous
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,8 @@ def _broadcast_buffers(strategy: Strategy) -> None:
         return
     group = mesh.sub("dp").get_group() if mesh.has("pp") else None
     for buffer in strategy.model.buffers():
-        sent = buffer.contiguous()  # unlike gloo, NCCL accepts only contiguous tensors
-        dist.broadcast(sent, group=group, group_src=0)
-        if sent is not buffer:
-            buffer.copy_(sent)
+        with contiguous(buffer) as sent:
+            dist.broadcast(sent, group=group, group_src=0)
 
 
 def _slices(

@@ -52,10 +52,8 @@ class Group:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sums the values element-wise over ranks, in place. Collective: every rank must call this."""
         if self.backend != "none":
-            sent = values.contiguous()  # unlike gloo, NCCL accepts only contiguous tensors
-            dist.all_reduce(sent)
-            if sent is not values:
-                values.copy_(sent)
+            with contiguous(values) as sent:
+                dist.all_reduce(sent)
         return values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -88,6 +86,18 @@ class Group:
     def failing_together(self) -> AbstractContextManager[None]:
         """Stops all ranks if the `with` block raises RequestError on any. Collective, like `agree`."""
         return failing_together(self.comm, self.world)
+
+
+@contextmanager
+def contiguous(values: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Provides contiguous memory for a collective that changes `values` in place.
+
+    Unlike gloo, NCCL accepts only contiguous tensors.
+    """
+    sent = values.contiguous()
+    yield sent
+    if sent is not values:
+        values.copy_(sent)
 
 
 @contextmanager
