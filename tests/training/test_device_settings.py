@@ -11,23 +11,19 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ddp_hpc.data.in_memory import samples_of_arrays
-from ddp_hpc.discovery.rank_communication import SingleComm
-from ddp_hpc.discovery.world import World
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.precision import Precision, set_matmul_precision
 from ddp_hpc.training.optimization.torch_compile import warm_up
 from ddp_hpc.training.parallel import ddp
 from ddp_hpc.training.parallel.device_mesh import Mesh
-from ddp_hpc.training.process_group import group as group_module
 from ddp_hpc.training.process_group.devices import group_backends
 from ddp_hpc.training.snapshots.dtensor_shards import shard_like
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 from .fake_mesh import two_ranks
-
-CUDA = torch.device("cuda", 0)
+from .recorded_group import CUDA, arguments_of_group
 
 
 def kinds_of(backends):
@@ -47,41 +43,17 @@ def test_without_offloading_there_is_one_backend():
     assert group_backends("gloo", "cpu", cpu_offload=True) == "gloo"
 
 
-class Told(Exception):
-    pass
-
-
-def test_the_process_group_gets_both_backends_and_no_bound_device(monkeypatch):
-    told = {}
-
-    def record(*args, **options):
-        told.update(options, backend=args[0])
-        raise Told
-
-    monkeypatch.setattr(dist, "init_process_group", record)
-    for name, value in {
-        "pick_device": CUDA,
-        "device_kind": "cuda",
-        "choose_backend": "nccl",
-        "check_placement": (),
-        "group_store": SimpleNamespace(store=None),
-        "turn_on_flight_recorder": None,
-        "_set_threads": (1, ""),
-    }.items():
-        monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
+def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # to undo the change below
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
-    endpoint = SimpleNamespace(interface="hsn0", host="n1", port=1, why="", note="")
-    link = SimpleNamespace(comm=SingleComm(), endpoint=endpoint)
     config = TrainConfig.of(strategy="fsdp", cpu_offload=True)
-    with (
-        pytest.raises(Told),
-        group_module.connected_group(
-            world, link, config.process_group, cpu_offload=config.parallel.cpu_offload
-        ),
-    ):
-        pass
+    told = arguments_of_group(
+        monkeypatch,
+        config.process_group,
+        "nccl",
+        interface="hsn0",
+        cpu_offload=config.parallel.cpu_offload,
+    )
     assert told["backend"] == "cpu:gloo,cuda:nccl"
     assert told["device_id"] is None
     assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"

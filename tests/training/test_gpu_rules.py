@@ -26,15 +26,14 @@ from ddp_hpc.training.health.failure_watch import explain_lost_contact
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
-from ddp_hpc.training.process_group import group as group_module
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer
 from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
 from ddp_hpc.training.telemetry.metrics_file import versions
 
+from .recorded_group import CUDA, arguments_of_group
 from .runs import run, succeeded
 
-CUDA = torch.device("cuda", 0)
 ALONE = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
 
 
@@ -55,29 +54,8 @@ def test_a_rank_is_bound_to_its_only_device_over_nccl_alone(backend, options, bo
     # The errors without this rule: in ProcessGroupNCCL.cpp, initNCCLComm, "Attempt to perform collective on
     # tensor not on device passed to init_process_group"; in split_group of torch 2.8, "does not support
     # splitting" with gloo, and "Unknown c10d backend type CPU:GLOO,CUDA:NCCL".
-    told = {}
-
-    def record(*_, **options):
-        told.update(options)
-        raise Told
-
-    monkeypatch.setattr(dist, "init_process_group", record)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    for name, value in {
-        "pick_device": CUDA,
-        "device_kind": "cuda",
-        "choose_backend": backend,
-        "check_placement": (),
-        "group_store": SimpleNamespace(store=None),
-        "turn_on_flight_recorder": None,
-        "_set_threads": (1, ""),
-    }.items():
-        monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
-    endpoint = SimpleNamespace(interface="", host="n1", port=1, why="", note="")
-    link = SimpleNamespace(comm=SingleComm(), endpoint=endpoint)
-    group = group_module.connected_group(ALONE, link, TrainConfig().process_group, **options)
-    with pytest.raises(Told), group:
-        pass
+    told = arguments_of_group(monkeypatch, TrainConfig().process_group, backend, **options)
     assert told["device_id"] == bound
 
 
