@@ -1,6 +1,6 @@
 """`python benchmarks/lint_precision.py DIR`: findings of `ddp-hpc lint` on any directory of job scripts.
 
-Every file with a #SBATCH, #PBS or #BSUB line is checked, without a profile. If sbatch is installed, each
+Every file with a #SBATCH or #PBS line is checked, without a profile. If sbatch is installed, each
 Slurm script is also given to `sbatch --test-only`, with a configuration whose controller does not run: sbatch
 parses all options before it contacts the controller. For each check, the tables show the number of findings,
 the number of scripts with a finding, how many of these scripts sbatch refuses, and their classes. The last
@@ -31,7 +31,7 @@ from ddp_hpc.lint.parse_script import read_script
 from ddp_hpc.lint.run_checks import CHECKS, lint_script
 
 CLASSES = ("ml", "mpi", "other")
-DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|BSUB)\b", re.MULTILINE)
+DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS)\b", re.MULTILINE)
 MACHINE_LEARNING = re.compile(
     r"torch|tensorflow|keras|\bjax\b|deepspeed|accelerate launch|huggingface|transformers|horovod|NCCL|WANDB|"
     r"wandb|lightning|sklearn|(?:train|finetune|pretrain|run_glue|run_mlm|main_ddp)\w*\.py|--epochs|--batch[-_]size",

@@ -114,7 +114,7 @@ class Recipe:
     def fields(self) -> dict[str, object]:
         """The recipe as stored in the file, with JSON types only."""
         as_json: dict[str, object] = json.loads(json.dumps({"kind": "synthetic", **asdict(self)}))
-        # A later version added vocab_size. Recipes without tokens omit it, to keep their fingerprints.
+        # Only tokens depend on vocab_size.
         if self.distribution != "tokens":
             del as_json["vocab_size"]
         return as_json

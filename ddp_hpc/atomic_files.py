@@ -114,8 +114,8 @@ def remove_leftovers(directory: Path, writer: str) -> None:
     other hosts if they have not changed for an hour.
     """
     pattern = re.compile(
-        # Earlier versions put only the process id into the name. torch compresses files that end in .json.gz.
-        rf"\..+\.{re.escape(writer)}-(?P<home>.+)-(?P<pid>\d+)(?:\.(?P<started>\d*)\.x[0-9a-f]{{8}})?"
+        # torch compresses files that end in .json.gz.
+        rf"\..+\.{re.escape(writer)}-(?P<home>.+)-(?P<pid>\d+)\.(?P<started>\d*)\.x[0-9a-f]{{8}}"
         r"\.partial(?:\.json\.gz)?",
         re.DOTALL,
     )

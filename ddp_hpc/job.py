@@ -15,7 +15,8 @@ from ddp_hpc.errors_to_exit_codes import exit_code_of
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_SIGNAL, REQUEUE_POLICIES, parse_signal
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
-from ddp_hpc.supervisor.supervise import Settings, supervise
+from ddp_hpc.supervisor.settings import Settings
+from ddp_hpc.supervisor.supervise import supervise
 from ddp_hpc.units import parse_walltime_s
 
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +44,13 @@ def of_session(number: int) -> list[Process]:
     return [process for process in processes() if process.session == number]
 
 
-def descendants(*ancestors: int) -> list[Process]:
-    """Returns all descendants of these processes, in any session."""
-    everything, family = processes(), set(ancestors)
+def descendants(*ancestors: int, without: Collection[int] = ()) -> list[Process]:
+    """Returns all descendants of these processes, in any session.
+
+    The processes `without` and their descendants are omitted.
+    """
+    everything = [process for process in processes() if process.pid not in without]
+    family = set(ancestors)
     while more := {p.pid for p in everything if p.parent in family} - family:
         family |= more
     return [p for p in everything if p.pid in family and p.pid not in ancestors]
@@ -69,16 +73,19 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def end_descendants(grace_s: float) -> list[str]:
-    """Kills the descendants that remain after `grace_s`, and returns their command lines."""
+def end_descendants(grace_s: float, without: Callable[[], Collection[int]] = tuple) -> list[str]:
+    """Kills the descendants that remain after `grace_s`, and returns their command lines.
+
+    `without` returns the processes to omit, as in `descendants`.
+    """
     end_s = time.monotonic() + grace_s
-    while descendants(os.getpid()) and time.monotonic() < end_s:
+    while descendants(os.getpid(), without=without()) and time.monotonic() < end_s:
         time.sleep(0.02)
     command_lines: dict[int, str] = {}
     # The loop repeats because processes can start new ones, and is limited because a process can be
     # unkillable.
     end_s = time.monotonic() + _KILL_S
-    while (left := descendants(os.getpid())) and time.monotonic() < end_s:
+    while (left := descendants(os.getpid(), without=without())) and time.monotonic() < end_s:
         for process in left:
             with suppress(OSError):
                 line = Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace")

@@ -6,7 +6,6 @@ unchanged. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.errors import DdpHpcError
 
 STATES = ("running", "requeue", "done", "failed")
-_REQUEUE_IN_0_1 = "again"
 _NAME, _REFUSED = "state", "refused"
 _STEP = re.compile(r"[0-9]{1,18}")
 
@@ -48,8 +46,6 @@ def read_state(directory: Path) -> RunState | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise DdpHpcError(f"{path}: cannot be read") from error
-    if words[:1] == [_REQUEUE_IN_0_1]:
-        words[0] = "requeue"
     if len(words) < 2 or words[0] not in STATES or not _STEP.fullmatch(words[1]):
         raise DdpHpcError(
             f"{path}: is not in the format `STATE STEP REASON`; remove it, or use another run directory"
@@ -72,14 +68,11 @@ def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
         )
 
 
-def write_state(directory: Path, state: RunState, environ: Mapping[str, str] = os.environ) -> None:
-    """Writes the state file atomically. `environ` shows whether a script of version 0.1 will read it.
+def write_state(directory: Path, state: RunState) -> None:
+    """Writes the state file atomically.
 
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    # Scripts that version 0.1 rendered can be in the queue while a newer version is installed.
-    is_old_script = "DDP_HPC_MAX_ATTEMPTS" in environ and environ.get("DDP_HPC_STATE_FORMAT") != "2"
-    word = _REQUEUE_IN_0_1 if state.state == "requeue" and is_old_script else state.state
-    line = f"{word} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n"
+    line = f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n"
     write_atomically(directory / _NAME, line.encode("utf-8", "backslashreplace"), _NAME, is_private=True)

@@ -83,8 +83,6 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
     Raises:
         DataError: the snapshot is from another model, or the tokens are not bytes.
     """
-    from ddp_hpc.training.snapshots.earlier_layout import rearranged
-    from ddp_hpc.training.snapshots.snapshot_files import specs_of_saved
     from ddp_hpc.training.tasks.decoder import Decoder, decoder
     from ddp_hpc.training.tasks.task import SampleSpec
 
@@ -101,9 +99,7 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
         spec = SampleSpec((length,), (length,), num_tokens)
         options = dict(ast.literal_eval(snapshot.about["config"]["model_options"]))
         task = decoder(spec, 0.0, **options)
-        assert task.earlier_layout is not None
-        layout = task.earlier_layout(specs_of_saved(snapshot.model))
-        task.model.load_state_dict(rearranged(snapshot.model, layout))
+        task.model.load_state_dict(snapshot.model)
     except (KeyError, TypeError, ValueError, SyntaxError, RuntimeError) as error:
         raise DataError(
             f"{snapshot.path} does not match the decoder of this version of ddp-hpc; use the version that "

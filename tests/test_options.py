@@ -85,20 +85,3 @@ def test_a_value_of_the_wrong_type_in_a_file_names_the_option(tmp_path: Path) ->
     done = CliRunner().invoke(command, ["--config", str(tmp_path / "run.toml")])
     assert done.exit_code == 2
     assert "--epochs" in done.output
-
-
-def test_option_names_match_those_in_snapshots_of_version_0_1() -> None:
-    # The options in snapshot.json of version 0.1, which a resumed run compares.
-    names = {
-        "lr",
-        "dropout",
-        "clip_norm",
-        "data",
-        "model",
-        "model_options",
-        "snapshot_dir",
-        "batch_size",
-        "amp",
-    }
-    assert names <= to_options(TrainConfig()).keys()
-    assert to_options(TrainConfig())["epochs"] == 10

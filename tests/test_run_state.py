@@ -36,27 +36,6 @@ def test_a_reason_is_on_the_one_line_whatever_is_in_it(tmp_path: Path, reason: s
     assert read_state(tmp_path) == RunState("requeue", 3, read)
 
 
-def test_the_state_again_of_version_0_1_is_read_as_requeue(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("again 7 the allocation ends soon\n")
-    assert read_state(tmp_path) == RunState("requeue", 7, "the allocation ends soon")
-
-
-@pytest.mark.parametrize(
-    ("environ", "word"),
-    [
-        ({}, "requeue"),
-        ({"DDP_HPC_MAX_ATTEMPTS": "20", "DDP_HPC_STATE_FORMAT": "2"}, "requeue"),
-        ({"DDP_HPC_MAX_ATTEMPTS": "20"}, "again"),
-    ],
-    ids=["no job script", "a script of this version", "a script of version 0.1"],
-)
-def test_the_state_requeue_is_written_in_the_word_of_the_job_script(
-    tmp_path: Path, environ: dict[str, str], word: str
-) -> None:
-    write_state(tmp_path, RunState("requeue", 7, "no time left"), environ)
-    assert (tmp_path / "state").read_text() == f"{word} 7 no time left\n"
-
-
 def test_the_newest_state_is_kept_and_a_missing_directory_is_created(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert read_state(folder) is None

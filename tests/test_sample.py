@@ -121,18 +121,6 @@ def test_each_byte_is_predicted_from_the_last_bytes(folder, sample):
         assert text[end] == int(model(before)[0, -1].argmax())
 
 
-def test_a_snapshot_of_an_earlier_version_generates_the_same_text(folder, sample, tmp_path):
-    model = made()
-    earlier = dict(model.state_dict())
-    qkv = earlier.pop("blocks.0.attention.qkv.weight").unflatten(0, (2, 3, 8))  # (H, 3, D, E)
-    for number, part in enumerate(("query", "key", "value")):
-        earlier[f"blocks.0.attention.{part}.weight"] = qkv[:, number].flatten(0, 1)
-    save_tensors(tmp_path / "earlier", 10, earlier, "decoder")
-    options = ["--prompt", "x", "--num-bytes", 40]
-    wanted = sample(folder / "step_00000010", *options)[1]
-    assert sample(tmp_path / "earlier", *options) == (0, wanted, "")
-
-
 def start(folder: Path, stdout: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ddp_hpc.sample", str(folder), "--num-bytes", "8000"]
     return subprocess.Popen(command, env=clean_environ(), stdout=stdout, stderr=subprocess.PIPE)

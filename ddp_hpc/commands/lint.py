@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Check job scripts, or the options of a job, before they are submitted.
 
-    SCRIPT is any script for PBS, Slurm or LSF. Without SCRIPT, the command checks the script that `ddp-hpc
+    SCRIPT is any script for PBS or Slurm. Without SCRIPT, the command checks the script that `ddp-hpc
     render` would write from the same options. Scripts are never run. The exit code is 1 if any finding is
     an error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on
     its line. docs/reference/lint/ has a page for each check.
@@ -126,7 +126,7 @@ def _lint_scripts(
         of_script += lint.ask_sbatch(script) if test else []
         if not lint.has_directives(text):
             click.echo(
-                f"note: {name} has no directives of PBS, Slurm or LSF, so only its commands were checked",
+                f"note: {name} has no directives of PBS or Slurm, so only its commands were checked",
                 err=True,
             )
         found += [(name, one) for one in of_script]

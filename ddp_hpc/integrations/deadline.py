@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, SupportsIndex
@@ -18,7 +19,7 @@ from typing import Any, NoReturn, SupportsIndex
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.run_state import RunState, write_state
-from ddp_hpc.schedulers.deadline import find_deadline
+from ddp_hpc.schedulers.deadline import MovingDeadline, current_end_s, find_deadline
 
 # SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -52,8 +53,11 @@ class JobDeadline:
             raise RequestError(f"margin_s must be a number of seconds of at least 0 (got {margin_s})")
         self._margin_s = margin_s
         self._environ = environ
-        found = find_deadline(environ, may_ask=environ.get("RANK", "0") == "0")
-        self._at_s, self._source = (found.at_s, found.source) if found else (math.inf, "")
+        # The other ranks follow rank 0, which learns of changes.
+        self._is_first = environ.get("RANK", "0") == "0"
+        found = find_deadline(environ, may_ask=self._is_first)
+        at_s, self._source = (found.at_s, found.source) if found else (math.inf, "")
+        self._deadline = MovingDeadline(at_s, partial(current_end_s, environ))
         self._signal = self._request = 0
         self._calls = self._exchanged_call = 0
         self._exchange_at = 1
@@ -81,7 +85,7 @@ class JobDeadline:
 
     def left_s(self) -> float:
         """Returns the seconds until the end of the walltime; infinite if it is unknown."""
-        return self._at_s - time.time()
+        return self._deadline.at_s - time.time()
 
     @property
     def reason(self) -> str:
@@ -109,10 +113,11 @@ class JobDeadline:
         now_s = time.monotonic()
         interval_s = (now_s - self._exchanged_s) / (self._calls - self._exchanged_call)
         self._exchanged_s, self._exchanged_call = now_s, self._calls
-        is_near = self.left_s() < self._margin_s
-        own = (float(self._signal or _TIME_LIMIT * is_near), interval_s, -self._at_s)
+        is_near = self._is_first and self._deadline.is_within(self._margin_s)
+        minus_at_s = -self._deadline.at_s if self._is_first else -math.inf
+        own = (float(self._signal or _TIME_LIMIT * is_near), interval_s, minus_at_s)
         request, slowest_s, minus_at_s = _maximum(own, self._environ)
-        self._request, self._at_s = int(request), -minus_at_s
+        self._request, self._deadline.at_s = int(request), -minus_at_s
         per_second = int(_EXCHANGE_S / slowest_s) if slowest_s > 0 else 1
         self._exchange_at = self._calls + min(max(per_second, 1), _MOST_CALLS)
         return bool(self._request)
@@ -206,7 +211,7 @@ def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
             _complain(f"warning: {progress}: cannot be written: {error}")
     if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
         try:
-            write_state(Path(run_dir), RunState("requeue", step, reason), environ)
+            write_state(Path(run_dir), RunState("requeue", step, reason))
         except DdpHpcError as error:  # the exit code still requests that the job is run again
             _complain(f"warning: {error}")
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 _MAX_LINES = 12
 _MAX_CHARS = 300
 _NUM_LINES_BEFORE = 3
-# A requeued job appends to the same log. Each attempt begins with a line of the job script, or with a line of
-# the trainer if torchrun has restarted the ranks. Version 0.1 wrote "going on" instead of "resuming".
+# A requeued job appends to the same log. Each attempt begins with a line of the supervisor, or with a line of
+# the trainer if torchrun has restarted the ranks.
 _ATTEMPT_START = re.compile(
-    r"^(?:ddp-hpc: job \S{1,300}, .{0,200}? nodes, .{0,200}?, by |"
-    r"(?:going on|resum(?:ing|ed)|continuing) after step [0-9]+ \(epoch )",
-    re.MULTILINE,
+    r"^(?:ddp-hpc: job \S{1,300}: |resuming after step [0-9]+ \(epoch )", re.MULTILINE
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
 # Messages of ddp_hpc.train: the first rank that fails prints its error, which can name another rank.

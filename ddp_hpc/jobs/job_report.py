@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.first_failure import last_attempt
-from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, successor_in, usual_logs
+from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
 from ddp_hpc.run_state import RunState, read_state, state_path
@@ -87,7 +87,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     if run_dir and is_last:
         begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
-    next_job = _next_job(run_dir, job_id, log, starts, is_over=job is not None and job.phase == "ended")
+    next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
     running = job is not None and job.phase == "running"
     return JobReport(
         job_id=job.job_id if job else job_id,
@@ -136,11 +136,9 @@ def _progress(
     )
 
 
-def _next_job(
-    run_dir: Path | None, job_id: str, log: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool
-) -> str:
+def _next_job(run_dir: Path | None, job_id: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool) -> str:
     """Returns the job that resumed or will resume the run after this job, except jobs that never started."""
-    found = (ledger.next_job(run_dir, job_id) if run_dir else "") or successor_in(log, job_id)
+    found = ledger.next_job(run_dir, job_id) if run_dir else ""
     seen = {job_id}
     while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
         seen.add(found)

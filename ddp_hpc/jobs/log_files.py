@@ -10,19 +10,12 @@ from glob import escape
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
+from ddp_hpc.schedulers.job_state import JobState
 
 _TAIL_BYTES = 512 * 1024
 _HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _USUAL = ("*-{}.out", "*.o{}", "*.e{}")
-# sbatch prints "Submitted batch job 13" and qsub only the id. The job script prints the next line, which ends
-# with "goes on" in scripts of version 0.1.
-_SUCCESSOR = re.compile(
-    r"^(?:Submitted batch job )?([0-9]+(?:\.[A-Za-z0-9.-]+)?)(?: on cluster (\S+))?\n"
-    r"ddp-hpc: stopped at step .*; attempt [0-9]+ (?:resumes the run|goes on)$",
-    re.MULTILINE,
-)
 
 
 def log_paths(job: JobState) -> list[Path]:
@@ -79,15 +72,6 @@ def age_s(paths: list[Path], now_s: float) -> float:
         with suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(0.0, now_s - max(times)) if times else 0.0
-
-
-def successor_in(tail: str, job_id: str) -> str:
-    """Returns the id of the successor that the job script has submitted; empty if the log names none."""
-    own_cluster = job_id.partition("@")[2]
-    named = [(number, cluster or own_cluster) for number, cluster in _SUCCESSOR.findall(tail)]
-    ids = [f"{number}@{cluster}" if cluster else number for number, cluster in named]
-    found = [one for one in ids if is_job_id(one) and not same_job(one, job_id)]
-    return found[-1] if found else ""
 
 
 class Reader:

@@ -41,8 +41,7 @@ _TRAINED_ALONE = re.compile(
     re.MULTILINE,
 )
 _TERMINATED = ("walltime", "cancelled", "preempted")
-# Job scripts of version 0.1 print "ended with".
-_LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher (?:exited with code|ended with) ")
+_LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher exited with code ")
 _ERROR = re.compile(r"^\[[^]]*\] error: ")
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"

@@ -2,16 +2,21 @@
 
 `ddp-hpc submit` writes one JSON object per line to `submitted`. Job scripts write one line per start,
 `ATTEMPT JOBID STEP UNIX_S`, to `attempts`. `ddp-hpc cancel` writes the IDs of the jobs that it has cancelled
-since the last start to `cancelled`. There is no other database: the script and the working directory that the
-scheduler reports for a job determine its run directory.
+since the last start to `cancelled`. `resume` contains the command that resumes a run for which no job is
+known to be queued. There is no other database: the script and the working directory that the scheduler
+reports for a job determine its run directory.
 """
 
 from __future__ import annotations
 
+import getpass
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +27,7 @@ from ddp_hpc.jobs.log_files import is_plain
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
-SUBMITTED, ATTEMPTS, CANCELLED = "submitted", "attempts", "cancelled"
+SUBMITTED, ATTEMPTS, CANCELLED, RESUME = "submitted", "attempts", "cancelled", "resume"
 # Enough for thousands of starts. If a file is larger, only its end is read.
 _MAX_BYTES = 4 * 1024 * 1024
 # About 30,000 years; functions of the module `time` fail for larger values.
@@ -33,7 +38,7 @@ _RUN_DIR = "DDP_HPC_RUN_DIR"
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionRecord:
-    """One job as it was queued. `after` is the job of the same chain on which it depends, or empty."""
+    """One job as it was queued. `after` is the job that it waits for, and whose run it resumes, or empty."""
 
     job_id: str
     scheduler: str
@@ -79,6 +84,38 @@ def record_attempt(run_dir: Path, attempt: Attempt) -> None:
     _append(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
 
 
+def submission_record(
+    *,
+    job_id: str,
+    scheduler: str,
+    argv: Sequence[str],
+    script: Path,
+    content: bytes,
+    work_dir: Path,
+    after: str,
+) -> SubmissionRecord:
+    """Returns the record of a job that this process has just submitted, with the content of its script."""
+    return SubmissionRecord(
+        job_id=job_id,
+        scheduler=scheduler,
+        user=_user(),
+        host=socket.gethostname(),
+        at_s=int(time.time()),
+        argv=tuple(argv),
+        script=str(script),
+        sha256=hashlib.sha256(content).hexdigest(),
+        work_dir=str(work_dir),
+        after=after,
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in a container
+        return str(os.getuid())
+
+
 def record(run_dir: Path, submission: SubmissionRecord) -> None:
     """Appends a line to the record of submissions in one write.
 
@@ -108,6 +145,14 @@ def forget_cancelled(run_dir: Path, job_id: str) -> None:
         kept = [line for line in _lines(run_dir / CANCELLED) if line != _number_of(job_id)]
         content = "".join(f"{line}\n" for line in kept).encode()
         write_atomically(run_dir / CANCELLED, content, CANCELLED, is_private=True)
+
+
+def resume_command(run_dir: Path) -> tuple[str, str] | None:
+    """Returns the command that resumes the run, and why no job is known to do that; None if a job does."""
+    lines = _lines(run_dir / RESUME)
+    if not lines:
+        return None
+    return lines[0], lines[1].removeprefix("# ") if len(lines) > 1 else ""
 
 
 def _number_of(job_id: str) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
-import os
 import re
 import shlex
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from ddp_hpc.sites.site import Site
 # Matches paths with patterns that only the scheduler expands, such as %j for the job ID.
 _NOT_PLAIN = re.compile(r"[$~^%\0\n]")
 _CHAINED = "DDP_HPC_CHAINED"
-_MAX_ATTEMPTS = re.compile(r"(?:--max-attempts |^export DDP_HPC_MAX_ATTEMPTS=)([0-9]{1,6})", re.MULTILINE)
+_MAX_ATTEMPTS = re.compile(r"--max-attempts ([0-9]{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,13 +228,12 @@ def submit_one(submission: Submission) -> Iterator[tuple[str, str]]:
 
 def check_chain(submission: Submission, num_jobs: int) -> None:
     """Raises RequestError if the script cannot be queued as a chain."""
-    text = submission.script.text
-    if not submission.scheduler.can_chain or not (_CHAINED in text or submission.script.is_supervised):
+    if not submission.scheduler.can_chain or not submission.script.is_supervised:
         raise RequestError(
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
             "omit it, as the other scripts of ddp-hpc requeue themselves"
         )
-    found = _MAX_ATTEMPTS.search(text)
+    found = _MAX_ATTEMPTS.search(submission.script.text)
     max_attempts = int(found[1]) if found else DEFAULT_MAX_ATTEMPTS
     if num_jobs > max_attempts:
         raise RequestError(
@@ -280,25 +276,15 @@ def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple
 
 
 def _entry(submission: Submission, job_id: str, argv: list[str], after: str) -> ledger.SubmissionRecord:
-    return ledger.SubmissionRecord(
+    return ledger.submission_record(
         job_id=job_id,
         scheduler=submission.scheduler.name,
-        user=_user(),
-        host=socket.gethostname(),
-        at_s=int(time.time()),
-        argv=tuple(argv),
-        script=str(submission.work_dir / submission.path),
-        sha256=hashlib.sha256(submission.content).hexdigest(),
-        work_dir=str(submission.work_dir),
+        argv=argv,
+        script=submission.work_dir / submission.path,
+        content=submission.content,
+        work_dir=submission.work_dir,
         after=after,
     )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name, as in a container
-        return str(os.getuid())
 
 
 def _log_directories(submission: Submission) -> Iterator[Path]:

@@ -1,1 +1,1 @@
-"""Checks of PBS, Slurm and LSF job scripts. Scripts are parsed, never run."""
+"""Checks of PBS and Slurm job scripts. Scripts are parsed, never run."""

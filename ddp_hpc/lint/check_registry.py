@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.schedulers.base import Problem, Scheduler, ScriptCheck, Severity
+from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
@@ -20,6 +21,20 @@ from ddp_hpc.text_table import cut
 
 # `nearest_known` compares at most this number of words, because a comparison takes about a millisecond.
 _MAX_UNKNOWN = 100
+
+Severity = Literal["error", "warning", "note"]
+
+
+class Problem(NamedTuple):
+    """One problem in a script: its line number, what was found, and how to fix it.
+
+    `severity` is set if the problem is less severe than other problems of the same check.
+    """
+
+    line: int
+    what: str
+    remedy: str
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,16 +218,6 @@ def check(
         return run
 
     return register
-
-
-def register_checks(checks: Iterable[ScriptCheck]) -> None:
-    """Registers the checks that a scheduler defines for its own scripts."""
-    for one in checks:
-
-        def run(subject: Subject, one: ScriptCheck = one) -> Iterator[Problem]:
-            return one.run(subject.script)
-
-        check(one.id, one.severity, one.title)(run)
 
 
 def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> dict[str, str]:

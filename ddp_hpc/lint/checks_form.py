@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
-from ddp_hpc.lint.check_registry import Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
-from ddp_hpc.schedulers.base import Problem
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
-# Directives of other schedulers. Lint ignores those whose scheduler is not in SCHEDULERS.
+# Directives of schedulers whose scripts lint does not read.
 _OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
 _OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
-# Words that must not be reported as misspelled directives: directives of Moab and NQS, and commands.
-_NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
-# The letters of the #BSUB options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
+# Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
+_NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
+# The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
+_BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
 _COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
@@ -32,6 +32,9 @@ _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 1
 _COUNTS = ("--nodes", "--ntasks", "--ntasks-per-node")
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
+# Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
+_FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
+_WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
@@ -151,14 +154,13 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
     known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
-    loose = [one.prefix[1:] for one in SCHEDULERS.values() if one.reads_loose_directives]
     # After the first command, the scheduler ignores even correct directives.
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
         match = _NEARLY.match(line)
         # Not misspelled: `##PBS`, the usual way to disable a directive, and comments about how to submit the
         # script, such as `# sbatch -N 2 job.sh`.
-        if not match or match[1] or match[3].upper() in (*_NOT_MISSPELLED, *loose) or _SUBMIT.match(line):
+        if not match or match[1] or match[3].upper() in _NOT_MISSPELLED or _SUBMIT.match(line):
             continue
         word = match[3].rstrip(":")
         if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
@@ -172,18 +174,11 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
 @check("JOB006", "warning", "directives of two schedulers")
 def _both_schedulers(subject: Subject) -> Iterator[Problem]:
     read = {d.scheduler: d.line for d in reversed(subject.script.directives) if not d.late}
-    if set(read) == {"pbs", "slurm"}:
+    if len(read) > 1:
         yield Problem(
             max(read.values()),
             "the script has #PBS and #SBATCH lines; sbatch reads both, but qsub reads only #PBS",
             "use one script per scheduler, or sbatch --ignore-pbs",
-        )
-    elif len(read) > 1:
-        prefixes = " and ".join(sorted(SCHEDULERS[name].prefix for name in read))
-        yield Problem(
-            max(read.values()),
-            f"the script has {prefixes} lines, and each scheduler reads only its own",
-            "use one script per scheduler",
         )
 
 
@@ -194,18 +189,22 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
     if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
         return
     last = _last_line_of_translation(script.lines)
-    for name, letters in (("lsf", _BSUB_OF_SBATCH), ("pbs", _PBS_OF_SBATCH)):
-        options = [d for d in script.directives_of(name) if d.line <= last]
-        for d in options:
-            if d.flag[1:2] not in letters or (not d.flag and name == "pbs"):
-                yield Problem(
-                    d.line,
-                    f"sbatch also reads {SCHEDULERS[name].prefix} lines, and rejects "
-                    f"{shown(d.flag or d.value)} in them",
-                    "remove the line, or use sbatch --ignore-pbs",
-                )
-        if options:
-            return
+    bsub = [
+        (number, word)
+        for number, line in enumerate(script.lines[:last], start=1)
+        if (match := _BSUB_LINE.match(line))
+        for word in match[1].split()
+        if word.startswith("-")
+    ]
+    pbs = [(d.line, d.flag or d.value) for d in script.directives_of("pbs") if d.line <= last]
+    prefix, letters = ("#BSUB", _BSUB_OF_SBATCH) if bsub else ("#PBS", _PBS_OF_SBATCH)
+    for line, word in bsub or pbs:
+        if not word.startswith("-") or word[1:2] not in letters:
+            yield Problem(
+                line,
+                f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them",
+                "remove the line, or use sbatch --ignore-pbs",
+            )
 
 
 def _last_line_of_translation(lines: Sequence[str]) -> int:
@@ -239,7 +238,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read_all():
-        if not _is_free_text(subject, d) and not _is_name(subject, d) and _has_variable(d.value):
+        if not _is_free_text(d) and not _is_name(subject, d) and _has_variable(d.value):
             yield Problem(
                 d.line,
                 f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives",
@@ -250,7 +249,7 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
 def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read_all():
-        if _is_free_text(subject, d) or not _is_name(subject, d):
+        if _is_free_text(d) or not _is_name(subject, d):
             continue
         is_log = d.flag in subject.scheduler.log_flags
         if has_marked_placeholder(d.value) and not (is_log and subject.scheduler.expands_log_variables):
@@ -261,8 +260,8 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             )
 
 
-def _is_free_text(subject: Subject, d: Directive) -> bool:
-    return not d.flag or d.flag in subject.scheduler.free_text_flags
+def _is_free_text(d: Directive) -> bool:
+    return not d.flag or d.flag in _FREE_TEXT_FLAGS
 
 
 def _has_variable(value: str) -> bool:
@@ -284,9 +283,7 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
     found = [
         d
         for d in subject.script.read_all()
-        if not _is_free_text(subject, d)
-        and not _is_name(subject, d)
-        and has_placeholder(d.value, is_path=True)
+        if not _is_free_text(d) and not _is_name(subject, d) and has_placeholder(d.value, is_path=True)
     ]
     found += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
     if found:
@@ -333,20 +330,18 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 line,
                 f"the scheduler does not accept the walltime {shown(text)}",
-                f"write {subject.scheduler.walltime_form}",
+                f"write {_WALLTIME_FORM}",
             )
 
 
 @check("JOB012", "warning", "an ambiguous walltime")
 def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
-    if not subject.scheduler.is_ambiguous_walltime:
-        return
     if re.fullmatch(r"0*[1-9]\d{0,8}", text) and subject.scheduler.bare_walltime_unit_s < 60:
         yield Problem(
             line,
             f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
-            "write HH:MM:SS, such as 01:30:00",
+            f"write {_WALLTIME_FORM}",
         )
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
         minutes, seconds = text.split(":")
@@ -363,14 +358,15 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
 def _zero_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
     if subject.scheduler.zero_is_refused and re.fullmatch(r"0[0:-]{0,20}", text):
-        yield Problem(line, f"walltime {text} is zero", f"write {subject.scheduler.walltime_form}")
+        yield Problem(line, f"walltime {text} is zero", f"write {_WALLTIME_FORM}")
 
 
 @check("JOB014", "note", "directives of a scheduler that lint does not support")
 def _unknown_scheduler(subject: Subject) -> Iterator[Problem]:
-    known = {one.prefix for one in SCHEDULERS.values()}
+    if subject.script.scheduler:
+        return
     for number, line in enumerate(subject.script.lines, start=1):
-        if (match := _OTHER_DIRECTIVE.match(line)) and match[0].split()[0] not in known:
+        if match := _OTHER_DIRECTIVE.match(line):
             name = _OTHERS.get(match[0][:2], "Flux")
             yield Problem(
                 number,

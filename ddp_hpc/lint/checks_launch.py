@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     Start,
@@ -17,7 +17,7 @@ from ddp_hpc.lint.launch_commands import (
     trains_with_torch,
 )
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.schedulers.base import Problem, whole_number
+from ddp_hpc.schedulers.base import whole_number
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
 _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddp_hpc.lint.check_registry import Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
-from ddp_hpc.schedulers.base import Problem
 
 _MAX_BYTES = 256 * 1024
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and

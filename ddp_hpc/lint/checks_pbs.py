@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Subject, check, is_one_edit, nearest_known, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
 from ddp_hpc.lint.log_directories import missing_directory
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.schedulers.base import Problem
 from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
 from ddp_hpc.schedulers.registry import SCHEDULERS
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
-from ddp_hpc.schedulers.base import Problem
 from ddp_hpc.schedulers.slurm.check_option_values import expected_value, unknown_mail_types
 from ddp_hpc.schedulers.slurm.contradictions import contradictions
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option

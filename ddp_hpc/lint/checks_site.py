@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 
 from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.lint.check_registry import Subject, check, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
-from ddp_hpc.schedulers.base import Problem, whole_number
+from ddp_hpc.schedulers.base import whole_number
 from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     Start,
@@ -15,7 +15,7 @@ from ddp_hpc.lint.launch_commands import (
     trains_with_torch,
 )
 from ddp_hpc.lint.parse_script import Command
-from ddp_hpc.schedulers.base import Problem, whole_number
+from ddp_hpc.schedulers.base import whole_number
 
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
 # Job steps that start no ranks.

@@ -183,8 +183,8 @@ def starts(subject: Subject) -> Iterator[Start]:
 def has_whole_nodes(subject: Subject) -> bool:
     """Returns whether no other job shares the nodes, because the job requests them or all GPUs."""
     script = subject.script
-    if script.value("--exclusive") is not None or script.value("-x") is not None:
-        return True  # -x is exclusive use under LSF
+    if script.value("--exclusive") is not None:
+        return True
     if script.value("--mem") == "0":
         return True  # all memory of the node
     if any("excl" in value for _, name, value in script.resources() if name == "place"):
@@ -218,7 +218,7 @@ def _gpus_of_tasks(subject: Subject) -> int:
 def _requests_gpus(subject: Subject) -> bool:
     script = subject.script
     return (subject.gpus_per_node or 0) > 0 or any(
-        re.search("gpu|gres", d.flag) or (d.flag in ("-l", "-R") and "gpu" in d.value) for d in script.read()
+        re.search("gpu|gres", d.flag) or (d.flag == "-l" and "gpu" in d.value) for d in script.read()
     )
 
 

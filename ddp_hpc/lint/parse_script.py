@@ -288,8 +288,7 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
         if line.startswith("#"):
             for scheduler, pattern in _DIRECTIVES:
                 if match := pattern.match(line):
-                    is_late = late and not scheduler.reads_loose_directives
-                    found.setdefault((scheduler.name, is_late), []).append((number, match[1]))
+                    found.setdefault((scheduler.name, late), []).append((number, match[1]))
         elif line.strip() and not line.lstrip().startswith("#"):
             late = True
     read = [

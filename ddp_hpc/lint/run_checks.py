@@ -18,20 +18,11 @@ from ddp_hpc.lint import (
     checks_site,
     checks_slurm,
 )
-from ddp_hpc.lint.check_registry import (
-    CHECKS,
-    LintFinding,
-    Subject,
-    check,
-    plain,
-    register_checks,
-)
+from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Problem, Subject, check, plain
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
-from ddp_hpc.schedulers.base import Problem
-from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
 
 __all__ = ["CHECKS", "LintFinding", "ask_sbatch", "has_directives", "lint_request", "lint_script"]
@@ -46,8 +37,6 @@ _MODULES = (
     checks_launched_program,
     checks_site,
 )
-for _scheduler in SCHEDULERS.values():
-    register_checks(_scheduler.checks)
 
 # If this check has a finding, the text is not a script, and the other checks are skipped.
 _IS_A_SCRIPT = "JOB001"

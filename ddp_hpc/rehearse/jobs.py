@@ -64,7 +64,7 @@ def delete_request(root: Path, number: int) -> Path:
 
 
 def rerun_request(root: Path, number: int) -> Path:
-    """Returns the file that makes the daemon of a job requeue it or, with LSF, send it a signal."""
+    """Returns the file that makes the daemon of a job requeue it."""
     return root / "jobs" / f"{number}.rerun"
 
 
@@ -91,17 +91,17 @@ def load(root: Path, number: int) -> Attributes:
     return attributes
 
 
-def find_job(word: str, root: Path, message: str, exit_code: int = 1) -> int:
-    """Returns the number of an existing job; a task of an array is `12_3` in Slurm and `12[3]` in LSF.
+def find_job(word: str, root: Path, message: str) -> int:
+    """Returns the number of an existing Slurm job; a task of an array is `12_3`.
 
     Raises:
-        RefusedError: the job does not exist. The error has the given message and exit code.
+        RefusedError: the job does not exist. The error has the given message.
     """
-    match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,7})|\[([0-9]{1,7})\])?", word)
+    match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,7}))?", word)
     if match is None or not job_file(root, int(match[1])).exists():
-        raise RefusedError(message, exit_code)
-    if (index := match[2] or match[3]) and load(root, int(match[1])).get("array_index") != int(index):
-        raise RefusedError(message, exit_code)
+        raise RefusedError(message)
+    if match[2] and load(root, int(match[1])).get("array_index") != int(match[2]):
+        raise RefusedError(message)
     return int(match[1])
 
 
@@ -116,7 +116,7 @@ def start_daemon(root: Path, module: str, number: int) -> None:
     """Starts a process in a new session that runs one job. Its errors are written to `mom.N.log`."""
     code = start_stand_in.CODE.format(what="daemon")
     with (root / f"mom.{number}.log").open("a") as log:
-        subprocess.Popen(
+        daemon = subprocess.Popen(
             [
                 sys.executable,
                 *start_stand_in.PYTHON_OPTIONS,
@@ -133,3 +133,12 @@ def start_daemon(root: Path, module: str, number: int) -> None:
             cwd="/",
             env={"PATH": "/usr/bin:/bin"},
         )
+    (root / f"mom.{number}.pid").write_text(str(daemon.pid))
+
+
+def daemons(root: Path) -> set[int]:
+    """Returns the process IDs of all daemons.
+
+    A daemon that a job has started with a submit command is a descendant of that job, but not a part of it.
+    """
+    return {int(path.read_text() or 0) for path in root.glob("mom.*.pid")}

@@ -88,12 +88,12 @@ def plan(path: Path, options: Options) -> Plan:
         raise RequestError(f"{_name(path)}: {findings[0].what}; {findings[0].remedy}")
     if not script.shebang and not script.scheduler:
         raise RequestError(
-            f"{_name(path)} is not a job script: it contains no #PBS, #SBATCH or #BSUB lines, and its first "
+            f"{_name(path)} is not a job script: it contains neither #PBS nor #SBATCH lines, and its first "
             "line does not name a shell; give a job script"
         )
     if not script.scheduler and (other := _OTHER_DIRECTIVE.search(text)):
         raise RequestError(
-            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS, Slurm or LSF, and "
+            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm, and "
             "scripts without directives, can be rehearsed"
         )
     in_shell = (
@@ -133,9 +133,7 @@ def _with_walltime(text: str, before_s: int, after_s: int | None) -> str:
     """Returns the script with another walltime, from which scripts of `ddp-hpc render` compute a deadline."""
     if after_s is None or not before_s:
         return text
-    pattern = rf"(\$\(date \+%s\) - SECONDS \+ |^walltime_s=){before_s}\b"
-    new = re.sub(pattern, rf"\g<1>{after_s}", text, flags=re.MULTILINE)
-    return re.sub(r"(\bddp_hpc\.job .*--walltime )[0-9:]+", rf"\g<1>{format_walltime(after_s)}", new)
+    return re.sub(r"(\bddp_hpc\.job .*--walltime )[0-9:]+", rf"\g<1>{format_walltime(after_s)}", text)
 
 
 def _name(path: Path) -> str:

@@ -39,7 +39,7 @@ class JobStatus:
 class StandInScheduler:
     """The stand-in for one scheduler: its submit command, and functions that start jobs and query them."""
 
-    submit: tuple[str, ...]
+    submit: str
     schedule: Callable[[Path], None]
     status: Callable[[Path, int], JobStatus]
     settings: Callable[..., Settings]
@@ -78,7 +78,7 @@ def submit(stand_in: StandInScheduler, script: Path, directory: Path, environ: M
         RequestError: the scheduler refuses the script; the message contains its output.
         DdpHpcError: the scheduler does not answer.
     """
-    argv = ["bash", "--login", "-c", 'exec "$@"', "bash", *stand_in.submit, str(script)]
+    argv = ["bash", "--login", "-c", 'exec "$@"', "bash", stand_in.submit, str(script)]
     try:
         done = subprocess.run(
             argv,
@@ -92,7 +92,7 @@ def submit(stand_in: StandInScheduler, script: Path, directory: Path, environ: M
         )
     except subprocess.TimeoutExpired as error:
         raise DdpHpcError(
-            f"{stand_in.submit[0]} did not answer within {_SUBMIT_LIMIT_S} s; try again"
+            f"{stand_in.submit} did not answer within {_SUBMIT_LIMIT_S} s; try again"
         ) from error
     if done.returncode:
         lines = [

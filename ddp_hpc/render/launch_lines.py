@@ -44,11 +44,7 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     Raises:
         RequestError: the launcher cannot start the command, or the profile has an unknown mpiexec dialect.
     """
-    own = SCHEDULERS[site.scheduler].launch_words(site, layout)
-    numbers = {"num_nodes": NUM_NODES, "num_ranks": NUM_RANKS}
-    launcher: list[Word] = [Raw(word.format_map(numbers)) if "{" in word else word for word in own]
-    if not launcher:
-        launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
+    launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
     if job.launcher_arg and not launcher:
         raise RequestError(
             "--launcher-arg was given, but torchrun starts the ranks on this machine without another "

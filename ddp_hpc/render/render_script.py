@@ -60,7 +60,7 @@ def render(job: Job, site: Site) -> str:
     single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
     if scheduler.passes_arguments or not scheduler.has_queue:
-        # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`; qsub and bsub pass none.
+        # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`; qsub passes none.
         program.append(Raw('"$@"'))
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
     # These names are documented in docs/how-to/write-a-template.md.
@@ -157,7 +157,7 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     if site.account.required and not job.account:
         notes.append(
             f"{site.title} requires an account, but this script does not set one; "
-            f"submit it with: {scheduler.submit_line(scheduler.account_placeholder(site))} SCRIPT"
+            f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
         notes.append(

@@ -33,7 +33,7 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--progress", pattern]
     if not site.pbs.submit_from_nodes:
         words.append("--no-submit")
-    if (line := submit_line(job, site, scheduler)) != scheduler.submit_line():
+    if (line := submit_line(job, site, scheduler)) != scheduler.submit_program:
         words += ["--submit-line", line]
     return words
 
@@ -67,5 +67,5 @@ def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> lis
 def submit_line(job: Job, site: Site, scheduler: Scheduler) -> str:
     """Returns the command line with which a script resubmits itself."""
     if job.account and scheduler.is_account_on_command_line:
-        return scheduler.submit_line(f"{site.account.option} {job.account}")
-    return scheduler.submit_line()
+        return f"{scheduler.submit_program} {site.account.option} {job.account}"
+    return scheduler.submit_program

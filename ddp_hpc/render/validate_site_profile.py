@@ -27,7 +27,6 @@ AGEING = (
     "pbs",
     "proxy",
     "queues",
-    "scheduler_options",
     "slurm",
     "software",
 )

@@ -174,21 +174,10 @@ def write_key_file(key: bytes) -> Path:
     return path
 
 
-HELP = "Agree with the other nodes on the rendezvous endpoint of torchrun's agents."
-nodes_option = click.option(
+@click.command(help="Agree with the other nodes on the rendezvous endpoint of torchrun's agents.")
+@click.option(
     "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Number of nodes of the job."
 )
-timeout_option = click.option(
-    "--timeout-s",
-    type=float,
-    default=300.0,
-    show_default=True,
-    help="Time in seconds to wait for the other nodes.",
-)
-
-
-@click.command(help=HELP)
-@nodes_option
 @click.option(
     "--rendezvous",
     type=click.Choice(["ddp-hpc", "c10d"]),
@@ -197,21 +186,22 @@ timeout_option = click.option(
     help="Rendezvous backend of the torchrun agents: the store of ddp-hpc, which requires the job's key, or "
     "that of PyTorch (c10d).",
 )
-@timeout_option
+@click.option(
+    "--timeout-s",
+    type=float,
+    default=300.0,
+    show_default=True,
+    help="Time in seconds to wait for the other nodes.",
+)
 def main(num_nodes: int, rendezvous: str, timeout_s: float) -> None:
     """Run the rendezvous endpoint of this node; see the docstring of the module."""
-    run(num_nodes, timeout_s, for_torch=rendezvous == "c10d")
-
-
-def run(num_nodes: int, timeout_s: float, *, for_torch: bool, prints_key_file: bool = True) -> None:
-    """Agrees on the endpoint, prints it, and keeps it open until the parent process has ended."""
     parent, environ = os.getppid(), dict(os.environ)
     prefix = f"[{short_hostname()}] "
     try:
         with time_limit(timeout_s + 30, prefix) as watchdog:
             watchdog.stage("for the other nodes' first tasks")
             world = discover(environ)
-            endpoint = agree_on_endpoint(world, num_nodes, environ, timeout_s, for_torch=for_torch)
+            endpoint = agree_on_endpoint(world, num_nodes, environ, timeout_s, for_torch=rendezvous == "c10d")
             finalize_mpi()
             local = local_address(endpoint.host, endpoint.port, environ)
             # Signals end the script. This process ignores them, because it must clean up after the script.
@@ -227,8 +217,7 @@ def run(num_nodes: int, timeout_s: float, *, for_torch: bool, prints_key_file: b
         click.echo(f"{prefix}note: {endpoint.note}", err=True)
     try:  # `endpoint.kept` stays open until this process ends
         with contextlib.suppress(BrokenPipeError):
-            line = f"{endpoint.host} {endpoint.port} {node_rank_of(world)} {local}"
-            click.echo(f"{line} {key_file}" if prints_key_file else line)
+            click.echo(f"{endpoint.host} {endpoint.port} {node_rank_of(world)} {local} {key_file}")
             sys.stdout.flush()
         while os.getppid() == parent:
             time.sleep(0.5)

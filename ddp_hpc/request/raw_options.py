@@ -7,12 +7,12 @@ import shlex
 
 from ddp_hpc.errors import RequestError
 
-_PREFIXED = re.compile(r"\s*(#(?:SBATCH|PBS|BSUB|flux:|\$))\s+(?=-)")
+_PREFIXED = re.compile(r"\s*(#(?:SBATCH|PBS|flux:|\$))\s+(?=-)")
 _MAX_CHARS = 1000
 # These options of launchers would contradict the layout of the ranks.
 _LAYOUT_FLAGS = frozenset(
-    ("-n", "-np", "--np", "--ntasks", "-N", "--nodes", "--ppn", "-ppn", "--ntasks-per-node", "-c", "--nrs")
-) | {"--cpus-per-task", "--tasks-per-node", "--npernode", "--rs_per_host", "--tasks_per_rs"}
+    ("-n", "-np", "--np", "--ntasks", "-N", "--nodes", "--ppn", "-ppn", "--ntasks-per-node", "-c")
+) | {"--cpus-per-task", "--tasks-per-node", "--npernode"}
 
 
 def raw_directive(text: str) -> tuple[str, str]:

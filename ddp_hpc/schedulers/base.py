@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -30,20 +30,17 @@ if TYPE_CHECKING:
 Directives = dict[str, str | Sequence[str]]
 """The values of directives; the keys are the variable names in the templates of job scripts."""
 
-Severity = Literal["error", "warning", "note"]
-
 Fault = Literal["", "stray", "unclosed", "colon", "unknown", "ambiguous", "no value", "extra value"]
 
 # Quotes in longer texts are ignored, since shlex takes quadratic time for one long word.
 _MAX_QUOTED_CHARS = 16 * 1024
 
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
-# Formats of --time in sbatch(1) and of walltime in pbs_resources(7). Only Slurm accepts days with hours.
+# Formats of walltime in pbs_resources(7).
 _NUMBER = re.compile(r"\d{1,9}")
 _MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
 # The name of a resource or attribute in the value of an option, such as `select` in `-l select=2:ncpus=4`.
-_NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?=[=\[])")
-_DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
+_NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?==)")
 
 # The `select` request for profiles that do not define `resources`: one chunk per node.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
@@ -89,11 +86,6 @@ class DirectiveLine(Protocol):
 class ScriptOptions(Protocol):
     """The options in the directives of a user's script, as its scheduler reads them."""
 
-    @property
-    def lines(self) -> Sequence[str]:
-        """The lines of the script, without line breaks."""
-        ...
-
     def read(self) -> Sequence[DirectiveLine]:
         """Returns the directives before the first command."""
         ...
@@ -107,28 +99,6 @@ class ScriptOptions(Protocol):
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
         """Yields each resource of the `-l` options of PBS: the directive, the name and the value."""
         ...
-
-
-class Problem(NamedTuple):
-    """One problem in a script: its line number, what was found, and how to fix it.
-
-    `severity` is set if the problem is less severe than other problems of the same check.
-    """
-
-    line: int
-    what: str
-    remedy: str
-    severity: Severity | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptCheck:
-    """A check of `ddp-hpc lint` that only scripts for one scheduler need."""
-
-    id: str
-    severity: Severity
-    title: str
-    run: Callable[[ScriptOptions], Iterator[Problem]]
 
 
 class JobCommands(Protocol):
@@ -220,33 +190,22 @@ class Scheduler:
     """The directive that requests a walltime, for messages."""
     walltime_pattern: ClassVar[re.Pattern[str]] = re.compile("")
     """The pattern of all walltimes that the scheduler accepts."""
-    walltime_form: ClassVar[str] = "HH:MM:SS, such as 01:30:00"
-    """The format of a walltime, with an example, for messages."""
     bare_walltime_unit_s: ClassVar[int] = 1
     """The unit of a walltime without colons, in seconds."""
-    is_ambiguous_walltime: ClassVar[bool] = True
-    """Whether `01:30` means minutes and seconds, which users mistake for hours and minutes."""
-    reads_loose_directives: ClassVar[bool] = False
-    """Whether the scheduler also reads directives after the first command, and with a blank after the #."""
-    free_text_flags: ClassVar[frozenset[str]] = frozenset(("-v", "--export", "--comment", "--wrap"))
-    """Options whose values may contain `$` and `~`. In other options lint reports these characters, because
-    the scheduler does not expand them."""
     name_flags: ClassVar[frozenset[str]] = frozenset(("-M",))
     """Options whose values do not matter for the job to run: names and mail addresses."""
     expands_log_variables: ClassVar[bool] = False
     """Whether some versions of the scheduler expand variables in the options that name log files."""
     zero_is_refused: ClassVar[bool] = True
     """Whether a walltime of zero is an error; otherwise it means no limit."""
-    repeatable_flags: ClassVar[frozenset[str]] = frozenset(("-l", "-W", "-v", "-m"))
-    """Options that a script may repeat with different values."""
     account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
     """Options that name the account."""
-    checks: ClassVar[tuple[ScriptCheck, ...]] = ()
-    """Lint checks for this scheduler's scripts, in addition to those in ddp_hpc/lint."""
 
     # Attributes for jobs, and for the commands on this machine.
     job_id_variable: ClassVar[str] = ""
     """The environment variable with the job id; empty if the scheduler sets no such variable."""
+    start_variable: ClassVar[str] = ""
+    """The environment variable that differs between the starts of a job that the scheduler requeues."""
     end_time_variable: ClassVar[str] = ""
     """The environment variable with the end of the job, in seconds since the Unix epoch."""
     array_index_variables: ClassVar[tuple[str, ...]] = ()
@@ -343,7 +302,7 @@ class Scheduler:
         """Returns the options that a script may repeat with different values in a version of the
         scheduler.
         """
-        return self.repeatable_flags
+        return frozenset(("-l", "-W", "-v", "-m"))
 
     def account_placeholder(self, site: Site) -> str:
         """Returns the account option of the submit command with a placeholder, such as `-A PROJECT`."""
@@ -380,17 +339,6 @@ class Scheduler:
                 f"{self.title}; change the script"
             )
         return []
-
-    def submit_line(self, options: str = "") -> str:
-        """Returns the shell command that submits a script; the path of the script must be appended."""
-        return f"{self.submit_program} {options}".rstrip()
-
-    def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
-        """Returns the command line of the scheduler's own launcher; empty for any other launcher.
-
-        The job script replaces {num_nodes} and {num_ranks} with the numbers of nodes and ranks of its job.
-        """
-        return ()
 
     def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[tuple[str, str, str]]:
         """Returns name, value and purpose of each variable that mpiexec needs to start ranks under this
@@ -443,12 +391,9 @@ class Scheduler:
         if not self.accepts_walltime(text):
             return None
         if _NUMBER.fullmatch(text):
-            return int(text) * self.bare_walltime_unit_s
+            return int(text)
         if match := _MINUTES_SECONDS.fullmatch(text):
             return int(match[1]) * 60 + int(match[2])
-        if match := _DAYS_HOURS.fullmatch(text):
-            days, hours, minutes = (int(part or 0) for part in match.groups())
-            return ((days * 24 + hours) * 60 + minutes) * 60
         try:
             return parse_walltime_s(text)
         except RequestError:
@@ -576,14 +521,8 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
     """Returns the values of qsub -l for this job, as defined by its queue or otherwise by its site."""
     of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
     resources = of_queue or of_site or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
-    numbers = resource_numbers(job, site, layout)
-    return [directive_value("resource", text.format_map(numbers)) for text in resources]
-
-
-def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
-    """Returns the values of the placeholders in the `resources` of a profile, such as {nodes}."""
     cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
-    return {
+    numbers = {
         "nodes": job.num_nodes,
         "ranks": layout.ranks_per_node,
         "devices": layout.devices,
@@ -592,6 +531,7 @@ def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
         "all_devices": job.num_nodes * layout.devices,
         "all_cpus": job.num_nodes * cpus,
     }
+    return [directive_value("resource", text.format_map(numbers)) for text in resources]
 
 
 def cpus_per_task(layout: Layout) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
@@ -13,6 +15,11 @@ from ddp_hpc.schedulers.run_command import NoAnswerError, run
 
 # A busy server must not delay the start of the training, so the query has a short time limit.
 _ASK_LIMIT_S = 15.0
+_LEAD_S = 20.0
+# Schedulers report the remaining time in whole seconds.
+_SAME_S = 3.0
+REPORTED_BY = "DDP_HPC_DEADLINE_SOURCE"
+"""The scheduler that has reported DDP_HPC_DEADLINE. The supervisor sets this variable."""
 # The schedulers that set an environment variable to the job ID.
 _KNOWN = tuple(one for one in SCHEDULERS.values() if one.job_id_variable)
 
@@ -23,6 +30,12 @@ class Deadline:
 
     at_s: float
     source: str
+
+
+def job_and_start(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the ID of this job, and a text that is different for each start of it; empty outside a job."""
+    own = next((one for one in _KNOWN if environ.get(one.job_id_variable)), None)
+    return (own.job_id(environ), environ.get(own.start_variable, "")) if own else ("", "")
 
 
 def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadline | None:
@@ -50,6 +63,44 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     return None
 
 
+def current_end_s(environ: Mapping[str, str]) -> float | None:
+    """Asks the scheduler for the end of this job, which can have been changed since its start.
+
+    None if the deadline was set by the user, or if the scheduler does not answer.
+    """
+    if environ.get("DDP_HPC_DEADLINE") and not environ.get(REPORTED_BY):
+        return None
+    own = next((one for one in _KNOWN if environ.get(one.job_id_variable)), None)
+    found = own.read_end_s(own.job_id(environ), ask_once) if own else None
+    return found[0] if found else None
+
+
+class MovingDeadline:
+    """The end of this job, for which the scheduler is asked again shortly before.
+
+    An administrator can extend the walltime of a running job with qalter or `scontrol update`. The scheduler
+    is asked in a thread, `_LEAD_S` before the answer is needed.
+    """
+
+    def __init__(self, at_s: float, ask: Callable[[], float | None]) -> None:
+        self.at_s = at_s
+        self._ask = ask
+        self._asked_for_s = 0.0
+
+    def is_within(self, margin_s: float) -> bool:
+        """Returns whether the job ends within this time. Does not wait for the scheduler."""
+        left_s = self.at_s - time.time()
+        if left_s < margin_s + _LEAD_S and self._asked_for_s != self.at_s:
+            self._asked_for_s = self.at_s
+            threading.Thread(target=self._ask_again, daemon=True).start()
+        return left_s < margin_s
+
+    def _ask_again(self) -> None:
+        found_s = self._ask()
+        if found_s is not None and abs(found_s - self.at_s) > _SAME_S:
+            self.at_s = found_s
+
+
 def kill_delay_s(environ: Mapping[str, str]) -> float | None:
     """Returns the seconds from SIGTERM to SIGKILL at the end of the job; None without a scheduler.
 
@@ -73,10 +124,10 @@ def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
     return {} if delay_s is None else {"DDP_HPC_KILL_DELAY_S": str(delay_s)}
 
 
-def ask_once(*argv: str) -> str:
+def ask_once(*argv: str, limit_s: float | None = None) -> str:
     """Runs a query once, without retries, and returns its output; empty if the query failed."""
     try:
-        answer = run(argv, _ASK_LIMIT_S)
+        answer = run(argv, limit_s or _ASK_LIMIT_S)
     except NoAnswerError:
         return ""
     return answer.out if answer.code == 0 else ""

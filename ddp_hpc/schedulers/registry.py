@@ -12,7 +12,7 @@ from ddp_hpc.sites.site import Site
 
 # Each of these directories has a module `scheduler` with the object SCHEDULER. If several schedulers have
 # commands in the same directory of the PATH, the first one in this list is used.
-_DIRECTORIES = ("slurm", "pbs", "flux", "grid_engine", "local", "lsf")
+_DIRECTORIES = ("slurm", "pbs", "flux", "grid_engine", "local")
 _MODULES = [import_module(f"ddp_hpc.schedulers.{directory}.scheduler") for directory in _DIRECTORIES]
 SCHEDULERS: dict[str, Scheduler] = {module.SCHEDULER.name: module.SCHEDULER for module in _MODULES}
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
@@ -29,6 +30,9 @@ DRAIN_S = 1.0
 _LOOK_S = 0.1
 # Delays in seconds before the second and the third attempt.
 PAUSES_S = (1.0, 3.0)
+# The same delays for a job that ends soon, and cannot be resumed later.
+_LONG_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+_LEAST_LIMIT_S = 2.0
 # Limit on the output. For a job with 10,000 nodes, a scheduler's command prints about 100 kB.
 MAX_BYTES = 8 * 1024 * 1024
 
@@ -86,24 +90,52 @@ def ask(*argv: str) -> Answer:
     return _patiently(argv, QUESTION_LIMIT_S, (_UNREACHED, _LOST))
 
 
-def is_unreachable(answer: Answer) -> bool:
-    """Returns whether the command failed because it could not connect to the scheduler."""
-    return answer.code != 0 and bool(_UNREACHED.search(answer.err))
-
-
 def submit(*argv: str, environ: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Answer:
     """Runs a command that queues or cancels a job. It is retried only if it did not reach the scheduler.
 
     Raises:
         NoAnswerError: it is unknown whether the scheduler got the request, or it cannot be reached.
     """
-    answer = _patiently(argv, SUBMISSION_LIMIT_S, (_UNREACHED,), environ, cwd)
-    if answer.code != 0 and _LOST.search(answer.err):
-        raise NoAnswerError(
-            f"{argv[0]} reports: {answer.said}. It is unknown whether the request was accepted. Check "
-            "your jobs before you try again."
-        )
-    return answer
+    return _checked(argv, _patiently(argv, SUBMISSION_LIMIT_S, (_UNREACHED,), environ, cwd))
+
+
+def submit_until(
+    argv: Sequence[str],
+    until_s: float,
+    on_unreachable: Callable[[str], None],
+    *,
+    may_repeat: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+) -> Answer:
+    """Runs a command that queues a job until the scheduler can be reached, at the latest until `until_s`.
+
+    `until_s` is a time of `time.monotonic`. `on_unreachable` is called once, with the first error message.
+    With `may_repeat`, the command is also repeated if its answer was lost, because it has no effect twice.
+
+    Raises:
+        NoAnswerError: it is unknown whether the scheduler got the request.
+    """
+    for number, pause_s in enumerate(chain(_LONG_PAUSES_S, repeat(_LONG_PAUSES_S[-1]))):
+        limit_s = min(SUBMISSION_LIMIT_S, max(_LEAST_LIMIT_S, until_s - time.monotonic()))
+        problem: Answer | NoAnswerError
+        try:
+            problem = run(argv, limit_s, environ, cwd)
+            if problem.code == 0 or not _UNREACHED.search(problem.err):
+                return _checked(argv, problem)
+        except NoAnswerError as error:
+            if not may_repeat:
+                raise
+            problem = error
+        left_s = until_s - time.monotonic()
+        if left_s < _LEAST_LIMIT_S:
+            if isinstance(problem, NoAnswerError):
+                raise problem
+            return problem
+        if number == 0:
+            on_unreachable(problem.said if isinstance(problem, Answer) else str(problem))
+        time.sleep(min(pause_s, left_s / 2))
+    raise AssertionError("unreachable")
 
 
 @contextmanager
@@ -136,6 +168,15 @@ def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
         yield lambda: bool(came)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _checked(argv: Sequence[str], answer: Answer) -> Answer:
+    if answer.code != 0 and _LOST.search(answer.err):
+        raise NoAnswerError(
+            f"{argv[0]} reports: {answer.said}. It is unknown whether the request was accepted. Check "
+            "your jobs before you try again."
+        )
+    return answer
 
 
 def _patiently(

@@ -1,17 +1,45 @@
-"""The job in which this process runs: its end, and how another job resumes its run."""
+"""The job in which this process runs: its end, why it is ended, and how another job resumes its run."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.process_status import process_stat
 
 Say = Callable[[str], None]
 """Prints a line to the job's log."""
+
+StopCause = Literal["walltime", "cancelled", "requeued", "preempted", "unknown"]
+"""Why the scheduler ends a job with SIGTERM. `requeued`: the scheduler runs the same job again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Successor:
+    """The request for another job that resumes the run of this job.
+
+    `until_s` is a time of `time.monotonic`, after which the scheduler is no longer asked. `on_unreachable` is
+    called once with an error message if the scheduler cannot be reached at first.
+    """
+
+    script: Path
+    attempt: int
+    until_s: float
+    say: Say
+    on_unreachable: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Queued:
+    """The job that resumes the run, and the command that has queued it."""
+
+    job_id: str
+    argv: Sequence[str]
 
 
 class RunningJob:
@@ -31,6 +59,8 @@ class RunningJob:
         self.environ = environ
         self.arguments: tuple[str, ...] = ()
         """The arguments of the job script, which another job of the run must get too."""
+        self.script = ""
+        """The text of the job script."""
 
     @property
     def work_dir(self) -> Path:
@@ -46,12 +76,24 @@ class RunningJob:
         """Returns the end of the job in seconds since the Unix epoch; None if it is not reported."""
         return None
 
-    def was_cancelled(self) -> bool:
-        """Returns whether the scheduler reports that a user has cancelled this job."""
-        return False
+    def stop_cause(self, limit_s: float) -> StopCause:
+        """Asks the scheduler, for at most `limit_s`, why this job has received SIGTERM."""
+        return "unknown"
 
-    def resubmit(self, script: Path, attempt: int, say: Say) -> None:
-        """Requeues this job, or submits `script` as a job that starts after this one as attempt `attempt`.
+    def variables_for_successor(self) -> dict[str, str]:
+        """Returns variables that the user passed to this job, and that a successor gets only from its script.
+
+        Raises:
+            RequestError: a variable cannot be passed on.
+        """
+        return {}
+
+    def submit_options(self) -> list[str]:
+        """Returns the options of the submit command with which another job gets what this job requested."""
+        return []
+
+    def resubmit(self, request: Successor) -> Queued:
+        """Requeues this job, or submits a job that starts after this one.
 
         Raises:
             DdpHpcError: the scheduler did not accept the request.

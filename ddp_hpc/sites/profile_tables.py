@@ -14,8 +14,6 @@ _STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 # An option in a directive. The scheduler does not evaluate it like bash, so quotes, dollar signs and comments
 # are not allowed.
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
-# An option for a scheduler without its own table; some of these require brackets and quotes.
-_ANY_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ \[\]\"<>!-]+")
 # A value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
 _VERSION = re.compile(r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}")
@@ -278,24 +276,6 @@ class Age:
     def __post_init__(self) -> None:
         _check_places(self.resources)
         _check_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SchedulerOptions:
-    """Options of a site whose scheduler has no table of its own.
-
-    `resources` are options that request nodes, ranks and GPUs, with the placeholders of `Pbs`. `options` are
-    further options. All of them become directives.
-    """
-
-    resources: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_places(self.resources)
-        for option in (*(_PLACE.sub("1", text) for text in self.resources), *self.options):
-            if not _ANY_OPTION.fullmatch(option):
-                raise RequestError(f"option {option!r} is not allowed in a directive. Begin it with -.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

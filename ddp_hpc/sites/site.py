@@ -28,7 +28,6 @@ from ddp_hpc.sites.profile_tables import (
     Pbs,
     Proxy,
     Queue,
-    SchedulerOptions,
     Slurm,
     Source,
 )
@@ -78,7 +77,6 @@ class Site:
     slurm: Slurm = field(default_factory=Slurm)
     flux: Flux = field(default_factory=Flux)
     age: Age = field(default_factory=Age)
-    scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
     env: Env = field(default_factory=Env)
     fallbacks: tuple[Fallback, ...] = ()
     fabric: Fabric = field(default_factory=Fabric)

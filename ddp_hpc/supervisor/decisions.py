@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
 
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs.submission_ledger import Attempt
+from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.supervisor.run_files import SeenState
 
-# A scheduler ends a job at most this long before the end of its walltime. An earlier signal comes from a
-# user, or from a preemption, after which the scheduler itself requeues the job.
+# If the scheduler does not say why it sent a signal: it ends a job at most this long before the end of its
+# walltime. An earlier signal comes from a user, or from a preemption.
 END_MARGIN_S = 30.0
 
 
@@ -75,22 +81,146 @@ def is_refusal(code: int, before: SeenState, after: SeenState) -> bool:
     return code == RequestError.exit_code and (after.stamp == before.stamp or after.state != "failed")
 
 
-def outcome(code: int, first_step: int, after: SeenState) -> SeenState | int:
+@dataclass(frozen=True, kw_only=True)
+class ProgramEnd:
+    """How a program that did not write a state ended."""
+
+    code: int
+    reason: str
+    is_plain: bool
+    """Whether the launcher's exit code says the same."""
+
+
+def program_end(
+    *,
+    launcher: str,
+    code: int,
+    was_ended: bool,
+    writes_state: bool,
+    failure: RankEnd | None,
+    rank_0: int | None,
+    is_recorded: bool,
+) -> ProgramEnd:
+    """Returns how the program ended, from the exit code of the launcher and from the records of its ranks.
+
+    `was_ended` is whether the supervisor had to end the launcher. `failure` is the first failure of a rank,
+    and `rank_0` the exit code of rank 0; with `is_recorded`, None means that rank 0 did not end by itself.
+    """
+    if failure is not None:
+        how = failure.reason or (
+            f"was killed by {_signal_name(failure.signal)}"
+            if failure.signal
+            else f"exited with code {failure.exit_code}"
+        )
+        reason = f"rank {failure.rank} on {failure.host} {how}"
+        return ProgramEnd(code=code or failure.exit_code or EXIT_FAILED, reason=reason, is_plain=code != 0)
+    if was_ended and rank_0 is not None:
+        return ProgramEnd(code=rank_0, reason=f"rank 0 exited with code {rank_0}", is_plain=False)
+    if code == 0 and rank_0 == EXIT_REQUEUE:
+        return ProgramEnd(code=rank_0, reason=f"rank 0 exited with code {rank_0}", is_plain=True)
+    if code == 0 and (writes_state or (is_recorded and rank_0 is None)):
+        missing = "the training has not written its final state" if writes_state else "rank 0 did not end"
+        reason = f"{launcher} exited with code 0, but {missing}; look for the cause in the log"
+        return ProgramEnd(code=EXIT_FAILED, reason=reason, is_plain=False)
+    return ProgramEnd(code=code, reason=f"exit code {code}" if code else "", is_plain=True)
+
+
+def outcome(code: int, first_step: int, after: SeenState, launcher: str) -> SeenState | int:
     """Returns the state of a run that another job can resume, or the exit code of the job.
 
     `after` was written by this attempt. Launchers change exit codes, so `after` takes precedence over `code`.
     """
     if after.state == "done":
         return EXIT_DONE
-    if after.state == "running" and code and after.step > first_step:
+    if after.state == "running" and after.step > first_step:
         # A rank or a node was lost before it could report a reason, but this attempt has saved a snapshot.
-        reason = f"the launcher exited with code {code} and no rank reported a reason"
+        # mpiexec exits with 0 after that, if the lost rank has exited with 0.
+        reason = f"{launcher} exited with code {code} and no rank reported a reason"
         return replace(after, state="requeue", reason=reason)
     if after.state != "requeue":
         return code or EXIT_FAILED
     return after
 
 
-def was_stopped_early(stopped_s: float, deadline_s: float | None) -> bool:
-    """Returns whether a signal arrived before the end of the walltime."""
-    return deadline_s is None or stopped_s < deadline_s - END_MARGIN_S
+Stop = StopCause | Literal[""]
+"""Why the job received SIGTERM; empty if it received none."""
+
+
+def why_stopped(
+    stopped_s: float | None, cause: StopCause, end_s: float | None, *, is_cancelled: bool
+) -> Stop:
+    """Returns why the job was stopped, from the scheduler's answer `cause` or from the time of the signal.
+
+    `is_cancelled` is whether `ddp-hpc cancel` has cancelled the job.
+    """
+    if is_cancelled:
+        return "cancelled"
+    if stopped_s is None:
+        return ""
+    if cause != "unknown":
+        return cause
+    return "walltime" if end_s is not None and stopped_s >= end_s - END_MARGIN_S else "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoJob:
+    """Why no other job is requested, and how a user resumes the run.
+
+    `submit_line` replaces the usual submit command; `is_error` means that the job has failed.
+    """
+
+    why: str
+    remedy: str = "to resume"
+    submit_line: str = ""
+    needs_command: bool = True
+    is_error: bool = False
+
+
+def why_no_job(
+    stop: Stop,
+    *,
+    has_progressed: bool,
+    attempt: Attempt,
+    chained: str,
+    max_attempts: int,
+    scheduler: Scheduler,
+    may_submit: bool,
+) -> NoJob | None:
+    """Returns why this job does not request another one; None if it does."""
+    title, nothing = scheduler.title, "so nothing is submitted"
+    if stop == "requeued":
+        return NoJob(why=f"{title} runs this job again, which resumes the run", needs_command=False)
+    if stop == "cancelled":
+        return NoJob(why=f"the job was cancelled, {nothing}")
+    if stop == "preempted":
+        return NoJob(
+            why=f"the job was preempted, {nothing}", remedy=f"if {title} does not run it again, resume"
+        )
+    if stop == "unknown":
+        return NoJob(why=f"a signal arrived before the end of the walltime, {nothing}")
+    if not has_progressed:
+        why = f"attempt {attempt.number} made no progress: it began at step {attempt.first_step}"
+        return NoJob(why=why, remedy="increase its walltime, then resume", is_error=True)
+    if chained:
+        why = f"this was job {attempt.number} of a chain of {chained}"
+        return NoJob(why=why, remedy="to resume after the last one")
+    if attempt.number >= max_attempts:
+        return NoJob(why=f"attempt {attempt.number} was the last (--max-attempts)")
+    if not scheduler.can_requeue:
+        return NoJob(why=f"no successor is submitted under {title}")
+    if not may_submit:
+        why, remedy = "compute nodes cannot submit jobs at this site", "to resume, run on the login node"
+        return NoJob(why=why, remedy=remedy, submit_line="ddp-hpc submit --chain N")
+    return None
+
+
+def writes_its_state(argv: Sequence[str]) -> bool:
+    """Returns whether the launch line starts `ddp_hpc.train`, which always writes its final state."""
+    return "ddp_hpc.train" in argv or ("ddp-hpc", "train") in pairwise(argv)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

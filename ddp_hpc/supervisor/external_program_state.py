@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.jobs.submission_ledger import Attempt
+from ddp_hpc.supervisor.decisions import ProgramEnd
 from ddp_hpc.supervisor.run_files import SeenState
 
 # Limits the time for listing a directory of checkpoints, which can contain very many files.
@@ -54,13 +55,15 @@ class Progress:
         return int(words[0]) if words and words[0].isdecimal() and len(words[0]) <= 15 else 0
 
 
-def state_of_program(code: int, attempt: Attempt, progress: Progress, *, at_deadline: bool) -> SeenState:
-    """Returns the state of the run after the program has ended with this exit code.
+def state_of_program(
+    end: ProgramEnd, attempt: Attempt, progress: Progress, *, at_deadline: bool
+) -> SeenState:
+    """Returns the state of the run after its program has ended.
 
     Exit code 75, or the signal that ended the program before the deadline (`at_deadline`), means that the
     program has saved a checkpoint and must be run again. A run without progress is not resumed.
     """
-    has_progressed = progress.has_advanced()
+    code, has_progressed = end.code, progress.has_advanced()
     step = max(progress.step(), attempt.first_step + 1) if has_progressed else attempt.first_step
     if at_deadline and has_progressed:
         return SeenState("requeue", step, "the end of the walltime")
@@ -73,7 +76,7 @@ def state_of_program(code: int, attempt: Attempt, progress: Progress, *, at_dead
             f"the program exited with code {code}, but no checkpoint was recorded; after each checkpoint, "
             "touch the file $DDP_HPC_PROGRESS_FILE, or name the checkpoints with --progress",
         )
-    return SeenState("failed", step, f"exit code {code}") if code else SeenState("done", step)
+    return SeenState("failed", step, end.reason) if code else SeenState("done", step)
 
 
 def _modified_ns(path: str) -> int:

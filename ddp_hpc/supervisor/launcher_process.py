@@ -7,20 +7,21 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from ddp_hpc import process_control
 from ddp_hpc.errors import RequestError
+from ddp_hpc.supervisor.launcher_patience import Action
 
-_WATCH_S = 30.0
+_LOOK_S = 0.5
+_KILLED_S = 5.0
 # A busy controller must not delay the end of the job.
 _SEND_LIMIT_S = 10.0
 # scancel does not reach the ranks before srun has created its step.
 _STEP_STARTS_S = 3.0
-# The time in which ranks without a launcher can save their state.
-_ORPHANS_S = 10.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # SIGCONT is not handled: Slurm sends it after other signals.
 _HANDLED = {*_FORWARDED, signal.SIGCHLD}
@@ -28,36 +29,37 @@ _HANDLED = {*_FORWARDED, signal.SIGCHLD}
 
 @dataclass(frozen=True)
 class LauncherEnd:
-    """How the launcher ended. Times are in seconds since the Unix epoch."""
+    """How the launcher ended."""
 
     code: int
     """The exit code as a shell reports it: 128 + N if signal N ended the launcher."""
-    stopped_s: float | None
-    """The time of the last SIGTERM or SIGINT that this process received; None if it received none."""
-    was_signalled_early: bool
-    """Whether the `EarlySignal` was sent."""
+    was_signalled_early: bool = False
+    """Whether the signal of `LauncherWatch.early_signal` was sent."""
+    was_ended: bool = False
+    """Whether this process ended the launcher, because it did not end by itself."""
 
 
-@dataclass(frozen=True)
-class EarlySignal:
-    """A signal that is sent to the ranks at `at_s`, in seconds since the Unix epoch."""
+class LauncherWatch(Protocol):
+    """What the supervisor does while the launcher runs."""
 
-    at_s: float
-    name: str
+    forwards_term: str
+    """A command that sends a signal to the ranks. Without it, the launcher gets SIGTERM."""
+
+    def on_stop(self) -> None:
+        """Called when this process receives SIGTERM or SIGINT."""
+
+    def early_signal(self) -> str:
+        """Returns the signal that the ranks must get now, such as `USR1`; empty if none is due."""
+
+    def action(self) -> Action:
+        """Returns whether to end the launcher."""
+
+    def orphans_s(self) -> float:
+        """Returns the time in which ranks can save their state after their launcher has ended."""
 
 
-def run_launcher(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    forwards_term: str,
-    is_over: Callable[[], bool],
-    early: EarlySignal | None,
-) -> LauncherEnd:
+def run_launcher(argv: Sequence[str], environ: Mapping[str, str], watch: LauncherWatch) -> LauncherEnd:
     """Runs the launcher until it ends, and returns how it ended. The handled signals stay blocked.
-
-    `forwards_term` is a command that sends a signal to the ranks. Without it, the launcher gets SIGTERM.
-    `is_over` is called every 30 s. If it returns True, the launcher is terminated.
 
     Raises:
         RequestError: the launcher cannot be started.
@@ -72,38 +74,38 @@ def run_launcher(
         raise RequestError(
             f"cannot start {argv[0]} ({error.strerror}); check the launch command in the job script"
         ) from None
-    stopped_s: float | None = None
-    was_signalled_early = False
+    was_signalled_early = was_ended = False
     begin_s = time.monotonic()
-    watch_s = begin_s + _WATCH_S
 
     def send(name: str) -> None:
-        if forwards_term:
+        if watch.forwards_term:
             time.sleep(max(0.0, begin_s + _STEP_STARTS_S - time.monotonic()))
-        _send(process, name, forwards_term)
+        _send(process, name, watch.forwards_term)
 
     while process.poll() is None:
-        wait_s = max(0.0, watch_s - time.monotonic())
-        if early is not None:
-            wait_s = min(wait_s, max(0.0, early.at_s - time.time()))
-        received = signal.sigtimedwait(_HANDLED, wait_s)
+        received = signal.sigtimedwait(_HANDLED, _LOOK_S)
         if received is not None and received.si_signo in _FORWARDED:
             name = "USR1" if received.si_signo == signal.SIGUSR1 else "TERM"
             if name == "TERM":
-                stopped_s = time.time()
+                watch.on_stop()
             send(name)
-        if early is not None and time.time() >= early.at_s:
-            send(early.name)
-            early, was_signalled_early = None, True
-        if time.monotonic() >= watch_s:
-            watch_s = time.monotonic() + _WATCH_S
-            if is_over():
+        if name := watch.early_signal():
+            send(name)
+            was_signalled_early = True
+        if (action := watch.action()) != "wait":
+            was_ended = True
+            if action == "terminate":
                 process.terminate()
+            else:
+                process.kill()
+                with suppress(subprocess.TimeoutExpired):  # a process can be unkillable
+                    process.wait(_KILLED_S)
+                break
     if signal.SIGTERM in signal.sigpending():  # the signal arrived after the launcher had ended
-        stopped_s = time.time()
-    code = process.returncode
-    _end_orphans()
-    return LauncherEnd(code if code >= 0 else 128 - code, stopped_s, was_signalled_early)
+        watch.on_stop()
+    code = -signal.SIGKILL if process.returncode is None else process.returncode
+    _end_orphans(watch.orphans_s())
+    return LauncherEnd(code if code >= 0 else 128 - code, was_signalled_early, was_ended)
 
 
 def _prepare_launcher() -> None:
@@ -113,13 +115,13 @@ def _prepare_launcher() -> None:
     process_control.die_with_parent(signal.SIGTERM)
 
 
-def _end_orphans() -> None:
+def _end_orphans(grace_s: float) -> None:
     """Ends ranks that are still running on this node after the launcher has ended, for example because it was
     killed. These ranks would keep the run directory in use, so the next job of the run could not start.
     """
     orphans = process_control.descendants(os.getpid())
     process_control.send(signal.SIGTERM, orphans)
-    killed = process_control.end_descendants(_ORPHANS_S) if orphans else []
+    killed = process_control.end_descendants(grace_s) if orphans else []
     if killed:
         line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):

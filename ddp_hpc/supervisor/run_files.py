@@ -3,6 +3,8 @@
 `state` is written by the trainer (see `run_state`), `attempts` contains one line per start of a job,
 `ATTEMPT JOBID STEP UNIX_S`, and `job.sh` is the script that another job needs to resume the run. `cancelled`
 contains the jobs that `ddp-hpc cancel` has ended, and `refused` the attempt whose ranks did not start.
+`resume` contains the command that resumes the run if no job that does is known to be queued. `rank_ends`
+describes the files about the ends of ranks.
 """
 
 from __future__ import annotations
@@ -10,18 +12,29 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.atomic_files import write_atomically
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import ATTEMPTS, CANCELLED, Attempt, parse_attempt, record_attempt
+from ddp_hpc.jobs.submission_ledger import (
+    ATTEMPTS,
+    CANCELLED,
+    RESUME,
+    Attempt,
+    parse_attempt,
+    record_attempt,
+)
+from ddp_hpc.rank_ends import FIRST_FAILURE, RANK_0
 from ddp_hpc.run_state import RunState, read_state, write_state
 from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.supervisor.script_copy import script_copy
 
 _JOB, _REFUSED = "job.sh", "refused"
-_CHECKED = ("state", ATTEMPTS, CANCELLED, _REFUSED, _JOB, "job.sh.new")
+_OF_ONE_ATTEMPT = (_REFUSED, CANCELLED, RESUME, RANK_0, FIRST_FAILURE)
+_CHECKED = ("state", ATTEMPTS, *_OF_ONE_ATTEMPT, _JOB)
 Stamp = tuple[int, int] | None
 
 
@@ -97,7 +110,7 @@ class RunFiles:
         Raises:
             DdpHpcError: the file cannot be written.
         """
-        write_state(self.path, RunState(state, step, reason), {})
+        write_state(self.path, RunState(state, step, reason))
 
     def last_attempt(self) -> Attempt | None:
         """Returns the most recent start; None if there has been none.
@@ -116,18 +129,18 @@ class RunFiles:
             )
         return attempt
 
-    def begin(self, attempt: Attempt, script: Path, without: re.Pattern[bytes]) -> None:
-        """Records the start, and copies the script, since the scheduler deletes its own copy at the end.
-
-        The copy does not contain the lines that match `without`.
+    def begin(
+        self, attempt: Attempt, script: Path, without: re.Pattern[bytes], variables: Mapping[str, str]
+    ) -> None:
+        """Records the start, and copies the script; for `without` and `variables` see `script_copy`.
 
         Raises:
             DdpHpcError: a file cannot be written.
         """
         try:
-            for name in (_REFUSED, CANCELLED):  # these files belong to earlier attempts
+            for name in _OF_ONE_ATTEMPT:
                 (self.path / name).unlink(missing_ok=True)
-            content = without.sub(b"", script.read_bytes())
+            content = script_copy(script.read_bytes(), without, variables)
         except OSError as error:
             raise DdpHpcError(
                 f"{error.filename} cannot be read or removed ({error.strerror}); check its permissions"
@@ -135,6 +148,20 @@ class RunFiles:
         record_attempt(self.path, attempt)
         write_atomically(self.script, content, "job", is_private=True)
         self.script.chmod(self.script.stat().st_mode | 0o100)
+
+    def write_resume(self, command: str, why: str) -> None:
+        """Writes the command that resumes the run, and why no job that does is known to be queued.
+
+        Raises:
+            DdpHpcError: the file cannot be written.
+        """
+        content = f"{command}\n# {' '.join(why.split())}\n".encode("utf-8", "surrogateescape")
+        write_atomically(self.path / RESUME, content, "job", is_private=True)
+
+    def remove_resume(self) -> None:
+        """Removes the command of `write_resume`, because another job is queued."""
+        with suppress(OSError):
+            (self.path / RESUME).unlink(missing_ok=True)
 
     def withdraw(self) -> None:
         """Removes the last line of `attempts`: a start that was refused does not count as an attempt."""

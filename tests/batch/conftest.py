@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DIRECTIVES = ("#PBS", "#SBATCH", "#BSUB", "#flux:", "#$")
+DIRECTIVES = ("#PBS", "#SBATCH", "#flux:", "#$")
 
 # Prints the environment of the launched program as `KEY=value` entries that end with NUL.
 RECORDER = """#!/bin/bash

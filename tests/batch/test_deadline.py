@@ -11,7 +11,7 @@ import pytest
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers import deadline
-from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
+from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 
 Command = Callable[[str, str], Path]
 
@@ -45,6 +45,19 @@ def test_the_job_scripts_deadline_precedes_slurms_and_both_precede_a_query(comma
     assert not asked.exists()
     del environ["SLURM_JOB_END_TIME"]
     assert _in_s(find_deadline(environ)) == pytest.approx(600, abs=5)
+
+
+def test_the_scheduler_is_asked_again_only_for_a_deadline_that_it_has_reported(command: Command) -> None:
+    asked = command("squeue", "echo 10:00")
+    environ = {"DDP_HPC_DEADLINE": "1900000000", "SLURM_JOB_ID": "7"}
+    assert current_end_s(environ) is None  # the user has set it
+    assert not asked.exists()
+    assert current_end_s({**environ, "DDP_HPC_DEADLINE_SOURCE": "slurm"}) == pytest.approx(
+        time.time() + 600, abs=5
+    )
+    assert current_end_s({"DDP_HPC_DEADLINE_SOURCE": "slurm"}) is None  # outside of a job
+    command("squeue", "exit 1")
+    assert current_end_s({"SLURM_JOB_ID": "7"}) is None
 
 
 def test_there_is_no_deadline_outside_of_a_job() -> None:

@@ -38,11 +38,7 @@ def test_the_machine_is_detected_before_the_schedulers(tmp_path: Path) -> None:
         (["sbatch"], "generic_slurm", "sbatch is on the PATH"),
         (["qsub"], "generic_pbs", "qsub is on the PATH"),
         (["sbatch", "qsub"], "generic_slurm", "sbatch is on the PATH"),  # Slurm's Torque wrappers
-        (
-            [],
-            "generic_slurm",
-            "no profile fits this host, and neither sbatch nor qsub nor bsub is on the PATH",
-        ),
+        ([], "generic_slurm", "no profile fits this host, and neither sbatch nor qsub is on the PATH"),
     ],
 )
 def test_the_scheduler_on_the_path_is_used_last(

@@ -27,7 +27,7 @@ from tests.batch.test_written_scripts import SHELLCHECK
 FOLDER = Path(__file__).parents[2] / "profiles"
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
 # These profiles describe only a scheduler and no site.
-GENERIC = {"generic_lsf", "generic_pbs", "generic_slurm", "local"}
+GENERIC = {"generic_pbs", "generic_slurm", "local"}
 
 
 def good_bash(files: list[Path]) -> None:
@@ -94,7 +94,7 @@ def test_lint_finds_no_problems_in_the_scripts(name: str) -> None:
     site = load_site(name)
     for job, text in zip(sizes(site), scripts(name), strict=True):
         found = lint_script(text, site, num_nodes=job.num_nodes)
-        expected = [] if site.scheduler in ("lsf", "pbs", "slurm", "local") else ["JOB014"]
+        expected = [] if site.scheduler in ("pbs", "slurm", "local") else ["JOB014"]
         assert [finding.check for finding in found] == expected, (job.num_nodes, found)
 
 

@@ -95,8 +95,8 @@ def test_the_launcher_gets_the_same_arguments_and_environment_as_from_a_rendered
     for passed in (f"{sandbox.work}/torchrun_script.sh", f"{sandbox.bin}/torchrun_script.sh"):
         words = ["torchrun_script.sh" if word == passed else word for word in words]
     # Only scripts set these variables.
-    of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
-    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT", "DDP_HPC_STATE_FORMAT", "DDP_HPC_PROGRESS_FILE"}
+    of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
+    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT", "DDP_HPC_PROGRESS_FILE"}
     different = {"DDP_HPC_LAUNCH"}
     words = " ".join(f"[{word}]" for word in words)
     for name in of_a_chain:
@@ -357,10 +357,7 @@ def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, ge
 
 def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(), "tuolumne")
-    assert (
-        "uses Flux, but ddp-hpc launch works only in allocations of Slurm and PBS and LSF. Write a script"
-        in text
-    )
+    assert "uses Flux, but ddp-hpc launch works only in allocations of Slurm and PBS. Write a script" in text
 
 
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:

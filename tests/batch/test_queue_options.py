@@ -1,7 +1,7 @@
 """Options of jobs that become directives: what each scheduler writes, what it refuses, and hostile values.
 
-The expected options are those of sbatch(1), of qsub(1B) and pbs_resources(7B) of OpenPBS, of IBM's manual of
-bsub, of flux-batch(1), and of the qsub(1) of Grid Engine.
+The expected options are those of sbatch(1), of qsub(1B) and pbs_resources(7B) of OpenPBS, of
+flux-batch(1), and of the qsub(1) of Grid Engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import DIRECTIVES, run_cli
 
-SLURM, PBS, LSF, FLUX, AGE = "generic_slurm", "generic_pbs", "generic_lsf", "tuolumne", "tsubame4"
+SLURM, PBS, FLUX, AGE = "generic_slurm", "generic_pbs", "tuolumne", "tsubame4"
 
 
 def directives(profile: str, **options: object) -> list[str]:
@@ -39,21 +39,15 @@ def added(profile: str, **options: object) -> list[str]:
         (SLURM, {"mem": "0"}, ["--mem=0"]),
         (SLURM, {"mem": "500GiB"}, ["--mem=500G"]),
         (PBS, {"mem": "64G"}, ["-l select=1:ncpus=1:mpiprocs=1:mem=64gb"]),
-        (LSF, {"mem": "64G"}, ["-R rusage[mem=64GB/host]"]),
         (SLURM, {"exclusive": True}, ["--exclusive"]),
         (PBS, {"exclusive": True}, ["-l place=scatter:exclhost"]),
-        (LSF, {"exclusive": True}, ["-x"]),
         (FLUX, {"exclusive": True}, []),
         (SLURM, {"constraint": "[a100|h100]"}, ["--constraint=[a100|h100]"]),
-        (LSF, {"constraint": "a100"}, ["-R select[a100]"]),
         (FLUX, {"constraint": "a100"}, ["--requires=a100"]),
         (SLURM, {"reservation": "school"}, ["--reservation=school"]),
-        (LSF, {"reservation": "user1#0"}, ["-U user1#0"]),
         (AGE, {"reservation": "12"}, ["-ar 12"]),
         (SLURM, {"dependency": "afterok:1:2,afterany:3_4"}, ["--dependency=afterok:1:2,afterany:3_4"]),
         (PBS, {"dependency": "afterok:1.pbs:2[].pbs"}, ["-W depend=afterok:1.pbs:2[].pbs"]),
-        (LSF, {"dependency": "afterok:1:2,afterany:3"}, ["-w done(1)&&done(2)&&ended(3)"]),
-        (LSF, {"dependency": "after:1,afternotok:2[3]"}, ["-w started(1)&&exit(2[3])"]),
         (FLUX, {"dependency": "afterok:f1:f2"}, ["--dependency=afterok:f1", "--dependency=afterok:f2"]),
         (AGE, {"dependency": "afterany:1:2"}, ["-hold_jid 1,2"]),
         (SLURM, {"mail_type": "end,time_limit_80"}, ["--mail-type=END,TIME_LIMIT_80"]),
@@ -61,12 +55,9 @@ def added(profile: str, **options: object) -> list[str]:
         (PBS, {"mail_type": "END,FAIL", "mail_user": "a@b.org"}, ["-M a@b.org", "-m ea"]),
         (PBS, {"mail_type": "ALL"}, ["-m bea"]),
         (PBS, {"mail_type": "none"}, ["-m n"]),
-        (LSF, {"mail_type": "BEGIN,FAIL", "mail_user": "a@b.org"}, ["-u a@b.org", "-B", "-Ne"]),
-        (LSF, {"mail_type": "END,FAIL"}, ["-N"]),
         (AGE, {"mail_type": "END"}, ["-m e"]),
         (SLURM, {"array": "0-3,7%2"}, ["--array=0-3,7%2", "--output=%x-%A_%a.out"]),
         (PBS, {"array": "0-8:2%3"}, ["-J 0-8:2%3"]),
-        (LSF, {"array": "1-4,9%2"}, ["-J ddp[1-4,9]%2", "-o ddp-%J-%I.out"]),
         (AGE, {"array": "1-4%2"}, ["-t 1-4", "-tc 2"]),
     ],
 )
@@ -89,7 +80,6 @@ def test_an_option_becomes_the_directives_of_its_scheduler(
             {"mem": "8G", "queue": "by-gpu", "ranks_per_node": 2},
             "does not request one chunk per node",
         ),
-        (LSF, {"mem": "0"}, "LSF cannot request the whole memory of a host"),
         (FLUX, {"mem": "8G"}, "Flux allocates whole nodes with their memory"),
         (FLUX, {"reservation": "r"}, "Flux has no reservations"),
         (FLUX, {"mail_type": "END"}, "Flux sends no mail"),
@@ -98,7 +88,6 @@ def test_an_option_becomes_the_directives_of_its_scheduler(
         (AGE, {"dependency": "afterok:1"}, "Use afterany."),
         (PBS, {"array": "1,2"}, "only a single range with at least two indices"),
         (PBS, {"array": "3"}, "only a single range with at least two indices"),
-        (LSF, {"array": "0-3"}, "indices of LSF begin at 1"),
         (AGE, {"array": "0-3"}, "indices of Grid Engine begin at 1"),
         (FLUX, {"array": "0-3"}, "flux batch has no arrays"),
         ("frontera_rtx", {"array": "0-3"}, "--array was given, but Frontera rtx (TACC) does not accept it"),
@@ -195,7 +184,6 @@ ALL = ["--mem", "64G", "--exclusive", "--dependency", "afterany:1", "--mail-type
     [
         (SLURM, [*ALL, "--array", "0-3%2", "--constraint", "a100&ib", "--reservation", "r"]),
         (PBS, [*ALL, "--array", "0-3%2"]),
-        (LSF, [*ALL, "--array", "1-3%2", "--constraint", "a100", "--reservation", "r"]),
     ],
 )
 def test_lint_accepts_the_options_and_the_header_repeats_them(profile: str, options: list[str]) -> None:

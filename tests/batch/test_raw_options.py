@@ -31,7 +31,6 @@ def refused(profile: str, **options: object) -> str:
         ("generic_slurm", "#SBATCH --switches=1 ", "#SBATCH --switches=1"),
         ("generic_slurm", '--comment="two words"', '#SBATCH --comment="two words"'),
         ("generic_pbs", "-W sandbox=PRIVATE", "#PBS -W sandbox=PRIVATE"),
-        ("generic_lsf", '-R "select[mem>8000]"', '#BSUB -R "select[mem>8000]"'),
         ("tuolumne", "--setattr=thp=always", "#flux: --setattr=thp=always"),
         ("tsubame4", "#$ -p -4", "#$ -p -4"),
     ],
@@ -58,7 +57,6 @@ def test_a_raw_directive_replaces_the_option_of_the_profile() -> None:
         ("generic_slurm", "#PBS -l mem=1gb", "the directives of Slurm begin with #SBATCH"),
         ("generic_pbs", "-l select=3", "ddp-hpc writes '-l select=1:ncpus=1:mpiprocs=1' itself"),
         ("generic_pbs", "-j eo", "ddp-hpc writes '-j oe' itself"),
-        ("generic_lsf", "-R span[hosts=1]", "ddp-hpc writes '-R span[ptile=1]' itself"),
         ("tuolumne", "--nodes=3", "ddp-hpc writes '--nodes=1' itself"),
         ("tsubame4", "-l h_rt=1", "ddp-hpc writes '-l h_rt=00:10:00' itself"),
         ("frontera_rtx", "--mem=8G", "does not accept it"),
@@ -98,7 +96,6 @@ def test_a_raw_directive_that_is_not_one_line_is_refused(directive: str) -> None
     [
         ("#SBATCH --mem=8G", "Use --directive --mem=8G."),
         ("#PBS -l mem=8gb", "Use --directive '-l mem=8gb'."),
-        ("#BSUB -x", "Use --directive -x."),
         ("#flux: --requires=a", "Use --directive --requires=a."),
         ("#$ -l mem=8G", "Use --directive '-l mem=8G'."),
     ],
@@ -111,7 +108,7 @@ def test_a_comment_in_setup_is_not_a_directive() -> None:
     assert "\n# the modules\n" in render(Job(setup=("# the modules",)), load_site("generic_slurm"))
 
 
-@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs", "generic_lsf", "tuolumne", "tsubame4"])
+@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs", "tuolumne", "tsubame4"])
 def test_launcher_arguments_are_the_last_options_of_the_launcher(profile: str) -> None:
     given = ("--x 'a b'", "--y=$(id)")
     text = render(Job(walltime_s=600, launcher_arg=given), load_site(profile))

@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import stat
 import sys
 import time
@@ -16,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.atomic_files import process_home
 from ddp_hpc.data import staging as stage
 from ddp_hpc.data.staging import NotStagedError, stage_file
+from ddp_hpc.process_status import process_started
 from tests.conftest import Launch
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest
@@ -252,12 +253,12 @@ def test_a_file_with_a_long_name_is_copied(tmp_path: Path, local: Path) -> None:
 
 def test_files_of_other_writers_are_kept(source: Path, local: Path) -> None:
     local.mkdir(parents=True)
-    host = socket.gethostname()
+    home, dead, parent = process_home(), f"{DEAD_PID}.1.x00000000", os.getppid()
     names = [
-        f".a.h5.stage-{host}-{os.getppid()}.partial",
-        f".a.h5.stage-another-{DEAD_PID}.partial",
-        f".a.h5.other_writer-{host}-{DEAD_PID}.partial",
-        f"a.h5.stage-{host}-{DEAD_PID}.partial",
+        f".a.h5.stage-{home}-{parent}.{process_started(parent)}.x00000000.partial",
+        f".a.h5.stage-another-{dead}.partial",
+        f".a.h5.other_writer-{home}-{dead}.partial",
+        f"a.h5.stage-{home}-{dead}.partial",
     ]
     for name in names:
         (local / name).touch()

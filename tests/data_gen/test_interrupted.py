@@ -235,7 +235,7 @@ def test_a_zombie_writer_counts_as_dead(tmp_path):
 def test_leftovers_of_other_hosts_are_removed_an_hour_after_the_last_write(tmp_path, monkeypatch):
     now_s = time.time()
     ages_s = {1: 3700, 2: 3500, 3: 0}
-    left = {pid: tmp_path / f".old.h5.data_gen-other-{pid}.partial" for pid in ages_s}
+    left = {pid: tmp_path / f".old.h5.data_gen-other-{pid}.1.x00000000.partial" for pid in ages_s}
     for pid, path in left.items():
         path.write_bytes(b"x")
         os.utime(path, (now_s, now_s - ages_s[pid]))

@@ -22,6 +22,7 @@ printf '%s\\0' "$@" >"$rank/argv"
 env -0 >"$rank/env"
 pwd >"$rank/cwd"
 umask >"$rank/umask"
+if [[ $* == *ddp_hpc.train* && -n $DDP_HPC_RUN_DIR ]]; then echo done 1 >"$DDP_HPC_RUN_DIR/state"; fi
 """
 # The script must use it only with --version.
 _WRONG_MPIEXEC = """#!/bin/bash

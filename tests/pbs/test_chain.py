@@ -88,6 +88,13 @@ def wait_until_up(site: Site) -> None:
         time.sleep(0.05)
 
 
+def wait_for_text(site: Site, path: Path, text: str) -> None:
+    end_s = time.monotonic() + 30
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < end_s, site.logs()
+        time.sleep(0.05)
+
+
 # Each job submits its successor.
 
 
@@ -162,7 +169,7 @@ def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 15, [])
     assert state(site) == "requeue 10 SIGTERM"
-    assert "before the end of the walltime, so nothing is submitted; to resume: cd " in site.log(job)
+    assert "the job was cancelled, so nothing is submitted; to resume: cd " in site.log(job)
     assert site.num_jobs() == 1
 
 
@@ -172,7 +179,7 @@ def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_d
         site.submit(chain_script(site, "10", "20", "on_signal", options=["--walltime", "00:00:01"]))
     )
     assert (job["Exit_status"], job["left_over"]) == (-29, [])
-    assert "; attempt 2 resumes the run\n" in site.log(job)
+    assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in site.log(job)
     assert site.wait("13.pbs-srv")["Exit_status"] == 0
     assert state(site) == "done 20"
 
@@ -237,23 +244,119 @@ def test_while_the_server_is_unreachable_qsub_is_retried(site: Site) -> None:
     script = chain_script(site, "10", "20", "requeue", options=["--setup", goes_down])
     site.submit("-k", "doe", script)
     log = site.work / "ddp.o12"
-    end_s = time.monotonic() + 30
-    while not (log.exists() and "retrying for up to 300 s" in log.read_text()):
-        assert time.monotonic() < end_s, site.logs()
-        time.sleep(0.05)
+    wait_for_text(site, log, "retrying for up to 300 s")
     down.unlink()
     site.wait("12.pbs-srv")
     assert site.wait("13.pbs-srv")["Exit_status"] == 0
     assert site.job("13.pbs-srv")["depend"] == "afterany:12.pbs-srv@pbs-srv"
     said = log.read_text()
-    assert (
-        "qsub failed: Connection refused; qsub: cannot connect to server pbs-srv (errno=111); retrying"
-        in said
+    assert "the scheduler could not be reached: Connection refused; qsub: cannot connect to server" in said
+    assert f"by then, resume with: cd {site.work} && qsub " in said
+    last = "ddp-hpc: stopped at step 10: no time left; attempt 2 resumes the run in job 13.pbs-srv"
+    assert said.splitlines()[-1] == last
+    assert not (run_dir(site) / "resume").exists()
+
+
+def test_if_the_server_stays_unreachable_the_job_leaves_the_command_that_resumes_the_run(site: Site) -> None:
+    """The job has 4 s left when its trainer stops, and the server is down for longer."""
+    down = site.root / server.DOWN
+    script = chain_script(site, "10", "20", "requeue", options=["--walltime", "00:00:04"])
+    goes_down = f"if ((step == 0)); then touch {down}; fi\nsay running"
+    program(site.root / "trainer.sh", TRAINER.replace("say running", goes_down, 1))
+    job_id = site.submit("-k", "doe", "-N", "nm", script)
+    log = site.work / "nm.o12"
+    wait_for_text(site, log, "no successor could be queued")
+    down.unlink()
+    assert site.wait(job_id)["Exit_status"] in (75, -29)
+    command, why = (run_dir(site) / "resume").read_text().splitlines()
+    assert command.startswith(f"cd {site.work} && qsub -N nm ")
+    assert command.endswith(f" {run_dir(site)}/job.sh")
+    assert why.startswith("# attempt 1 stopped at step 10: no time left; no successor could be queued: ")
+    assert f"resume with: {command}" in log.read_text()
+    # The command works as it is.
+    done = site.run("bash", "-c", command)
+    assert site.wait(done.stdout.strip())["Exit_status"] == 0
+    assert state(site) == "done 20"
+    assert not (run_dir(site) / "resume").exists()
+
+
+def test_all_that_qsub_was_given_reaches_the_third_job_of_a_run(site: Site) -> None:
+    """Variables, name, priority, mail, umask and log, which the directives do not contain."""
+    show = ["--setup", 'printf "%s|%s|%s|%s\\n" "$LR" "$WORDS" "$QUOTED" "$(umask)" >"seen.$PBS_JOBID"']
+    script = chain_script(site, "10", "30", "requeue", options=show)
+    script.write_text(script.read_text().replace("umask 022\n", ""))
+    variables = 'LR=0.5,WORDS=a b,QUOTED="x;y"'
+    given = ["-N", "nm", "-p", "-5", "-m", "abe", "-M", "me@x.org", "-W", "umask=027", "-o", "own.log"]
+    site.submit("-v", variables, *given, script)
+    jobs = [site.wait(f"{number}.pbs-srv") for number in (12, 13, 14)]
+    assert state(site) == "done 30"
+    seen = {(site.work / f"seen.{number}.pbs-srv").read_text() for number in (12, 13, 14)}
+    assert seen == {'0.5|a b|"x;y"|0027\n'}
+    names = ("Job_Name", "Priority", "Mail_Points", "Mail_Users", "umask", "Output_Path")
+    assert len({tuple(job[name] for name in names) for job in jobs}) == 1, jobs
+
+
+def test_the_environment_of_qsub_v_reaches_the_successor(site: Site) -> None:
+    script = chain_script(site, "10", "20", "requeue", options=["--setup", 'echo "$LR" >"seen.$PBS_JOBID"'])
+    environ = {"LR": "0.5", "LD_PRELOAD_PATH": "/opt/x"}
+    done = site.run("qsub", "-V", script, env=environ)
+    for number in (12, 13):
+        site.wait(f"{number}.pbs-srv")
+    assert done.returncode == 0
+    assert (site.work / "seen.13.pbs-srv").read_text() == "0.5\n"
+
+
+def test_a_variable_that_cannot_reach_the_successor_is_refused_before_the_ranks_start(site: Site) -> None:
+    script = chain_script(site, "10", "20", "requeue")
+    job = site.wait(site.submit("-v", "a.b=1", script))
+    assert job["Exit_status"] == 2
+    assert "error: qsub -v has passed the variable 'a.b' to this job, but a job that resumes the run" in (
+        site.log(job)
     )
-    assert said.splitlines()[-2:] == [
-        "13.pbs-srv",
-        "ddp-hpc: stopped at step 10: no time left; attempt 2 resumes the run",
-    ]
+    assert not (run_dir(site) / "state").exists()
+
+
+def test_a_walltime_that_was_shortened_with_qalter_does_not_look_like_a_cancellation(site: Site) -> None:
+    job_id = site.submit(chain_script(site, "10", "20", "on_signal", options=["--walltime", "01:00:00"]))
+    wait_until_up(site)
+    assert site.run("qalter", "-l", "walltime=1", job_id).returncode == 0
+    job = site.wait(job_id)
+    assert job["Exit_status"] == -29
+    assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in site.log(job)
+
+
+def test_a_job_that_pbs_runs_again_asks_nobody_to_submit_it(site: Site) -> None:
+    job_id = site.submit(chain_script(site, "10", "20", "on_signal"))
+    wait_until_up(site)
+    site.requeue(job_id)
+    job = site.wait(job_id)
+    assert job["run_count"] == 2
+    said = "ddp-hpc: stopped at step 10: SIGTERM; PBS runs this job again, which resumes the run\n"
+    assert said in site.log(job)
+    assert "to resume" not in site.log(job)
+    assert (state(site), site.num_jobs()) == ("done 20", 1)
+
+
+HANGS = """#!/bin/bash
+if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
+while [[ $1 == -* ]]; do shift 2; done
+trap '' TERM
+"$@"
+while :; do sleep 0.1; done
+"""
+
+
+def test_a_launcher_that_hangs_after_the_final_state_does_not_end_the_chain(site: Site) -> None:
+    """mpiexec.hydra ignores SIGTERM while a stranger keeps a connection to its port."""
+    script = chain_script(site, "10", "20", "requeue", options=["--walltime", "00:00:08"])
+    program(site.root / "bin" / "mpiexec", HANGS)
+    job = site.wait(site.submit(script))
+    # The walltime of 8 s limits the patience, which otherwise is 30 s.
+    log = site.log(job)
+    assert "ddp-hpc: terminating mpiexec: it still waits for ranks " in log
+    assert "ddp-hpc: killing mpiexec, which does not end\n" in log
+    assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in log
+    assert "walltime" not in log.rpartition("resumes the run in job")[2]
 
 
 def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.jobs.log_files import Reader, log_paths, read_tail, successor_in, usual_logs
+from ddp_hpc.jobs.log_files import Reader, log_paths, read_tail, usual_logs
 from ddp_hpc.jobs.training_progress import Progress, read_progress
 from ddp_hpc.schedulers.slurm.query_and_cancel import parse_scontrol
 from tests.queue.answers import slurm
@@ -57,28 +57,6 @@ def test_the_log_of_a_job_known_only_to_sacct_is_searched_by_its_default_names(
         tmp_path / name for name in ("ddp-12.out", "ddp.o12", "ddp.e12")
     ]
     assert usual_logs(tmp_path / "none", "12[3]") == []
-
-
-@pytest.mark.parametrize(
-    ("said", "job_id"),
-    [
-        ("Submitted batch job 13\nddp-hpc: stopped at step 60: the end; attempt 2 resumes the run\n", "13"),
-        ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n", "13.pbs-srv"),
-        ("12\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n", ""),
-        (
-            "13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 goes on\n",
-            "13.pbs-srv",
-        ),  # printed by version 0.1
-        ("Submitted batch job 13\n", ""),
-        ("12.5\n", ""),
-        (
-            "Submitted batch job 13 on cluster cm4\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n",
-            "13@cm4",
-        ),
-    ],
-)
-def test_the_successor_is_read_from_the_log(said: str, job_id: str) -> None:
-    assert successor_in(f"lines\n{said}", "12") == job_id
 
 
 def test_the_last_progress_line_is_used() -> None:

@@ -8,7 +8,7 @@ from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
 from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import End, JobState
 
-BANNER = "ddp-hpc: job 12, 2 nodes, 4 ranks, by srun\n"
+BANNER = "ddp-hpc: job 12: srun --nodes=2 --ntasks=4 python -m ddp_hpc.train\n"
 OOM = """\
 srun: error: n2: task 1: Out Of Memory
 srun: launch/slurm: _step_signal: Terminating StepId=1.0
@@ -124,10 +124,9 @@ def test_a_traceback_before_the_launchers_message_is_included() -> None:
     assert lines[-2:] == ("ValueError: the data is odd", "srun: error: n2: task 1: Exited with exit code 3")
 
 
-@pytest.mark.parametrize("verb", ["resuming", "going on"], ids=["this version", "version 0.1"])
-def test_errors_of_an_earlier_start_in_the_same_log_are_ignored(verb: str) -> None:
+def test_errors_of_an_earlier_start_in_the_same_log_are_ignored() -> None:
     """A requeued Slurm job appends to its log, and so do ranks that torchrun restarts."""
-    restart = f"{verb} after step 60 (epoch 1, 480 of its samples used)\n"
+    restart = "resuming after step 60 (epoch 1, 480 of its samples used)\n"
     assert failed(BANNER + "[rank 1/2 n2] error: lost\n" + restart + EXIT_3).lines[-1] in EXIT_3
     found = failed(BANNER + OOM + BANNER + EXIT_3)
     assert found.cause == "failed"

@@ -20,6 +20,7 @@ REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1"
 REQUEST += ["--walltime", "00:10:00"]
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=00:10:00\nhostname\n"
 PBS_SCRIPT = "#!/bin/bash\n#PBS -l select=1\n#PBS -l walltime=00:10:00\ncd $PBS_O_WORKDIR\nhostname\n"
+SUPERVISED = "exec python -m ddp_hpc.job --scheduler pbs -- hostname\n"
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_a_partially_refused_chain_is_reported_with_the_command_to_cancel_it(
     work: Path, programs: Programs, run: Run
 ) -> None:
     programs.program("qsub", 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi; echo 12.srv')
-    (work / "job.pbs").write_text(f"{PBS_SCRIPT}# DDP_HPC_CHAINED\n")
+    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
     done = run("submit", "job.pbs", "--chain", "3")
     assert (done.code, done.out) == (1, "12.srv\n")
     assert (
@@ -297,7 +298,7 @@ def test_if_the_reader_of_the_output_exits_the_queued_jobs_are_reported(
     work: Path, programs: Programs
 ) -> None:
     programs.program("qsub", "echo 12.srv")
-    (work / "job.pbs").write_text(f"{PBS_SCRIPT}# DDP_HPC_CHAINED\n")
+    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
     reader, writer = os.pipe()
     os.close(reader)
     words = ("--profile", "generic_pbs", "job.pbs", "--chain", "5")
@@ -356,7 +357,7 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
-        (["plain.sh"], "plain.sh is not a job script: it contains no #SBATCH or #PBS or #BSUB lines"),
+        (["plain.sh"], "plain.sh is not a job script: it contains no #SBATCH or #PBS lines"),
         (
             ["--profile", "local"],
             "the scheduler of the profile is 'local', but jobs can only be submitted to slurm or pbs",

@@ -13,7 +13,7 @@ import pytest
 from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]
-SHOW = ["env | sort | grep -E '_ARRAY_|^PBS_JOBID|^LSB_JOBI' || true"]
+SHOW = ["env | sort | grep -E '_ARRAY_|^PBS_JOBID' || true"]
 
 
 def variables(output: str) -> dict[str, str]:
@@ -29,17 +29,6 @@ def test_the_first_task_of_an_array_of_pbs_runs(rehearse: Rehearse, script: Scri
     assert re.fullmatch(r"[0-9]+\[\]\.rehearsal", found["PBS_ARRAY_ID"])
     assert found["PBS_JOBID"] == found["PBS_ARRAY_ID"].replace("[]", "[2]")
     assert re.findall("^rehearse: job (.*): Exit_status 0", done.stderr, re.MULTILINE) == [found["PBS_JOBID"]]
-
-
-def test_the_requested_task_of_an_array_of_lsf_runs(rehearse: Rehearse, tmp_path: Path) -> None:
-    job = tmp_path / "job.sh"
-    job.write_text(f'#!/bin/bash\n#BSUB -J "sweep[1-4,9]%2" -o sweep.%J.%I\n{SHOW[0]}\n')
-    done = rehearse(job, "--array-index", "9", "--here")
-    assert done.exit_code == 0, done.stdout + done.stderr
-    found = variables(done.stdout)
-    assert found["LSB_JOBINDEX"] == "9"
-    assert (tmp_path / f"sweep.{found['LSB_JOBID']}.9").exists()
-    assert f"rehearse: job {found['LSB_JOBID']}[9]: DONE" in done.stderr
 
 
 @pytest.mark.parametrize(("scheduler", "name"), [("slurm", "12_7"), ("pbs", "12[7]")])

@@ -18,9 +18,9 @@ Script = Callable[..., Path]
 NO_SCRIPTS = [
     (b"", "the script is empty"),
     (b"\0\1\2\n", "contains a NUL character"),
-    (b"echo hello\n", "is not a job script: it contains no #PBS, #SBATCH or #BSUB lines"),
-    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS, Slurm or LSF"),
-    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS, Slurm or LSF"),
+    (b"echo hello\n", "is not a job script: it contains neither #PBS nor #SBATCH lines"),
+    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS or Slurm"),
+    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS or Slurm"),
     (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
     (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
     (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),

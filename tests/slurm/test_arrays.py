@@ -75,12 +75,13 @@ def test_each_task_of_an_array_has_its_own_run_and_requeues_only_itself(
         assert found["state"]["step"] == 20
 
 
-def test_the_kill_delay_of_jobs_launch_and_ranks_is_killwait(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_kill_delay_of_jobs_launch_and_ranks_follows_killwait(cluster: Cluster, tmp_path: Path) -> None:
     kill_wait_s = cluster.settings.kill_wait_s
     assert kill_wait_s != 30, "the default of Slurm"
     job_id = submit_with(cluster, write(cluster, tmp_path), "once")
     assert cluster.wait(job_id).state == "COMPLETED"
-    assert lines(cluster, job_id)[0].endswith(f"killed after {kill_wait_s} s")
+    # The supervisor ends the ranks a little earlier, so that it can requeue the job.
+    assert lines(cluster, job_id)[0].endswith(f"killed after {0.6 * kill_wait_s:g} s")
 
     words = ["python", "-m", "ddp_hpc", "launch", "-n", "1", "--", "printenv", "DDP_HPC_KILL_DELAY_S"]
     done = cluster.run(["salloc", "--nodes=1", *words], env=ENVIRONMENT, cwd=tmp_path)

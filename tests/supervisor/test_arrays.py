@@ -117,8 +117,6 @@ def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
         ("slurm", {"SLURM_ARRAY_TASK_ID": "0"}, "0"),
         ("pbs", {"PBS_ARRAY_INDEX": "12"}, "12"),
         ("pbs", {"PBS_ARRAYID": "4"}, "4"),
-        ("lsf", {"LSB_JOBINDEX": "10"}, "10"),
-        ("lsf", {"LSB_JOBINDEX": "0"}, ""),
         ("age", {"SGE_TASK_ID": "3"}, "3"),
         ("age", {"SGE_TASK_ID": "undefined"}, ""),
         ("slurm", {"SLURM_ARRAY_TASK_ID": "../x"}, ""),
@@ -137,8 +135,6 @@ def test_the_index_of_a_task_is_that_of_the_scheduler(
         ("slurm", {"SLURM_JOB_ID": "9"}, "9"),
         ("slurm", {"SLURM_JOB_ID": "9", **TASK}, "7_3"),
         ("pbs", {"PBS_JOBID": "7[3].pbs-srv", "PBS_ARRAY_INDEX": "3"}, "7[3].pbs-srv"),
-        ("lsf", {"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, "7"),
-        ("lsf", {"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, "7[3]"),
     ],
 )
 def test_the_id_of_a_task_is_not_that_of_the_whole_array(

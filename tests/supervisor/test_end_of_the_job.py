@@ -24,9 +24,11 @@ QSTAT = (
 )
 
 
-def run_slurm(job: Sandbox, then: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+def run_slurm(
+    job: Sandbox, then: str, left_s: int = 3600, **options: object
+) -> subprocess.CompletedProcess[bytes]:
     job.launcher("srun", then=then)
-    end = str(int(time.time()) + 3600)
+    end = str(int(time.time()) + left_s)
     return job.run(
         script("generic_slurm", **options), **slurm(job, 1, SLURM_JOB_ID="7", SLURM_JOB_END_TIME=end)
     )
@@ -47,7 +49,7 @@ def test_the_successor_is_submitted_in_the_submission_directory(job: Sandbox) ->
         ("-P realproj -A tag", {"project": "realproj", "Account_Name": "tag"}, "-A tag -P realproj"),
         ("-Wgroup_list=grp", {"group_list": "grp"}, "-W group_list=grp"),
         ("-W umask=022,group_list=grp", {"group_list": "grp"}, "-W group_list=grp"),
-        ("-W depend=afterok:1", {"group_list": "grp"}, ""),
+        ("-W depend=afterok:1", {"project": "_pbs_project_default"}, ""),
     ],
 )
 def test_all_accounting_options_of_qsub_are_passed_on(
@@ -64,7 +66,7 @@ def test_all_accounting_options_of_qsub_are_passed_on(
 def test_a_requeue_whose_answer_was_lost_is_not_followed_by_a_second_job(job: Sandbox) -> None:
     says = "slurm_requeue error: Socket timed out on send/recv operation"
     job.program("scontrol", f'#!/bin/bash\n[[ $1 == show ]] || {{ echo "{says}" >&2; exit 1; }}\n')
-    done = run_slurm(job, REQUEUE)
+    done = run_slurm(job, REQUEUE, env={"DDP_HPC_KILL_DELAY_S": "1"}, left_s=4)
     assert (done.returncode, calls(job, "sbatch")) == (75, [])
     assert "It is unknown whether the request was accepted" in done.stderr.decode()
     assert "to resume: cd " in done.stderr.decode()
@@ -111,7 +113,7 @@ def test_variables_of_the_user_take_precedence_over_the_supervisors(job: Sandbox
 def test_the_launcher_does_not_read_the_input_of_the_script(job: Sandbox) -> None:
     job.launcher("srun", then="cat >read")
     environ = job.environ(**slurm(job, 1))
-    path = job.write(script("generic_slurm"))
+    path = job.write(script("generic_slurm", command=("./program",)))
     subprocess.run(["bash", path], cwd=job.work, env=environ, input=b"text", check=True)
     assert (job.work / "read").read_bytes() == b""
 

@@ -1,22 +1,17 @@
-"""The decoder of version 0.2: separate queries, keys and values, and the loss computed from all scores.
+"""A decoder with separate queries, keys and values, whose loss is computed from all scores.
 
-The tests train it as `--model tests.training.separate_decoder:decoder`, to compare losses, and to make
-snapshots as that version did.
+The tests compare it with the decoder of the package, which computes both in fewer steps. They train it as
+`--model tests.training.separate_decoder:decoder`, in one process.
 
 Shapes: B batch, T length, E width, H heads, D width of a head, V tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.tasks.task import SampleSpec, Task, label_loss
 
 # Standard deviation of the initial weights, as in GPT-2. For layers that add to the residual stream, it is
@@ -34,35 +29,14 @@ def decoder(
 ) -> Task:
     """Returns a task with a decoder that predicts each next token; the loss is the cross entropy in nats.
 
-    With `tied`, the head uses the weights of the embedding. Pipelines need `tied=False`, because the two are
-    on different devices.
-
-    Raises:
-        RequestError: invalid sizes, or samples that are not tokens.
+    With `tied`, the head uses the weights of the embedding.
     """
-    for name, value in (("layers", layers), ("heads", heads), ("width", width)):
-        if type(value) is not int or value < 1:
-            raise RequestError(f"--model-option {name} must be a positive integer (got {value})")
-    if type(tied) is not bool:
-        raise RequestError(f"--model-option tied must be True or False (got {tied})")
-    if width % heads:
-        raise RequestError(
-            f"--model-option width must be a multiple of heads={heads} (got {width}); "
-            f"the nearest is {max(1, round(width / heads)) * heads}"
-        )
-    if len(spec.src_shape) != 1 or spec.src_shape != spec.tgt_shape or spec.num_classes is None:
-        raise RequestError(
-            "--model decoder requires samples of tokens: src and tgt of the same length, and the file's "
-            f"num_classes. The data has src {spec.src_shape}, tgt {spec.tgt_shape} and "
-            f"{spec.num_classes or 'no'} classes; `python -m data_gen text` creates such files"
-        )
+    assert spec.num_classes is not None
     return Task(
         model=Decoder(spec.num_classes, spec.src_shape[0], layers, heads, width, dropout, tied),
         loss=_loss,
         src_indices=True,
         tgt_indices=True,
-        tensor_parallel=_tensor_parallel,
-        stages=_stages,
     )
 
 
@@ -134,7 +108,6 @@ class Attention(nn.Module):
         super().__init__()
         self.head_width = width // heads
         self.dropout = dropout
-        # Three layers instead of one, so that tensor parallelism splits each by whole heads.
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -184,36 +157,3 @@ class Head(nn.Module):
 
 def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
     return label_loss(scores.flatten(0, 1), tgt.flatten())
-
-
-def _tensor_parallel(model: nn.Module) -> dict[str, Any]:
-    """Returns a plan that divides heads and dense layers among ranks, with two all-reduces per block."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-    plan: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            plan |= {f"{name}.{part}": ColwiseParallel() for part in ("query", "key", "value")}
-            plan[f"{name}.out"] = RowwiseParallel()
-        elif isinstance(module, Dense):
-            plan[f"{name}.up"], plan[f"{name}.down"] = ColwiseParallel(), RowwiseParallel()
-    return plan
-
-
-def _stages(model: nn.Module, num_stages: int) -> Sequence[nn.Module]:
-    assert isinstance(model, Decoder)
-    if num_stages > 1 and model.head.scores.weight is model.embedding.tokens.weight:
-        raise RequestError(
-            f"the decoder's head uses the embedding's weights, which {num_stages} stages cannot share; "
-            "use --model-option tied=False"
-        )
-    if num_stages > len(model.blocks):
-        raise RequestError(
-            f"the decoder has {len(model.blocks)} layers, but {num_stages} stages need at least one each; "
-            f"use --model-option layers={num_stages} or more, or fewer stages"
-        )
-    cuts = [len(model.blocks) * stage // num_stages for stage in range(num_stages + 1)]
-    stages = [list(model.blocks[begin:end]) for begin, end in pairwise(cuts)]
-    stages[0].insert(0, model.embedding)
-    stages[-1].append(model.head)
-    return [nn.Sequential(*stage) for stage in stages]

@@ -1,7 +1,7 @@
-"""The decoder with every strategy resumes snapshots of an earlier version, and has its losses.
+"""The decoder resumes with every strategy, and has the losses of a decoder with separate layers.
 
-The snapshots are made with the earlier decoder, which has separate layers for queries, keys and values and
-computes its loss from all scores. The vocabulary of 100 tokens is padded to 128 in products.
+That decoder has separate layers for queries, keys and values, and computes its loss from all scores. The
+vocabulary of 100 tokens is padded to 128 in products.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import h5py
 import numpy as np
 import pytest
 
-from ddp_hpc.export import main as export_main
-
 from .forked import Forks
 from .runs import losses
 
 SIZES = ["--model-option", "layers=2", "--model-option", "width=32", "--model-option", "tied=False"]
 OPTIONS = [*SIZES, "--data", "../tokens.h5", "--dropout", "0", "--lr-scaling", "none", "--warmup-steps", "2"]
 OPTIONS += ["--snapshot-dir", "run", "--metrics", "m.jsonl", "--weight-decay", "0.1", "--clip-norm", "0.5"]
-EARLIER = ["--model", "tests.training.separate_decoder:decoder"]
+SEPARATE = "tests.training.separate_decoder:decoder"
 STEPS, SAVED = 6, 3
 
 pytestmark = pytest.mark.timeout(400)
@@ -29,20 +27,20 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    """A directory with losses of the earlier decoder, and its snapshots after 3 steps, whole and sharded."""
+    """A directory with losses of the separate layers, and snapshots after 3 steps, whole and sharded."""
     folder = tmp_path_factory.mktemp("decoders")
     draw = np.random.default_rng(1)
     with h5py.File(folder / "tokens.h5", "w") as file:
         for name in ("src", "tgt"):
             file[name] = draw.integers(100, size=(80, 16), dtype=np.uint8)
         file.attrs["num_classes"] = 100
-    for name, ranks, more in (
-        ("losses", 1, ["--batch-size", "16", "--max-steps", str(STEPS)]),
-        ("whole", 1, ["--batch-size", "16", "--max-steps", str(SAVED)]),
-        ("sharded", 2, ["--batch-size", "8", "--max-steps", str(SAVED), "--strategy", "fsdp"]),
+    for name, model, ranks, more in (
+        ("losses", SEPARATE, 1, ["--batch-size", "16", "--max-steps", str(STEPS)]),
+        ("whole", "decoder", 1, ["--batch-size", "16", "--max-steps", str(SAVED)]),
+        ("sharded", "decoder", 2, ["--batch-size", "8", "--max-steps", str(SAVED), "--strategy", "fsdp"]),
     ):
         (folder / name).mkdir()
-        forks.run(*OPTIONS, *EARLIER, *more, cwd=folder / name, ranks=ranks)
+        forks.run(*OPTIONS, "--model", model, *more, cwd=folder / name, ranks=ranks)
     return folder
 
 
@@ -75,34 +73,7 @@ def resumed(home: Path, forks: Forks, name: str, saved: str, ranks: int, *option
         pytest.param(4, "--batch-size 8 --mesh fsdp=2,tp=2", marks=pytest.mark.soak),
     ],
 )
-def test_a_snapshot_of_an_earlier_version_is_resumed_with_its_losses(saved, ranks, options, home, forks):
+def test_a_resumed_run_has_the_losses_of_separate_layers(saved, ranks, options, home, forks):
     name = f"{saved}-{ranks}-{options.replace(' ', '')}".replace("=", "")
     found = resumed(home, forks, name, saved, ranks, *options.split())
     assert found == pytest.approx(losses(home / "losses" / "m.jsonl")[SAVED:], rel=2e-6)
-
-
-def test_a_resumed_run_saves_todays_tensors(home, forks):
-    from safetensors.numpy import load_file
-
-    resumed(home, forks, "today", "sharded", 1, "--batch-size", "16")
-    with pytest.raises(SystemExit):
-        export_main([str(home / "today" / "run"), str(home / "model.safetensors")])
-    found = load_file(home / "model.safetensors")
-    assert found["blocks.0.attention.qkv.weight"].shape == (96, 32)
-    assert found["head.scores.weight"].shape == found["embedding.tokens.weight"].shape == (100, 32)
-    assert not any("query" in name for name in found)
-
-
-def test_a_damaged_earlier_snapshot_is_reported(home, forks):
-    folder = home / "damaged"
-    folder.mkdir()
-    shutil.copytree(home / "sharded" / "run", folder / "run")
-    [path] = (folder / "run" / f"step_{SAVED:08d}").glob("model*0.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-    words = [*OPTIONS, "--model", "decoder", "--batch-size", "8", "--max-steps", "4", "--strategy", "fsdp"]
-    job = forks.start(*words, cwd=folder, ranks=2)
-    assert job.wait() == [1, 1], job.words()
-    [line] = job.errors()
-    assert "a SHA-256 checksum does not match" in line

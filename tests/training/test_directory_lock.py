@@ -114,6 +114,33 @@ def test_the_stale_lock_of_another_host_is_taken_over_after_an_announced_wait(
     ]
 
 
+@pytest.mark.parametrize(
+    ("earlier", "environ", "waits"),
+    [
+        ({"job": "7", "start": ""}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, False),
+        ({"job": "7", "start": "1"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"job": "8", "start": ""}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"job": "12.srv", "start": "A0"}, {"PBS_JOBID": "12.srv", "PBS_JOBCOOKIE": "B1"}, False),
+        ({"job": "12.srv", "start": "A0"}, {"PBS_JOBID": "12.srv", "PBS_JOBCOOKIE": "A0"}, True),
+        ({"job": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"job": "", "start": ""}, {}, True),
+    ],
+)
+def test_a_requeued_job_does_not_wait_for_its_own_earlier_start(
+    tmp_path: Path,
+    take: Callable[[], DirectoryLock],
+    monkeypatch: pytest.MonkeyPatch,
+    earlier: dict[str, str],
+    environ: dict[str, str],
+    waits: bool,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    _lock_of_another_host(tmp_path / "run", **earlier)
+    take()
+    assert bool(take.said) is waits  # type: ignore[attr-defined]
+
+
 def test_a_lock_that_another_host_updates_is_respected(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:

@@ -1,10 +1,11 @@
 """The decoder with one product for queries, keys and values, and with its loss inside the model.
 
-The oracles are the earlier decoder with separate layers, and GPT-2 of Hugging Face.
+The oracles are a decoder with separate layers, and GPT-2 of Hugging Face.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.evaluation import evaluate
-from ddp_hpc.training.snapshots.earlier_layout import rearranged
-from ddp_hpc.training.snapshots.host_buffer import specs_of
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 
@@ -33,16 +32,27 @@ def tokens(seed: int, samples: int = 5) -> Tensor:
 
 
 def both(dtype: torch.dtype = torch.float64) -> tuple[Task, Task]:
-    """The earlier decoder, and the current one with the same weights."""
+    """The decoder with separate layers, and the one of the package with the same weights."""
     torch.manual_seed(0)
-    earlier = separate_decoder.decoder(SPEC, 0.0, **SIZES)
-    today = decoder(SPEC, 0.0, **SIZES)
-    for task in (earlier, today):
+    separate = separate_decoder.decoder(SPEC, 0.0, **SIZES)
+    fused = decoder(SPEC, 0.0, **SIZES)
+    for task in (separate, fused):
         task.model.to(dtype)
-    state = earlier.model.state_dict()
-    assert today.earlier_layout is not None
-    today.model.load_state_dict(rearranged(state, today.earlier_layout(specs_of(state))))
-    return earlier, today
+    fused.model.load_state_dict(joined(separate.model.state_dict()))
+    return separate, fused
+
+
+def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Joins the tensors of queries, keys and values of each block, whose rows are ordered by head."""
+    found = dict(tensors)
+    for layer in range(SIZES["layers"]):
+        start = f"blocks.{layer}.attention"
+        parts = [
+            found.pop(f"{start}.{part}.weight").unflatten(0, (SIZES["heads"], -1))
+            for part in ("query", "key", "value")
+        ]
+        found[f"{start}.qkv.weight"] = torch.stack(parts, dim=1).flatten(0, 2)
+    return found
 
 
 def loss_of(task: Task, src: Tensor, tgt: Tensor) -> Tensor:
@@ -52,33 +62,32 @@ def loss_of(task: Task, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 def test_the_loss_and_gradients_are_those_of_separate_layers():
-    earlier, today = both()
-    losses = [loss_of(task, tokens(1), tokens(2)) for task in (earlier, today)]
+    separate, fused = both()
+    losses = [loss_of(task, tokens(1), tokens(2)) for task in (separate, fused)]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
     for loss in losses:
         loss.backward()
-    grads = {name: value.grad for name, value in earlier.model.named_parameters()}
-    assert today.earlier_layout is not None
-    wanted = rearranged(grads, today.earlier_layout(specs_of(grads)))
-    for name, value in today.model.named_parameters():
+    grads = {name: value.grad for name, value in separate.model.named_parameters()}
+    wanted = joined(grads)
+    for name, value in fused.model.named_parameters():
         torch.testing.assert_close(value.grad, wanted[name], rtol=1e-9, atol=1e-15)
 
 
 def test_a_seed_gives_the_weights_of_separate_layers():
     torch.manual_seed(0)
-    today = decoder(SPEC, 0.0, **SIZES).model.double().state_dict()
+    fused = decoder(SPEC, 0.0, **SIZES).model.double().state_dict()
     for name, value in both()[1].model.state_dict().items():
-        assert torch.equal(today[name], value), name
+        assert torch.equal(fused[name], value), name
 
 
 def test_scores_are_those_of_separate_layers():
-    earlier, today = both()
-    scores = [task.forward(task.model, tokens(1), tokens(2)) for task in (earlier, today)]
+    separate, fused = both()
+    scores = [task.forward(task.model, tokens(1), tokens(2)) for task in (separate, fused)]
     torch.testing.assert_close(scores[1], scores[0])
 
 
 def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
-    """GPT-2 of Hugging Face with the weights of the earlier decoder, and without biases of linear layers."""
+    """GPT-2 of Hugging Face with the weights of `separate_decoder`, and without biases of linear layers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=SIZES["width"], n_layer=SIZES["layers"],
@@ -111,12 +120,12 @@ def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
 
 
 def test_loss_and_scores_are_those_of_gpt2_of_hugging_face():
-    earlier, today = both()
-    gpt2 = gpt2_of(earlier.model.state_dict())
-    torch.testing.assert_close(today.model(tokens(1)), gpt2(tokens(1)).logits)
+    separate, fused = both()
+    gpt2 = gpt2_of(separate.model.state_dict())
+    torch.testing.assert_close(fused.model(tokens(1)), gpt2(tokens(1)).logits)
     # Their loss shifts the labels by one, so the last token of ours is not part of it.
     theirs = gpt2(tokens(1), labels=tokens(1)).loss.item()  # in float32
-    assert today.model(tokens(1)[:, :-1], tokens(1)[:, 1:]).item() == pytest.approx(theirs, rel=1e-6)
+    assert fused.model(tokens(1)[:, :-1], tokens(1)[:, 1:]).item() == pytest.approx(theirs, rel=1e-6)
 
 
 class Copies(TorchDispatchMode):
@@ -133,20 +142,20 @@ class Copies(TorchDispatchMode):
 
 
 def test_queries_keys_and_values_are_passed_to_attention_without_a_copy():
-    _, today = both(torch.float32)
+    _, fused = both(torch.float32)
     with Copies() as copies:
-        loss_of(today, tokens(1), tokens(2))
+        loss_of(fused, tokens(1), tokens(2))
     assert [shape for shape in copies.shapes if len(shape) > 2] == []
 
 
 def test_a_label_out_of_range_is_explained():
-    _, today = both()
+    _, fused = both()
     tgt = tokens(2)
     tgt[3, 4] = VOCABULARY + 2  # there is a padded score for this label
     with pytest.raises(
         DdpHpcError, match=r"contains the label 102, but the model has 100 classes \(0 to 99\)"
     ):
-        loss_of(today, tokens(1), tgt)
+        loss_of(fused, tokens(1), tgt)
 
 
 def test_an_evaluation_has_the_loss_of_separate_layers():

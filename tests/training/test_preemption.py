@@ -153,11 +153,16 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank: int = 0) -> StopRequests:
+def _stopping(
+    deadline: Deadline | None,
+    kill_delay_s: float | None = None,
+    rank: int = 0,
+    ask: Callable[[], float | None] = lambda: None,
+) -> StopRequests:
     return StopRequests(
         deadline,
         kill_delay_s,
-        checks_deadline=rank == 0,
+        ask=ask if rank == 0 else None,
         stacks=None,
         end_before_kill=pytest.fail,
         is_lost=lambda: False,
@@ -182,6 +187,38 @@ def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     assert stopping.explain(DEADLINE, 0) == (
         "the job's time limit is near (squeue; stopping 107 s early to save)"
     )
+
+
+def test_a_job_that_was_extended_trains_on_until_its_new_end() -> None:
+    """The scheduler is asked again shortly before the margin; all ranks take over the answer."""
+    asked: list[float] = []
+    end_s = time.time() + 20
+
+    def ask() -> float:
+        asked.append(time.time())
+        return end_s + 3600
+
+    first, other = (_stopping(Deadline(end_s, "qstat"), 10.0, rank, ask) for rank in (0, 1))
+    with first, other:
+        assert first.stop_request() == 0  # 20 s are left, and the margin is 13 s
+        _until(lambda: first.deadline_s == end_s + 3600)
+        first.measured(step_s=5.0)
+        assert (first.stop_request(), len(asked)) == (0, 1)
+        assert other.deadline_s == end_s
+        for one in (first, other):
+            one.move_deadline(first.deadline_s)
+        assert other.deadline_s == end_s + 3600
+        assert min(*first._ends.values(), *other._ends.values()) > time.monotonic() + 3600
+
+
+def test_a_job_that_was_shortened_stops_earlier() -> None:
+    stopping = _stopping(Deadline(time.time() + 25, "qstat"), 10.0, ask=lambda: time.time() + 5)
+    assert stopping.stop_request() == 0
+    _until(lambda: stopping.stop_request() == DEADLINE)
+
+
+def test_the_scheduler_is_not_asked_long_before_the_end() -> None:
+    assert _stopping(Deadline(time.time() + 60, "qstat"), 10.0, ask=pytest.fail).stop_request() == 0
 
 
 def test_only_one_rank_checks_the_deadline() -> None:

@@ -48,8 +48,6 @@ def _tensors() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 MODEL, TRAINING = _tensors()
-# Written by the version of 2026-11-23, which wrote the index of all ranks to snapshot.json.
-EARLIER = Path(__file__).parent / "earlier_snapshots" / "step_00000007"
 
 
 @pytest.fixture(scope="module")
@@ -133,30 +131,6 @@ def test_only_the_chunks_of_the_requested_rows_are_read(
     stored.close()
 
 
-def test_a_snapshot_of_format_2_is_read_as_it_was_saved() -> None:
-    big = torch.arange(50 * 16, dtype=torch.float32).reshape(50, 16) / 7
-    model = {
-        "big": big,
-        "cube": torch.arange(4 * 6 * 10).reshape(4, 6, 10).to(torch.int16),
-        "odd": (torch.arange(35) * 0.5).reshape(7, 5).to(torch.bfloat16),
-        "few": torch.arange(6.0).reshape(2, 3),
-        "empty": torch.empty(0, 4),
-        "flag": torch.tensor(True),
-    }
-    training = {"optimizer.exp_avg/big": -big, "step": torch.tensor(12.0)}
-    found = read_snapshot(EARLIER)
-    assert found.about["format"] == 2
-    assert found.is_sharded
-    for theirs, ours in ((found.model, model), (found.training, training)):
-        assert set(theirs) == set(ours)
-        for name, tensor in ours.items():
-            assert theirs[name].dtype == tensor.dtype
-            assert torch.equal(theirs[name], tensor), name
-    stored = found.model
-    assert isinstance(stored, StoredTensors)
-    assert torch.equal(stored.read("big", (10, 3), (30, 5)), big[10:40, 3:8])
-
-
 def _open_files() -> list[Path]:
     found = []
     for entry in Path("/proc/self/fd").iterdir():
@@ -182,14 +156,11 @@ def _damage(path: Path, chance: random.Random) -> str:
     return kind
 
 
-@pytest.mark.parametrize("folder", [None, EARLIER], ids=["this format", "format 2"])
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 240), marks=pytest.mark.soak)])
-def test_every_corruption_of_a_file_is_found(
-    written: Path, tmp_path: Path, folder: Path | None, seeds: range
-) -> None:
+def test_every_corruption_of_a_file_is_found(written: Path, tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
         chance = random.Random(seed)
-        damaged = Path(shutil.copytree(folder or written, tmp_path / f"{seed}" / written.name))
+        damaged = Path(shutil.copytree(written, tmp_path / f"{seed}" / written.name))
         path = chance.choice(sorted(damaged.iterdir()))
         kind = _damage(path, chance)
         with pytest.raises(DamagedSnapshotError) as caught:
@@ -224,18 +195,13 @@ def _changed(value: Any, chance: random.Random) -> Any:
     return value
 
 
-@pytest.mark.parametrize("folder", [None, EARLIER], ids=["this format", "format 2"])
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 5000), marks=pytest.mark.soak)])
 def test_an_invalid_index_with_a_correct_checksum_is_damage_and_opens_no_other_file(
-    written: Path, tmp_path: Path, folder: Path | None, seeds: range
+    written: Path, tmp_path: Path, seeds: range
 ) -> None:
-    snapshot = Path(shutil.copytree(folder or written, tmp_path / "step_00000007"))
+    snapshot = Path(shutil.copytree(written, tmp_path / "step_00000007"))
     about = json.loads((snapshot / "snapshot.json").read_text())
-    index = {
-        key: about[key]
-        for key in ("ranks", "checksums", "tensors", "shards", "files", "chunk_bytes")
-        if key in about
-    }
+    index = {key: about[key] for key in ("ranks", "checksums", "tensors", "shards")}
     found = 0
     for seed in seeds:
         changed, chance = copy.deepcopy(index), random.Random(seed)

@@ -37,7 +37,6 @@ def one_process(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, forks
 
 
 # Written by the version of 2026-11-23, with 2 ranks and a learning rate of 2 * 0.001.
-EARLIER = Path(__file__).parent / "earlier_snapshots" / "step_00000002"
 CHAINS = [
     # The options, the number of ranks, and the number of ranks with different samples.
     [("--strategy fsdp", 2, 2), ("", 1, 1), ("--strategy fsdp", 3, 3), ("--strategy fsdp", 1, 1)],
@@ -102,34 +101,6 @@ def test_a_sharded_run_killed_40_times_ends_like_an_uninterrupted_one(
     job = forks.start(*options, cwd=home, ranks=3)
     assert job.wait(600) == [0] * 3, job.words()
     assert_equal(home, other, 3 * 60)
-
-
-@pytest.mark.parametrize(("options", "ranks"), [("--strategy fsdp", 2), ("--strategy fsdp", 4), ("", 1)])
-def test_a_run_resumes_from_a_snapshot_of_format_2(
-    home: Path, forks: Forks, options: str, ranks: int
-) -> None:
-    words = [
-        "--model",
-        "linear",
-        "--src-shape",
-        "20",
-        "--tgt-shape",
-        "6",
-        "--num-samples",
-        "64",
-        "--no-shuffle",
-    ]
-    words += ["--lr-scaling", "none", "--lr", "0.002", "--batch-size", str(8 // ranks), *options.split()]
-    words += ["--max-steps", "5", "--snapshot-dir", "run", "--metrics", "m.jsonl"]
-    forks.run(*words, cwd=home, ranks=ranks)
-    uninterrupted = [line["loss"] for line in trained(home)]
-    shutil.rmtree(home / "run")
-    (home / "m.jsonl").unlink()
-    shutil.copytree(EARLIER, home / "run" / EARLIER.name)
-    assert read_snapshot(home / "run" / EARLIER.name).about["format"] == 2
-    job = forks.run(*words, cwd=home, ranks=ranks)
-    assert "resuming after step 2 " in job.words()
-    assert [line["loss"] for line in trained(home)] == pytest.approx(uninterrupted[2:], rel=1e-5)
 
 
 def _flip_a_bit(path: Path) -> None:

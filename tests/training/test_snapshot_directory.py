@@ -130,16 +130,17 @@ def test_if_all_snapshots_are_damaged_nothing_is_deleted(
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
 
 
-def test_a_snapshot_of_a_newer_version_is_an_error_and_not_skipped(
-    tmp_path: Path, open_run: Callable[..., Run]
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_snapshot_of_another_format_is_an_error_and_not_skipped(
+    tmp_path: Path, open_run: Callable[..., Run], number: int
 ) -> None:
     run = open_run(tmp_path)
     run.save(1, 2)
     manifest = tmp_path / "step_00000002" / "snapshot.json"
     about = json.loads(manifest.read_text())
     del about["sha256"]
-    manifest.write_bytes(_sealed({**about, "format": 4}))
-    with pytest.raises(DataError, match="step_00000002 has format 4"):
+    manifest.write_bytes(_sealed({**about, "format": number}))
+    with pytest.raises(DataError, match=f"step_00000002 has format {number}, which this version"):
         run.folder.newest_valid()
 
 

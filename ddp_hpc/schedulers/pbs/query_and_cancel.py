@@ -20,7 +20,7 @@ from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import End, JobState, Phase, clock_s, duration_s, same_job
 from ddp_hpc.text_table import printable
 
-_TIME = "%a %b %d %H:%M:%S %Y"
+TIME_FORMAT = "%a %b %d %H:%M:%S %Y"
 _UNKNOWN_JOB = re.compile(r"Unknown Job Id", re.IGNORECASE)
 _NO_HISTORY = re.compile(r"not configured to maintain job history", re.IGNORECASE)
 _WORK_DIR = re.compile(r"(?:^|,)PBS_O_WORKDIR=((?:\\.|[^,\\])*)")
@@ -174,7 +174,7 @@ def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
         nodes="+".join(dict.fromkeys(part.partition("/")[0] for part in job.get("exec_host", "").split("+"))),
         elapsed_s=_elapsed_s(job, phase),
         walltime_s=duration_s(walltime) or _whole(walltime),
-        starts_at_s=clock_s(estimate, _TIME) or _whole(estimate),
+        starts_at_s=clock_s(estimate, TIME_FORMAT) or _whole(estimate),
         exit_code=status if status is not None and 0 <= status < _SIGNALLED else None,
         signal=status - _SIGNALLED if status is not None and status > _SIGNALLED else None,
         log=_log(job.get("Output_Path", ""), name, "OU"),
@@ -237,7 +237,7 @@ def _wanted(job: Mapping[str, str]) -> str:
 def _elapsed_s(job: Mapping[str, str], phase: Phase) -> int | None:
     # At the start of a job, resources_used is not set yet.
     used_s = duration_s(job.get("resources_used.walltime", ""))
-    if phase != "running" or (start_s := clock_s(job.get("stime", ""), _TIME)) is None:
+    if phase != "running" or (start_s := clock_s(job.get("stime", ""), TIME_FORMAT)) is None:
         return used_s
     return max(used_s or 0, int(time.time() - start_s))
 

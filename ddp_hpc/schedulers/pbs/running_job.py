@@ -1,40 +1,37 @@
-"""The PBS job of this process: its walltime, and the submission of its successor."""
+"""The PBS job of this process: its walltime, why PBS ends it, and the submission of its successor."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from itertools import chain, repeat
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.job_state import was_dropped
-from ddp_hpc.schedulers.pbs.query_and_cancel import attributes_in, read_job
-from ddp_hpc.schedulers.running_job import RunningJob, Say, started_s
+from ddp_hpc.schedulers.job_state import clock_s
+from ddp_hpc.schedulers.pbs import carried_request as carried
+from ddp_hpc.schedulers.pbs.query_and_cancel import TIME_FORMAT, attributes_in
+from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, started_s
 from ddp_hpc.units import parse_walltime_s
 
 _ASK_LIMIT_S = 30.0
-# At the end of the walltime, PBS kills this process a few seconds after SIGTERM.
-_ASK_AT_END_LIMIT_S = 3.0
-_RETRY_S = 300.0
-_PAUSES_S = (2.0, 4.0, 8.0, 16.0)
-# The variables that a login shell needs. The successor receives no other variables of this job.
+# Whether PBS has dropped the successor is asked only if this much time is left.
+_DROP_CHECK_S = 5.0
+# The variables that qsub itself needs.
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "LANG", "TZ", "PBS_CONF_FILE")
-_RESOURCE = re.compile(r"""(?:^|,)['"]*([A-Za-z_][A-Za-z0-9_]*)=""")
 _INDICES = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _JOB_ID = re.compile(r"^[0-9]+(?:\.[A-Za-z0-9.-]+)?$", re.MULTILINE)
-# qsub's options for the account, with the attribute in which the server stores the value.
-_ACCOUNTS = {
-    r" -A": ("-A", "Account_Name"),
-    r" -P": ("-P", "project"),
-    r""" -W *['"]?\S*?group_list=""": ("-W", "group_list"),
-}
+# JOB_SUBSTATE_RERUN of OpenPBS's job.h: qrerun, or a preemption after which PBS runs the job again.
+_RERUN = "60"
+# The state and substate of a job that the server has removed without running it (job_abt in req_register.c).
+_DROPPED = ("F", "92")
+# Only the comment of a job that a user has deleted contains this text.
+_DELETED = " and terminated"
 
 
 class PbsJob(RunningJob):
-    """The PBS job of this process. The server is queried once, at the start of the job."""
+    """The PBS job of this process."""
 
     sets_long_tmpdir = True
     work_dir_variable = "PBS_O_WORKDIR"
@@ -54,82 +51,112 @@ class PbsJob(RunningJob):
 
     def end_s(self) -> float | None:
         # qsub options override the directives, so take the walltime that the server reports.
-        text = self._attributes.get("Resource_List.walltime", "")
-        try:
-            return started_s() + (int(text) if text.isdecimal() else parse_walltime_s(text))
-        except RequestError:
-            return None
+        walltime_s = _walltime_s(self._attributes)
+        return None if walltime_s is None else started_s() + walltime_s
 
-    def was_cancelled(self) -> bool:
-        # In the last half minute of the walltime, a cancelled job receives the same signal as a job that
-        # reaches its limit. Only the comment of a cancelled job ends in `and terminated`.
-        return " and terminated" in self._query(_ASK_AT_END_LIMIT_S).get("comment", "")
+    def stop_cause(self, limit_s: float) -> StopCause:
+        now = self._query(limit_s)
+        if _DELETED in now.get("comment", ""):
+            return "cancelled"
+        if now.get("substate") == _RERUN:
+            return "requeued"
+        # The walltime may have been changed with qalter.
+        walltime_s, start_s = _walltime_s(now), clock_s(now.get("stime", ""), TIME_FORMAT)
+        is_over = walltime_s is not None and start_s is not None and time.time() >= start_s + walltime_s
+        return "walltime" if is_over else "unknown"
 
-    def resubmit(self, script: Path, attempt: int, say: Say) -> None:
-        """Submits a job to the same queue and account. It does not inherit the variables of this job."""
-        text = script.read_text(encoding="utf-8", errors="surrogateescape")
-        argv = [*self._account(), *self._queue(), *self._resources(text)]
-        own = re.findall(r"^#PBS +(?:.* )?-v *(\S+)", text, re.MULTILINE)
-        # PBS has no arrays of one job, so the successor gets its array index as a variable.
-        index = [f"{name}={self.environ[name]}" for name in _INDICES if self.environ.get(name)]
-        variables = ",".join([*own, *index, f"DDP_HPC_ATTEMPT={attempt}"])
-        last = ["-v", variables, str(script)]
-        successor = self._qsub([*argv, "-W", f"depend=afterany:{self.job_id}", *last], say)
-        if was_dropped(read_job, successor):
-            say(
-                f"ddp-hpc: PBS has dropped job {successor} because the server no longer knows job "
+    def variables_for_successor(self) -> dict[str, str]:
+        passed = self._variables()
+        carried.check_names(passed)
+        index = {name: self.environ[name] for name in _INDICES if self.environ.get(name)}
+        return {**passed, **index}
+
+    def submit_options(self) -> list[str]:
+        known = self._known()
+        if not known:
+            account = self.environ.get("PBS_ACCOUNT")
+            return [*(("-A", account) if account else ()), *self._queue()]
+        options = carried.options(known, str(self.work_dir))
+        environment = ["-V"] if carried.passes_environment(known, self.script) else []
+        return [*options, *environment, *self._queue(), *carried.resources(known, self.script)]
+
+    def resubmit(self, request: Successor) -> Queued:
+        """Submits a job with the request of this job. It does not inherit the other variables of this job."""
+        passed = self._variables()
+        names = carried.safe_names(passed) if self._known() else carried.variables_in(self.script)
+        variables = [*names, f"DDP_HPC_ATTEMPT={request.attempt}"]
+        after = ["-W", f"depend=afterany:{self.job_id}"]
+        if "[" in self.job_id:
+            # qsub refuses a dependency on a subjob (parse_depend.c). The successor waits until it has ended.
+            after = []
+            variables.append(f"DDP_HPC_AFTER={self.job_id}")
+        options, last = self.submit_options(), ["-v", ",".join(variables), str(request.script)]
+        environ = self._environment(passed)
+        successor = self._qsub([*options, *after, *last], environ, request)
+        left_s = request.until_s - time.monotonic()
+        if after and left_s > _DROP_CHECK_S and self._is_dropped(successor.job_id):
+            request.say(
+                f"ddp-hpc: PBS has dropped job {successor.job_id} because the server no longer knows job "
                 f"{self.job_id}; submitting it again without the dependency"
             )
-            successor = self._qsub([*argv, *last], say)
-        say(successor)
+            successor = self._qsub([*options, *last], environ, request)
+        return successor
 
-    def _qsub(self, arguments: list[str], say: Say) -> str:
-        """Submits a job and returns its ID. Retries only while the server is unreachable.
+    def _variables(self) -> dict[str, str]:
+        """Returns the variables that `qsub -v` has passed to this job; -V passes them on by itself."""
+        if carried.passes_environment(self._known(), self.script):
+            return {}
+        return carried.variables(self._known())
+
+    def _is_dropped(self, job_id: str) -> bool:
+        """Returns whether PBS has removed the job because it does not know the job on which it depends."""
+        with suppress(commands.NoAnswerError):
+            answer = commands.run(("qstat", "-xf", job_id), _DROP_CHECK_S)
+            job = attributes_in(answer.out)
+            return "Unknown Job Id" in answer.err or (job.get("job_state"), job.get("substate")) == _DROPPED
+        return False
+
+    def _known(self) -> dict[str, str]:
+        """Returns the attributes of this job, for which the server is asked again if it has not answered."""
+        if not self._attributes:
+            self._attributes = self._query(_ASK_LIMIT_S)
+        return self._attributes
+
+    def _environment(self, passed: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of qsub, which passes on all of it with -V, and `passed` without."""
+        environ = {name: self.environ[name] for name in _KEPT if self.environ.get(name)}
+        if carried.passes_environment(self._known(), self.script):
+            environ |= carried.variables(self._known())
+        return {**environ, **passed, "PWD": str(self.work_dir)}
+
+    def _qsub(self, arguments: list[str], environ: Mapping[str, str], request: Successor) -> Queued:
+        """Submits a job. Retries only while the server is unreachable.
 
         After any other error a retry is unsafe, because the job may be queued although qsub failed.
         """
-        environ = {name: self.environ[name] for name in _KEPT if self.environ.get(name)}
-        environ["PWD"] = str(self.work_dir)
-        end_s = time.monotonic() + _RETRY_S
-        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
-            answer = commands.run(["qsub", *arguments], commands.SUBMISSION_LIMIT_S, environ, self.work_dir)
-            if answer.code == 0:
-                break
-            if not commands.is_unreachable(answer):
-                raise DdpHpcError(f"qsub failed: {answer.said}")
-            if time.monotonic() >= end_s or self.was_cancelled():
-                raise DdpHpcError(f"qsub still failed after {_RETRY_S:.0f} s of retries: {answer.said}")
-            if pause_s == _PAUSES_S[0]:
-                say(f"ddp-hpc: qsub failed: {answer.said}; retrying for up to {_RETRY_S:.0f} s")
-            time.sleep(pause_s)
+        answer = commands.submit_until(
+            ("qsub", *arguments),
+            request.until_s,
+            request.on_unreachable,
+            environ=environ,
+            cwd=self.work_dir,
+        )
+        if answer.code:
+            raise DdpHpcError(f"qsub failed: {answer.said}")
         found = _JOB_ID.findall(answer.out)
         if not found:
             raise DdpHpcError(f"qsub printed no job ID; check whether the job is queued: {answer.said}")
-        return str(found[-1])
-
-    def _account(self) -> Iterator[str]:
-        """Yields the accounting options of qsub's command line; those of the script are in its directives."""
-        if not self._attributes and (account := self.environ.get("PBS_ACCOUNT")):
-            yield from ("-A", account)
-        for pattern, options in _ACCOUNTS.items():
-            if re.search(pattern, self._submit_arguments):
-                flag, attribute = options
-                if name := self._attributes.get(attribute):
-                    yield from (("-W", f"group_list={name}") if flag == "-W" else (flag, name))
+        return Queued(found[-1], ("qsub", *arguments))
 
     def _queue(self) -> list[str]:
         # PBS_QUEUE may name a queue that accepts no direct submissions, because a routing queue feeds it.
         queue = self.environ.get("PBS_O_QUEUE")
         return ["-q", queue] if queue else []
 
-    def _resources(self, script: str) -> Iterator[str]:
-        """Yields options for the resources that the directives and qsub's options request."""
-        requests = re.findall(r"^#PBS +-l *(.*)", script, re.MULTILINE)
-        requests += re.findall(r" -l *(\S+)", self._submit_arguments)
-        for name in sorted({name for request in requests for name in _RESOURCE.findall(request)}):
-            if value := self._attributes.get(f"Resource_List.{name}"):
-                yield from ("-l", f"{name}={value}")
 
-    @property
-    def _submit_arguments(self) -> str:
-        return f" {self._attributes.get('Submit_arguments', '')}"
+def _walltime_s(attributes: Mapping[str, str]) -> float | None:
+    text = attributes.get("Resource_List.walltime", "")
+    try:
+        return int(text) if text.isdecimal() else parse_walltime_s(text)
+    except RequestError:
+        return None

@@ -62,6 +62,7 @@ class Pbs(Scheduler):
     log_flags = ("-o", "-e")
     job_id_variable = "PBS_JOBID"
     # PBS_ARRAYID is the name in Torque.
+    start_variable = "PBS_JOBCOOKIE"
     array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
     array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
@@ -192,9 +193,6 @@ class Pbs(Scheduler):
         except (ValueError, KeyError, TypeError, AttributeError, RequestError):
             return None
         return start_s + walltime_s, "qstat"
-
-    def array_options(self, index: str) -> list[str]:
-        return ["-v", f"PBS_ARRAY_INDEX={index}"]
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         from ddp_hpc.schedulers.pbs.running_job import PbsJob

@@ -82,9 +82,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
         RequestError: the job is an array.
         DdpHpcError: the output is invalid, or is for another job.
     """
-    # The job name can contain text such as JobState=. Since it comes before the real fields, and the last of
-    # two fields with the same name is used, it cannot replace them.
-    fields = dict(_FIELD.findall(text.rstrip()))
+    fields = fields_of(text)
     known = {
         key: "" if value in ("(null)", "None", "N/A", "Unknown") else value for key, value in fields.items()
     }
@@ -98,6 +96,13 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
             f"manually: scontrol show job {job_id}"
         )
     return _state(job_id, known)
+
+
+def fields_of(text: str) -> dict[str, str]:
+    """Returns the fields in the output of `scontrol --oneliner show job`."""
+    # The job name can contain text such as JobState=. Since it comes before the real fields, and the last of
+    # two fields with the same name is used, it cannot replace them.
+    return dict(_FIELD.findall(text.rstrip()))
 
 
 def job_id_of(answer: str) -> str | None:

@@ -1,15 +1,15 @@
-"""The Slurm job of this process: its time limit, and its requeue."""
+"""The Slurm job of this process: its time limit, why Slurm ends it, and its requeue."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.running_job import RunningJob, Say, without_job
+from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, without_job
+from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 
 # A directive that chooses the QOS. Some sites derive the partition from the QOS, so a resubmitted job with
 # this directive must not name a partition.
@@ -31,27 +31,58 @@ class SlurmJob(RunningJob):
         text = self.environ.get("SLURM_JOB_END_TIME", "")
         return float(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
 
-    def resubmit(self, script: Path, attempt: int, say: Say) -> None:
+    def stop_cause(self, limit_s: float) -> StopCause:
+        # Seen with Slurm 22.05 and 26.05 while the batch script handled SIGTERM: the reason is TimeLimit at
+        # the time limit, Restarts is incremented for a requeue, and after scancel the job is COMPLETING.
+        try:
+            answer = commands.run(("scontrol", "--oneliner", "show", "job", self.job_id), limit_s)
+        except commands.NoAnswerError:
+            return "unknown"
+        job = fields_of(answer.out)
+        if job.get("Reason") == "TimeLimit":
+            return "walltime"
+        restarts = self.environ.get("SLURM_RESTART_COUNT", "0")
+        if job.get("Restarts", restarts) != restarts:
+            return "requeued"
+        if job.get("PreemptTime", "None") != "None":
+            return "preempted"
+        return "cancelled" if job.get("JobState", "") in ("COMPLETING", "CANCELLED") else "unknown"
+
+    def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
         if shutil.which("scontrol"):
             # If scontrol does not answer, the job may have been requeued, and a new job would run at the same
             # time.
-            answer = commands.submit("scontrol", "requeue", self.job_id)
+            requeue = ("scontrol", "requeue", self.job_id)
+            answer = commands.submit_until(
+                requeue,
+                request.until_s,
+                request.on_unreachable,
+                may_repeat=True,
+            )
             if answer.code == 0 or "pending" in answer.out + answer.err:
-                return
-            say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
+                return Queued(self.job_id, requeue)
+            request.say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
         environ = without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
-        environ["DDP_HPC_ATTEMPT"] = str(attempt)
-        text = script.read_text(encoding="utf-8", errors="replace")
-        options = [f"--dependency=afterany:{self.job_id}"]
-        if index := self.environ.get("SLURM_ARRAY_TASK_ID"):
-            options.append(f"--array={index}")
-        if (name := self.environ.get("SLURM_JOB_PARTITION")) and not _QOS.search(text):
+        environ["DDP_HPC_ATTEMPT"] = str(request.attempt)
+        options = [f"--dependency=afterany:{self.job_id}", *self._request()]
+        words = ("sbatch", *options, str(request.script), *self.arguments)
+        answer = commands.submit_until(
+            words, request.until_s, request.on_unreachable, environ=environ, cwd=self.work_dir
+        )
+        if answer.code:
+            raise DdpHpcError(f"sbatch failed: {answer.said}")
+        last = (answer.out.rstrip().splitlines() or [""])[-1]
+        if (job_id := job_id_of(last)) is None:
+            raise DdpHpcError(f"sbatch printed no job ID; check whether the job is queued: {answer.said}")
+        return Queued(job_id, words)
+
+    def _request(self) -> list[str]:
+        """Returns options of sbatch that the user may have given on the command line."""
+        index = self.environ.get("SLURM_ARRAY_TASK_ID")
+        options = [f"--array={index}"] if index else []
+        if (name := self.environ.get("SLURM_JOB_PARTITION")) and not _QOS.search(self.script):
             options.append(f"--partition={name}")
         if name := self.environ.get("SLURM_JOB_ACCOUNT"):
             options.append(f"--account={name}")
-        words = (*options, str(script), *self.arguments)
-        answer = commands.submit("sbatch", *words, environ=environ, cwd=self.work_dir)
-        if answer.code:
-            raise DdpHpcError(f"sbatch failed: {answer.said}")
-        say(answer.out.strip())
+        return options

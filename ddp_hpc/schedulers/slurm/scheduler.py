@@ -64,6 +64,7 @@ class Slurm(Scheduler):
     name_flags = frozenset(("--mail-user", "--job-name"))
     zero_is_refused = False
     job_id_variable = "SLURM_JOB_ID"
+    start_variable = "SLURM_RESTART_COUNT"
     end_time_variable = "SLURM_JOB_END_TIME"
     array_index_variables = ("SLURM_ARRAY_TASK_ID",)
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TextIO
 
 from ddp_hpc.errors import EXIT_FAILED
-from ddp_hpc.schedulers.deadline import Deadline
+from ddp_hpc.schedulers.deadline import Deadline, MovingDeadline
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 # A scheduler sends SIGKILL soon after these signals. SIGUSR1 and SIGUSR2 are sent earlier, at a time before
@@ -43,6 +43,10 @@ def next_exchange(step: int, slowest_s: float) -> int:
     return step + (max(1, int(EXCHANGE_S / slowest_s)) if slowest_s else 1)
 
 
+def _nothing() -> None:
+    return None
+
+
 class StopRequests:
     """Collects this rank's stop requests. A context manager, which restores the old signal handlers.
 
@@ -56,30 +60,31 @@ class StopRequests:
         deadline: Deadline | None,
         kill_delay_s: float | None,
         *,
-        checks_deadline: bool,
+        ask: Callable[[], float | None] | None,
         stacks: Path | None,
         end_before_kill: Callable[[str], None],
         is_lost: Callable[[], bool],
     ) -> None:
-        self._deadline = deadline
+        self._source = deadline.source if deadline is not None else "the clock"
+        self._deadline = MovingDeadline(deadline.at_s, ask or _nothing) if deadline is not None else None
         self._kill_delay_s = kill_delay_s
-        self._checks_deadline = checks_deadline
+        self._checks_deadline = ask is not None
         self._stacks = stacks
         self._end_before_kill = end_before_kill
         self.is_lost = is_lost
         self._signal, self._signalled_s = 0, 0.0
+        self._moved_to_s = deadline.at_s if deadline is not None else 0.0
         self._longest_step_s = self._longest_save_s = self._expected_save_s = 0.0
         self._file: TextIO | None = None
         # A signal handler must not start threads, so the thread of the last resort is started in advance.
         self._over = threading.Event()
-        self._ends_s, self._when = float("inf"), ""
+        # When the process must end: at the end of the job, and some time after a signal.
+        self._ends: dict[str, float] = {}
 
     def __enter__(self) -> StopRequests:
         threading.Thread(target=self._watch, name="last resort", daemon=True).start()
         self._old = {sig: signal.signal(sig, self._on_signal) for sig in SIGNALS}
-        if self._deadline is not None:
-            left_s = self._deadline.at_s - time.time() + (self._kill_delay_s or 0.0)
-            self._end_in(left_s, f"at the job's time limit ({self._deadline.source})")
+        self._end_at_deadline()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,8 +104,21 @@ class StopRequests:
         if self._signal:
             return self._signal
         if self._checks_deadline and self._deadline is not None:
-            return DEADLINE if time.time() > self._deadline.at_s - self.margin_s() else 0
+            return DEADLINE if self._deadline.is_within(self.margin_s()) else 0
         return 0
+
+    @property
+    def deadline_s(self) -> float:
+        """The end of the job in seconds since the Unix epoch, as far as this rank knows; 0 if unknown."""
+        return self._deadline.at_s if self._deadline is not None else 0.0
+
+    def move_deadline(self, deadline_s: float) -> bool:
+        """Takes over the end of the job that rank 0 has learned; returns whether it has changed."""
+        if self._deadline is None or not deadline_s or deadline_s == self._moved_to_s:
+            return False
+        self._moved_to_s = self._deadline.at_s = deadline_s
+        self._end_at_deadline()
+        return True
 
     def measured(self, *, step_s: float = 0.0, save_s: float = 0.0) -> None:
         """Records the measured duration of a step or of a whole save, if it is the longest one so far."""
@@ -129,8 +147,9 @@ class StopRequests:
         """Describes the stop request for a message."""
         if stop_request != DEADLINE:
             return f"rank {rank} received {signal.Signals(stop_request).name}"
-        source = self._deadline.source if self._deadline is not None else "the clock"
-        return f"the job's time limit is near ({source}; stopping {self.margin_s():.0f} s early to save)"
+        return (
+            f"the job's time limit is near ({self._source}; stopping {self.margin_s():.0f} s early to save)"
+        )
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del frame
@@ -142,16 +161,22 @@ class StopRequests:
             raise KeyboardInterrupt
         self._signal, self._signalled_s = signum, now_s
         if signum in _LAST_WARNINGS and self._kill_delay_s is not None:
-            self._end_in(self._kill_delay_s, f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}")
+            when = f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}"
+            if when not in self._ends:
+                self._end_in(self._kill_delay_s, when)
+
+    def _end_at_deadline(self) -> None:
+        if self._deadline is not None:
+            left_s = self._deadline.at_s - time.time() + (self._kill_delay_s or 0.0)
+            self._end_in(left_s, f"at the job's time limit ({self._source})")
 
     def _end_in(self, seconds: float, when: str) -> None:
-        """Sets the timer of the last resort so that the process ends within `seconds`, unless it is already
-        set to an earlier time.
+        """Sets the timer of the last resort so that the process ends within `seconds`, for the reason `when`.
+
+        The earliest of all times counts.
         """
-        seconds = max(seconds - _ERROR_REPORT_S, 0.5)
-        if (ends_s := time.monotonic() + seconds) >= self._ends_s:
-            return
-        self._ends_s, self._when = ends_s, when
+        self._ends[when] = time.monotonic() + max(seconds - _ERROR_REPORT_S, 0.5)
+        seconds = min(self._ends.values()) - time.monotonic()
         if self._file is None and self._stacks is not None:
             with suppress(OSError):
                 self._stacks.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +190,7 @@ class StopRequests:
 
     def _watch(self) -> None:
         while not self._over.wait(_POLL_S):
-            if time.monotonic() > self._ends_s:
+            if self._ends and time.monotonic() > min(self._ends.values()):
                 break
         else:
             return
@@ -176,5 +201,6 @@ class StopRequests:
             faulthandler.dump_traceback(self._file)
         where = f"; its stacks: {self._stacks}" if self._file is not None else ""
         what = "this rank was still starting, in a step or saving"
-        self._end_before_kill(f"{what} {self._when}, shortly before SIGKILL{where}")
+        when = min(self._ends, key=lambda one: self._ends[one])
+        self._end_before_kill(f"{what} {when}, shortly before SIGKILL{where}")
         os._exit(EXIT_FAILED)

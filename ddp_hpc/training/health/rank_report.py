@@ -18,6 +18,8 @@ class RankReport(NamedTuple):
     """Mean time of a step."""
     own_s: float
     """Mean time per step that the rank spent without waiting for others."""
+    deadline_s: float = 0.0
+    """The end of the job in seconds since the Unix epoch; 0 if unknown. Only rank 0 learns of changes."""
 
 
 class RankReports:
@@ -27,7 +29,8 @@ class RankReports:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        self._stop_request, self._save_due, self._step_s, self._own_s = rows.unbind(dim=1)
+        columns = rows.unbind(dim=1)
+        self._stop_request, self._save_due, self._step_s, self._own_s, self._deadline_s = columns
 
     def first_stop_request(self) -> tuple[int, int]:
         """Returns the stop request of the first rank with one, and this rank; (0, 0) if there is none."""
@@ -40,6 +43,10 @@ class RankReports:
     def save_due(self) -> bool:
         """Returns whether a snapshot is due."""
         return bool(self._save_due[0])
+
+    def deadline_s(self) -> float:
+        """Returns the end of the job that rank 0 knows; 0 if it is unknown."""
+        return float(self._deadline_s[0])
 
     def slowest_step_s(self) -> float:
         """Returns the longest mean time of a step."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.options import as_toml, to_options
 from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
-from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
+from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import StopRequests
 from ddp_hpc.training.health.rank_report import RankReport, RankReports
@@ -44,9 +45,8 @@ _SLOW_DISK_BYTES_PER_S = 200e6
 _HUNG_DISK_S = 2.0
 # Options that affect the losses but can change between attempts; the log reports changes. (A change of an
 # option that affects the order of samples is rejected instead.)
-_LOSS_OPTIONS = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
-# More options like _LOSS_OPTIONS, which are missing from snapshots of earlier versions.
-_NEWER_LOSS_OPTIONS = (
+_LOSS_OPTIONS = (
+    "data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm",
     "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "fp8", "matmul_precision",
     "compress_gradients", "param_dtype", "moment_dtype",
 )  # fmt: skip
@@ -201,8 +201,7 @@ class RunLifecycle:
             same_batch = about["global_batch"] == self._global_batch()
             self._lr_ranks = about["lr_ranks"] if same_batch else data_size
             # With another layout, ranks that share samples would get different dropout masks.
-            same_layout = about.get("layout", f"pp=1,data={about['world_size']},tp=1") == self._layout
-            exact = exact and same_layout
+            exact = exact and about["layout"] == self._layout
             if not exact:
                 # This seed is deterministic, and differs from the seeds of earlier attempts.
                 seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
@@ -230,10 +229,8 @@ class RunLifecycle:
         group = self._group
         while True:
             with group.failing_together():
-                if snapshot is not None:
-                    snapshot = state.converted(snapshot)
-                    if group.world.rank == 0:
-                        self._check(snapshot, state, num_samples)
+                if snapshot is not None and group.world.rank == 0:
+                    self._check(snapshot, state, num_samples)
             about: dict[str, Any] | None = group.comm.bcast(
                 None if snapshot is None else {k: v for k, v in snapshot.about.items() if k not in _INDEX}
             )
@@ -282,7 +279,8 @@ class RunLifecycle:
             self._directory is not None
             and time.monotonic() - self._last_save_s > self._config.snapshots.every_s
         )
-        return RankReport(float(self._stop_requests.stop_request()), float(due), step_s, own_s)
+        stop_request = float(self._stop_requests.stop_request())
+        return RankReport(stop_request, float(due), step_s, own_s, self._stop_requests.deadline_s)
 
     def evaluated(self, evaluation_s: float) -> None:
         """Records the duration of an evaluation, during which the run cannot stop."""
@@ -300,6 +298,9 @@ class RunLifecycle:
         """
         if self._stop_requests is None:
             return Decision(save=False, stop="")
+        if self._stop_requests.move_deadline(deadline_s := reports.deadline_s()):
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(deadline_s))
+            self._progress.say(f"note: the walltime of the job was changed; the job now ends at {at}")
         stop_request, rank = reports.first_stop_request()
         due = reports.save_due() or self.saves_at(position.step)
         stop = self._stop_requests.explain(stop_request, rank) if stop_request and not last else ""
@@ -375,6 +376,7 @@ class RunLifecycle:
             DdpHpcError: the last state could not be saved.
         """
         if self._directories is None:
+            self._write_done_without_snapshots()
             return
         problem = ""
         saved = self._writer.wait(tick) if self._writer is not None else None
@@ -388,6 +390,18 @@ class RunLifecycle:
             else:
                 self._write_state("requeue" if stop else "done", position.step, stop or "training complete")
         self._group.agree(problem, EXIT_FAILED)
+
+    def _write_done_without_snapshots(self) -> None:
+        """Tells the supervisor of the job that the training is complete, also if the run is not resumed.
+
+        Otherwise, it could not distinguish this end from that of ranks that were lost without a message.
+        """
+        run = os.environ.get("DDP_HPC_RUN_DIR", "")
+        if run and "DDP_HPC_THIS_ATTEMPT" in os.environ and self._group.world.rank == 0:
+            try:
+                write_state(Path(run), RunState("done", 0, "training complete, without snapshots"))
+            except DdpHpcError as error:
+                self._progress.say(f"WARNING: {error}. The job will not know that the training is complete")
 
     def failed(self, reason: str, *, again: bool) -> None:
         """Records in the run directory that the run has failed; any rank may call this.
@@ -469,12 +483,13 @@ class RunLifecycle:
     def _check_run(self, snapshot: Snapshot, num_samples: int | None) -> None:
         for name in _LOSS_OPTIONS:
             snapshot.about["config"][name]
+        snapshot.about["layout"]
         _whole_numbers(asdict(Position(**snapshot.about["position"])), at_least=0)
         if not all(type(loss) is float for loss in asdict(Losses(**snapshot.about["losses"])).values()):
             raise TypeError
         numbers = {name: snapshot.about[name] for name in ("world_size", "global_batch", "lr_ranks")}
         _whole_numbers(numbers, at_least=1)
-        had_samples = snapshot.about.get("num_samples") != _NOT_COUNTED
+        had_samples = snapshot.about["num_samples"] != _NOT_COUNTED
         if num_samples != _NOT_COUNTED and had_samples != (num_samples is not None):
             raise DataError(
                 f"{snapshot.path} was made {'with' if had_samples else 'without'} a loader. Call "
@@ -482,16 +497,16 @@ class RunLifecycle:
                 "--snapshot-dir"
             )
         for name, value in self._order(num_samples).items():
-            if (theirs := snapshot.about.get(name)) != value:
+            if (theirs := snapshot.about[name]) != value:
                 raise DataError(
                     f"{snapshot.path} was made with {name.replace('_', ' ')} {theirs}, not {value}, so the "
                     "order of samples would differ. Use the same data and options, or another --snapshot-dir"
                 )
 
     def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
-        theirs, ours = snapshot.about.get("optimizer"), state.optimizer_names
+        theirs, ours = snapshot.about["optimizer"], state.optimizer_names
         # Adam and AdamW store the same tensors.
-        if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:
+        if theirs != ours and {theirs, ours} != {"Adam", "AdamW"}:
             raise DataError(
                 f"{snapshot.path} was made with the optimizer {theirs}, not {ours}, whose state differs. "
                 "Use the same --optimizer, or another --snapshot-dir"
@@ -526,10 +541,10 @@ class RunLifecycle:
                 f"note: the global batch changed from {about['global_batch']} to {self._global_batch()} "
                 "samples; the step count continues, and no sample of the epoch is used twice"
             )
-        now = _as_json(self._config)
-        before = {**now, **about["config"]}
-        names = (*_LOSS_OPTIONS, *_NEWER_LOSS_OPTIONS)
-        others = [f"{name} {now[name]} (was {before[name]})" for name in names if now[name] != before[name]]
+        now, before = _as_json(self._config), about["config"]
+        others = [
+            f"{name} {now[name]} (was {before[name]})" for name in _LOSS_OPTIONS if now[name] != before[name]
+        ]
         if others:
             self._progress.say(f"note: changed options: {', '.join(others)}")
 
@@ -583,7 +598,7 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
     watching = StopRequests(
         deadline,
         delay_s,
-        checks_deadline=group.world.rank == 0,
+        ask=partial(current_end_s, environ) if group.world.rank == 0 else None,
         stacks=stacks,
         end_before_kill=parts.end_before_kill,
         is_lost=parts.is_lost,

@@ -63,11 +63,6 @@ class Parts:
     """Changes messages of this package before they are printed, for example the names of options."""
 
     @property
-    def heart(self) -> Heartbeat | None:
-        """The former name of `heartbeat`, for scripts based on earlier versions of docs/examples/rpc."""
-        return self.heartbeat
-
-    @property
     def is_alone(self) -> bool:
         """Returns whether this process is the only rank, as far as is known."""
         return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)

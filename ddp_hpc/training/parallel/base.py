@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,10 +99,9 @@ class Strategy:
         """Returns the training state that snapshots save."""
         # The stages of a pipeline hold different tensors, not copies.
         at = {name: index for name, index in self.mesh.at.items() if name != "pp"}
-        state = plain_state(
+        return plain_state(
             self.bare, self.optimizer, self.group, self.precision.scaler, at, masters=self.masters
         )
-        return replace(state, earlier_layout=self.task.earlier_layout)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""

@@ -20,6 +20,7 @@ from typing import Any
 from ddp_hpc.atomic_files import partial_file, process_home, remove_leftovers
 from ddp_hpc.errors import DataError
 from ddp_hpc.process_status import is_gone, process_started
+from ddp_hpc.schedulers.deadline import job_and_start
 
 TOUCH_S = 5.0
 # A file system may show changes to other nodes with a delay.
@@ -59,13 +60,15 @@ class DirectoryLock:
                 self._path.unlink()
 
     def _take(self, waits: Callable[[str], None], stale_s: float) -> None:
+        job, start = job_and_start(os.environ)
         holder = {
             "nonce": self._nonce,
             "home": process_home(),
             "pid": os.getpid(),
             "started": process_started(os.getpid()),
             "host": os.uname().nodename,
-            "job": os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID") or "",
+            "job": job,
+            "start": start,
         }
         text = json.dumps(holder)
         try:
@@ -97,7 +100,7 @@ class DirectoryLock:
             if is_gone(pid, holder.get("started")):
                 return
             self._refuse(holder)
-        if touched is None:
+        if touched is None or _is_earlier_start(holder):
             return
         waits(f"waiting {stale_s:g} s to check whether {_describe(holder)} still uses {self._path.parent}")
         end_s = time.monotonic() + stale_s
@@ -140,6 +143,16 @@ class DirectoryLock:
             return self._path.stat().st_mtime_ns
         except FileNotFoundError:
             return None
+
+
+def _is_earlier_start(holder: dict[str, Any]) -> bool:
+    """Returns whether the holder belongs to an earlier start of this job, which the scheduler has requeued.
+
+    A scheduler requeues a job when it has ended or lost the earlier ranks. Ranks on a node that is only cut
+    off find out that the lock was taken over, as after any other takeover.
+    """
+    job, start = job_and_start(os.environ)
+    return bool(job) and holder.get("job") == job and holder.get("start", start) != start
 
 
 def _describe(holder: dict[str, Any]) -> str:

@@ -27,21 +27,16 @@ from torch import Tensor
 from ddp_hpc.atomic_files import sync_to_disk
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
-from ddp_hpc.training.snapshots.merged_index import MergedIndex
 from ddp_hpc.training.snapshots.shard_file import SECTIONS, write_hashed
 from ddp_hpc.training.snapshots.shard_index import ShardIndex
 from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError, open_regular
 
-FORMAT, MERGED_FORMAT, SHARDED_FORMAT = 1, 2, 3
-_INDEXES: dict[Any, type[MergedIndex] | type[ShardIndex]] = {
-    MERGED_FORMAT: MergedIndex,
-    SHARDED_FORMAT: ShardIndex,
-}
+FORMAT, SHARDED_FORMAT = 1, 3
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
 _MANIFEST = "snapshot.json"
 _NAME = re.compile(r"step_(\d{8,})")
-# Size limit of a manifest, which contains the index of all shards in format 2.
+# Size limit of a manifest.
 _MAX_MANIFEST_BYTES = 2**30
 
 
@@ -177,12 +172,11 @@ def read_snapshot(path: Path, *, checks_sizes: bool = True) -> Snapshot:
 
     Raises:
         DamagedSnapshotError: it is damaged.
-        DataError: it is from a newer version of this package, or is not a snapshot.
+        DataError: it has a format that this version cannot read, or is not a snapshot.
     """
     about = read_about(path)
-    if about["format"] in _INDEXES:
-        index = _INDEXES[about["format"]]
-        stored = [StoredTensors(index(path, about, section)) for section in SECTIONS]
+    if about["format"] == SHARDED_FORMAT:
+        stored = [StoredTensors(ShardIndex(path, about, section)) for section in SECTIONS]
         for tensors in stored if checks_sizes else ():
             tensors.check_sizes()
         return Snapshot(path, about, *stored)
@@ -218,7 +212,7 @@ def read_named(path: Path) -> Snapshot:
 
     Raises:
         DamagedSnapshotError: it is damaged; the message names the previous snapshot.
-        DataError: it is from a newer version of this package, or there is no snapshot.
+        DataError: it has a format that this version cannot read, or there is no snapshot.
     """
     if step_of(path) < 0:
         found = find_snapshots(path)
@@ -248,7 +242,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedSnapshotError: it is damaged.
-        DataError: it is from a newer version of this package, or is not a snapshot.
+        DataError: it has a format that this version cannot read, or is not a snapshot.
     """
     if not path.is_dir():
         raise DataError(f"{path} is not a snapshot; give a directory such as {snapshot_name(120)}")
@@ -264,10 +258,10 @@ def read_about(path: Path) -> dict[str, Any]:
         raise DamagedSnapshotError(f"{path / _MANIFEST} is not valid JSON") from error
     if not sealed:
         raise DamagedSnapshotError(f"{path / _MANIFEST}: the SHA-256 checksum does not match")
-    if about.get("format") not in (FORMAT, *_INDEXES):
+    if about.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise DataError(
-            f"{path} has format {about.get('format')}, but this version of ddp-hpc reads formats {FORMAT} "
-            f"to {SHARDED_FORMAT}; update ddp-hpc, or use another --snapshot-dir"
+            f"{path} has format {about.get('format')}, which this version of ddp-hpc cannot read; use the "
+            "version that wrote it, or another --snapshot-dir"
         )
     return dict(about)
 

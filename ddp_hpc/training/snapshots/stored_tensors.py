@@ -7,39 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ddp_hpc.training.snapshots.host_buffer import Specs
-from ddp_hpc.training.snapshots.shard_index import Part
-from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError, StoredFile, VerifiedFile
+from ddp_hpc.training.snapshots.shard_index import Part, ShardIndex
+from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError, VerifiedFile
 
 # The most bytes of a part that are in memory in addition to the result.
 _BAND_BYTES = 32 * 2**20
 # Open files, each with one chunk in memory.
 _MOST_OPEN = 8
-
-
-class Index(Protocol):
-    """The index of one section of a sharded snapshot."""
-
-    path: Path
-
-    @property
-    def specs(self) -> Specs:
-        """Shape and type of each tensor."""
-
-    def parts(self, name: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> Iterator[Part]:
-        """Yields the parts of a tensor that contain values between these positions, and maybe other parts."""
-
-    def file(self, name: str) -> StoredFile:
-        """Returns the size and the checksums of a file in which `parts` has found a part."""
-
-    def check_sizes(self) -> None:
-        """Raises DamagedSnapshotError if a file of this section is missing or has another size."""
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -50,7 +29,7 @@ class StoredTensors(Mapping[str, Tensor]):
             does not match.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: ShardIndex) -> None:
         self._index = index
         self._specs = index.specs
         self._open: dict[str, VerifiedFile] = {}
@@ -73,7 +52,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def read(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         """Reads the rectangular part of a tensor that begins at `offset`."""
         stops = tuple(at + size for at, size in zip(offset, shape, strict=True))
-        # In format 3, `parts` compares the index with the sizes of the files. It is called before memory is
+        # `parts` compares the index with the sizes of the files. It is called before memory is
         # allocated, because a damaged index can contain any size.
         parts = list(self._index.parts(name, offset, stops)) if prod(shape) else []
         found, num_values = torch.zeros(shape, dtype=self.specs[name][1]), 0

@@ -9,7 +9,7 @@ run can resume with another strategy, or another number of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -24,10 +24,9 @@ from ddp_hpc.training.snapshots.dtensor_shards import (
     place_of_shard,
     whole_tensor,
 )
-from ddp_hpc.training.snapshots.earlier_layout import LayoutOf, rearranged
 from ddp_hpc.training.snapshots.host_buffer import Place, Specs, Stream, Tensors, specs_of
 from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot, specs_of_saved
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot
 from ddp_hpc.training.snapshots.state_dict_codec import (
     PREFIX,
     Stateful,
@@ -64,8 +63,6 @@ class TrainingState:
     objects: Mapping[str, Stateful] = field(default_factory=dict)
     """More objects with a state, by name. Rank 0's state is saved. A name that starts with an underscore may
     be missing in a snapshot."""
-    earlier_layout: LayoutOf | None = None
-    """How to read snapshots of earlier versions, in which the model had other tensors."""
 
     @property
     def optimizer_names(self) -> str:
@@ -137,14 +134,6 @@ class TrainingState:
             return None
         own = list(shards)[of_ranks[self.group.world.rank] - 1] if of_ranks[self.group.world.rank] else ""
         return self.group.comm.combine(own, lambda names: names[rank]), rank
-
-    def converted(self, snapshot: Snapshot) -> Snapshot:
-        """Returns the snapshot with the tensors of the current model, if it is from an earlier version."""
-        layout = self.earlier_layout(specs_of_saved(snapshot.model)) if self.earlier_layout else {}
-        if not layout:
-            return snapshot
-        model, training = (rearranged(saved, layout) for saved in (snapshot.model, snapshot.training))
-        return replace(snapshot, model=model, training=training)
 
     def check(self, theirs: Specs, where: str) -> None:
         """Raises DataError if the tensors of a snapshot do not match this model."""

@@ -27,7 +27,7 @@ class StoredFile:
     chunk_bytes: int
     chunks: str
     """The SHA-256 checksums of the chunks, in hexadecimal, one after another."""
-    begin: int = 0
+    begin: int
     """The position of the first chunk; the bytes before it have been verified already."""
 
 

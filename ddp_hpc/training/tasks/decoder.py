@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.snapshots.earlier_layout import Layout, Rows
-from ddp_hpc.training.snapshots.host_buffer import Specs
 from ddp_hpc.training.tasks.linear_cross_entropy import linear_cross_entropy, padded_linear
 from ddp_hpc.training.tasks.task import SampleSpec, Task, explaining_labels, label_loss
 
@@ -68,7 +66,6 @@ def decoder(
         tgt_indices=True,
         tensor_parallel=_tensor_parallel,
         stages=_stages,
-        earlier_layout=partial(earlier_layout, heads),
     )
 
 
@@ -91,7 +88,7 @@ class Decoder(nn.Module):
                 adds = name.endswith((".out.weight", ".down.weight"))
                 nn.init.normal_(parameter, std=_INIT_STD / (2 * layers) ** 0.5 if adds else _INIT_STD)
             if name.endswith(".qkv.weight"):
-                # A seed gives the weights of earlier versions, which had three layers.
+                # A seed gives the same weights as with separate layers, with which the tests compare.
                 by_part = parameter.detach().view(3, heads, -1, width)
                 parameter.data = by_part.transpose(0, 1).flatten(0, 2)
         if tied:
@@ -201,24 +198,6 @@ def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
 
 def _fused_loss(num_tokens: int, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
     return explaining_labels(lambda: model(src, tgt), tgt, num_tokens)
-
-
-def earlier_layout(heads: int, saved: Specs) -> Layout:
-    """Returns the layout of snapshots in which queries, keys and values have separate weights."""
-    layout: dict[str, list[Rows]] = {}
-    for name in saved:
-        start, is_query, _ = name.partition(".query.weight")
-        sources = [f"{start}.{part}.weight" for part in ("query", "key", "value")]
-        shapes = {saved[source][0] for source in sources if source in saved}
-        if not (is_query and all(source in saved for source in sources) and len(shapes) == 1):
-            continue
-        (size,) = {shape[0] for shape in shapes}
-        layout[f"{start}.qkv.weight"] = [
-            Rows(source, begin, begin + size // heads)
-            for begin in range(0, size, max(1, size // heads))
-            for source in sources
-        ]
-    return layout
 
 
 def _tensor_parallel(model: nn.Module) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from torch.nn import functional
 
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
-from ddp_hpc.training.snapshots.earlier_layout import LayoutOf
 
 Factory = Callable[..., Any]
 
@@ -151,8 +150,6 @@ class Task:
     """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
     stages: Callable[[nn.Module, int], Sequence[nn.Module]] | None = None
     """`stages(model, num)`: the model as `num` modules, applied one after another to src (or src, tgt)."""
-    earlier_layout: LayoutOf | None = None
-    """How to read snapshots of earlier versions, in which the model had other tensors."""
 
     def inputs(self, src: Tensor, tgt: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Converts a batch to the data types of the model."""

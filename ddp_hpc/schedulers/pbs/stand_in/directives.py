@@ -21,7 +21,9 @@ USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
        qsub --version"""
 OPTIONS = "A:a:C:c:e:fhIJ:j:k:l:M:m:N:o:P:p:q:R:r:S:u:Vv:W:Xz"  # qsub.1B of OpenPBS
 # These options change output or notifications, but not how the job runs here.
-_WITHOUT_EFFECT = ("-a", "-c", "-f", "-P", "-R", "-S", "-u", "-z")
+_WITHOUT_EFFECT = ("-a", "-f", "-R", "-z")
+# Attributes of qstat that options set without further effect here.
+_ATTRIBUTES = {"-P": "project", "-S": "Shell_Path_List", "-u": "User_List", "-c": "Checkpoint"}
 
 _NAME = re.compile(r"[A-Za-z0-9_+][!-#%-~]*")
 _RESOURCE = re.compile(r"\s*([^=,\s]+)(?:=(\S*))?")
@@ -48,6 +50,7 @@ class Request:
     after: tuple[tuple[str, str], ...] = ()  # dependencies: their kind, such as afterany, and the job
     indices: range = range(0)  # indices of the subjobs of an array
     is_held: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)
     is_rerunable: bool = True
     is_sandboxed: bool = False
     resources: dict[str, str] = field(default_factory=dict)
@@ -98,7 +101,13 @@ def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -
     except getopt.GetoptError as error:
         raise RefusedError(f"qsub: {_getopt_message(error)}\n{USAGE}", 2) from error
     except _IllegalError as error:
-        raise RefusedError(f"qsub: {error}\n{USAGE}", 2) from error
+        raise RefusedError(f"{_said(error)}\n{USAGE}", 2) from error
+
+
+def _said(error: Exception) -> str:
+    # The library that parses dependencies prints its message without the name of the program.
+    text = str(error)
+    return text if text.startswith("cannot have") else f"qsub: {text}"
 
 
 def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> Request:
@@ -184,8 +193,14 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
             raise RefusedError(f"qsub: the stand-in does not support {option}", 99)
         case _ if option in _WITHOUT_EFFECT:
             return {}
+        case _ if option in _ATTRIBUTES:
+            return {"attributes": {**request.attributes, _ATTRIBUTES[option]: value}}
         case "-W":
-            return _attribute(value)
+            changes: dict[str, Any] = {}
+            # Commas separate attributes, and also the parts of one `depend`.
+            for part in re.split(r",(?=[a-z_]+=)", value):
+                changes |= _attribute(part, {**request.attributes, **changes.get("attributes", {})})
+            return changes
     return {
         {"-A": "account", "-q": "queue", "-M": "mail_users", "-o": "output", "-e": "error"}[option]: value
     }
@@ -199,15 +214,21 @@ def array_indices(value: str) -> range:
     return range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))
 
 
-def _attribute(value: str) -> dict[str, Any]:
-    """Returns the fields of the request that an option `-W NAME=VALUE` changes."""
+def _attribute(value: str, attributes: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of the request that an option `-W NAME=VALUE` changes.
+
+    `attributes` are those that earlier options have set.
+    """
     name, _, text = value.partition("=")
     if name == "depend":
         _check(all(map(_DEPEND.fullmatch, text.split(","))), "-W")
+        if re.search(r"\[[^\]]", text):  # parse_depend.c
+            raise _IllegalAttributeError("cannot have dependancy on subjob or range\nqsub: illegal -W value")
         pairs = [(kind, job) for part in text.split(",") for kind, *jobs in [part.split(":")] for job in jobs]
         return {"after": tuple(pairs)}
+    shown = {**attributes, name: text}
     if name == "sandbox":
-        return {"is_sandboxed": text == "PRIVATE"}
+        return {"is_sandboxed": text == "PRIVATE", "attributes": shown}
     if name == "group_list":
         return {"group_list": text}
     if name == "run_count":
@@ -215,7 +236,9 @@ def _attribute(value: str) -> dict[str, Any]:
     _check(re.fullmatch("umask=[0-9]{1,4}", value) is not None, "-W")
     # sscanf("%o") in start_exec.c stops at the first character that is not an octal digit.
     octal = re.match("[0-7]+", text.lstrip("0"))
-    return {"umask": int(octal[0], 8) if octal else 0 if not text.strip("0") else 0o077}
+    shown["umask"] = text.lstrip("0") or "0"
+    number = int(octal[0], 8) if octal else 0 if not text.strip("0") else 0o077
+    return {"umask": number, "attributes": shown}
 
 
 def _check(good: bool, option: str) -> None:
@@ -240,5 +263,6 @@ def _variables(value: str, environ: Mapping[str, str]) -> dict[str, str]:
         name, equals, text = part.partition("=")
         if (not equals and name not in environ) or value.count("'") % 2 or value.count('"') % 2:
             raise RefusedError("qsub: cannot send environment with the job", 1)
-        found[name] = text if equals else environ[name]
+        # OpenPBS 23.06 doubles each backslash.
+        found[name] = (text if equals else environ[name]).replace("\\", "\\\\")
     return found

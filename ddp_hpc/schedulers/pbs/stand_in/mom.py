@@ -204,9 +204,11 @@ class Mom(Daemon):
 
     def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
         """Waits until the session has ended. Returns Exit_status and how the job ended."""
-        start_s, limit_s = time.monotonic(), self.settings.walltime_s or self.job["_walltime_s"]
+        start_s = time.monotonic()
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
+            # The walltime can be changed with qalter.
+            limit_s = self.settings.walltime_s or jobs.load(self.root, self.number)["_walltime_s"]
             used_s = int(time.monotonic() - start_s)
             if self.keeper_is_gone():
                 self.end(shell, grace_s=0.0)
@@ -219,6 +221,7 @@ class Mom(Daemon):
                 self.end(shell, self.settings.kill_delay_s)
                 return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.settings.submit_host}"
             if self.rerun_request.exists():
+                self.update(substate=server.RERUN)
                 self.end(shell, float(self.rerun_request.read_text()))
                 self.rerun_request.unlink()
                 return 256 + signal.SIGTERM, _RERUN
@@ -241,7 +244,7 @@ class Mom(Daemon):
 
     def clear_up(self) -> None:
         """Kills processes that left the session, which PBS would ignore. Records their command lines."""
-        command_lines = process_control.end_descendants(2.0)
+        command_lines = process_control.end_descendants(2.0, lambda: jobs.daemons(self.root))
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
         if self.job["_is_sandboxed"]:
             shutil.rmtree(self.jobdir(), ignore_errors=True)

@@ -111,13 +111,17 @@ def _lines(name: str, job: Mapping[str, Any], *, is_wide: bool) -> list[str]:
     lines = [f"Job Id: {name}"]
     for key, value in job.items():
         if key == "Variable_List":
-            pairs = (f"{one}={str(text).replace(',', chr(92) + ',')}" for one, text in value.items())
+            pairs = (f"{one}={_escaped(str(text))}" for one, text in value.items())
             lines.append(_wrapped(key, ",".join(pairs), is_wide=is_wide))
         elif isinstance(value, dict):
             lines += [_wrapped(f"{key}.{one}", str(text), is_wide=is_wide) for one, text in value.items()]
         else:
             lines.append(_wrapped(key, str(value), is_wide=is_wide))
     return lines
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"""([\\,'"])""", r"\\\1", text).replace("\n", r"\n")
 
 
 def _wrapped(key: str, value: str, *, is_wide: bool) -> str:

@@ -147,6 +147,7 @@ def _attributes(
         "Submit_arguments": shlex.join(argv),
         "project": "_pbs_project_default",
         "Submit_Host": host,
+        **request.attributes,
         "_chunks": [asdict(chunk) for chunk in chunks],
         "_walltime_s": walltime_s(request.resources.get("walltime", "0")),
         "_umask": request.umask,
@@ -184,10 +185,8 @@ def _resource_list(request: Request, settings: Settings, chunks: Sequence[Chunk]
 
 
 def _number(word: str) -> int:
-    match = re.match(r"([0-9]{1,6})(?:\[([0-9]{1,4})\])?(?:[.@]|$)", word)
-    if match is None:
-        return 0
-    return server.subjob(int(match[1]), int(match[2])) if match[2] else int(match[1])
+    match = re.match(r"([0-9]{1,6})(?:\[\])?(?:[.@]|$)", word)
+    return int(match[1]) if match else 0
 
 
 def _totals(chunks: Sequence[Chunk], select: str) -> dict[str, int]:

@@ -60,12 +60,12 @@ def _array_indices(script: Script) -> range:
 
 
 STAND_IN = StandInScheduler(
-    submit=("qsub",),
+    submit="qsub",
     schedule=server.schedule,
     status=_status,
     settings=_settings,
     package="ddp_hpc.schedulers.pbs.stand_in",
-    commands=("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun"),
+    commands=("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun", "qalter"),
     programs={"mpiexec": install_stand_ins.PBS_MPIEXEC},
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,

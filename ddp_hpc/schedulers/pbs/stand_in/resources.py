@@ -102,6 +102,8 @@ def check(request: Request, settings: Settings) -> None:
                 raise RefusedError(f"qsub: Resource: {name} is required to be set.", 32)
     if not settings.any_site:
         _refuse_unknown(request.resources, _JOB_RESOURCES)
+    if "nodes" in request.resources and {"select", "place"} & set(request.resources):
+        raise RefusedError("qsub: Cannot be used with select or place: nodes", 6)
     if "select" in request.resources:
         for name in ("ncpus", "mem", "ngpus"):
             if name in request.resources:

@@ -19,6 +19,8 @@ USER = "pbsuser"
 # While this file exists, the server does not answer. Tests create it.
 DOWN = "server_is_down"
 
+RERUN = 60  # JOB_SUBSTATE_RERUN in job.h
+
 # PBS error numbers (pbs_error.h). Commands exit with the lowest byte.
 FINISHED, UNKNOWN_JOB, NO_PERMISSION, BAD_STATE, UNKNOWN_QUEUE = 35, 153, 159, 168, 170
 
@@ -96,12 +98,17 @@ def release(root: Path) -> None:
                 or delete_request(root, number).exists()
             ):
                 continue
-            decisions = {_decision(kind, load(root, before)) for kind, before in job["_after"]}
+            decisions = {_decision(kind, _state_of(root, before)) for kind, before in job["_after"]}
             if "drop" in decisions:
                 drop(root, number)
             elif decisions <= {"start"}:
                 jobs.change(root, number, job_state="Q", Hold_Types="n", substate=10)
                 start_mom(root, number)
+
+
+def _state_of(root: Path, number: int) -> jobs.Attributes:
+    job = load(root, number)
+    return array_state(root, number, job) if "_indices" in job else job
 
 
 def _decision(kind: str, before: jobs.Attributes) -> str:

@@ -47,7 +47,7 @@ def _array_indices(script: Script) -> tuple[int, ...]:
 
 
 STAND_IN = StandInScheduler(
-    submit=("sbatch",),
+    submit="sbatch",
     schedule=controller.schedule,
     status=_status,
     settings=controller.Settings,

@@ -57,7 +57,7 @@ class Stepd(Daemon):
             self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
             return "FAILED"
         state = self.watch(shell, err)
-        left_over = process_control.end_descendants(0.5)
+        left_over = process_control.end_descendants(0.5, lambda: jobs.daemons(self.root))
         code = shell.returncode
         exit_code = f"{code}:0" if code >= 0 else f"0:{-code}"
         if state == _REQUEUE:
@@ -199,7 +199,7 @@ class Stepd(Daemon):
                 process_control.send(number, self.steps())
             process_control.send(signal.SIGTERM, self.batch_shell(shell))
         self.wait(shell, grace_s)
-        process_control.end_descendants(0.0)
+        process_control.end_descendants(0.0, lambda: jobs.daemons(self.root))
         shell.wait()
 
     def steps(self) -> list[process_control.Process]:

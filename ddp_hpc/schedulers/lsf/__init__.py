@@ -1,1 +1,0 @@
-"""Support for IBM Spectrum LSF, based on its manual and public scripts, and never run on a real cluster."""

@@ -1,0 +1,119 @@
+"""Watches a run while its launcher runs: its final state, the deadline, and the signal before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ddp_hpc.supervisor.job_clock import JobClock
+from ddp_hpc.supervisor.launcher_patience import Action, LauncherView, next_action
+from ddp_hpc.supervisor.run_files import RunFiles
+
+# How often the state of the run is read, which can be on a busy file system.
+_READ_S = 2.0
+# The time in which ranks without a launcher can save their state.
+_ORPHANS_S = 10.0
+
+
+class RunWatch:
+    """The watch for one attempt; see `LauncherWatch`.
+
+    Args:
+        clock: the end of the job.
+        launcher: the name of the launcher, for messages.
+        forwards_term: see `LauncherWatch`.
+        files: the files of the run; None if the run is not resumed, so that only signals are forwarded.
+        final_states: the states after which the launcher should end.
+        signal_name: the signal that the ranks receive `signal_lead_s` before the end of the job.
+        signal_lead_s: None if no signal is sent.
+        say: prints a line to the job's log.
+    """
+
+    def __init__(
+        self,
+        clock: JobClock,
+        launcher: str,
+        *,
+        forwards_term: str,
+        files: RunFiles | None,
+        final_states: tuple[str, ...],
+        signal_name: str,
+        signal_lead_s: float | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.forwards_term = forwards_term
+        self._clock, self._launcher, self._files, self._say = clock, launcher, files, say
+        self._final_states = final_states
+        self._signal_name, self._signal_lead_s = signal_name, signal_lead_s
+        self._initial = files.state().stamp if files is not None else None
+        self._read_s = 0.0
+        self._final_since_s: float | None = None
+        self._terminated_s: float | None = None
+
+    def on_stop(self) -> None:
+        """Asks the scheduler why SIGTERM was sent."""
+        self._clock.stop()
+
+    def early_signal(self) -> str:
+        """Returns the signal of --requeue on-signal when it is due; empty at all other times."""
+        if not self._is_signal_due():
+            return ""
+        self._clock.ask_again()
+        if not self._is_signal_due():
+            return ""
+        self._signal_lead_s = None
+        return self._signal_name
+
+    def action(self) -> Action:
+        """Returns whether to end the launcher, and prints the reason."""
+        now_s = time.time()
+        if self._files is None:
+            return "wait"
+        if now_s >= self._read_s + _READ_S:
+            self._read_s = now_s
+            self._read_state(self._files, now_s)
+        view = LauncherView(
+            now_s=now_s,
+            final_since_s=self._final_since_s,
+            terminated_s=self._terminated_s,
+            last_s=self._last_s(),
+        )
+        action = next_action(view)
+        if action == "terminate":
+            self._terminated_s = now_s
+            waited_s = now_s - (self._final_since_s or now_s)
+            self._say(
+                f"ddp-hpc: terminating {self._launcher}: it still waits for ranks {waited_s:.0f} s after the "
+                "run wrote its final state"
+            )
+        elif action == "kill":
+            why = "does not end" if self._terminated_s is not None else "still runs shortly before SIGKILL"
+            self._say(f"ddp-hpc: killing {self._launcher}, which {why}")
+        return action
+
+    def orphans_s(self) -> float:
+        """Returns the time in which ranks can save their state after their launcher has ended."""
+        return max(0.0, self._clock.left_s(_ORPHANS_S + self._clock.reserve_s) - self._clock.reserve_s)
+
+    def _last_s(self) -> float | None:
+        """Returns when the launcher must be ended in order to request another job; None without a limit.
+
+        Before SIGTERM or the final state, there is no limit, because a site can let jobs run on after the end
+        of their walltime, and because the walltime can be extended.
+        """
+        clock = self._clock
+        is_ending = self._final_since_s is not None or clock.stopped_s is not None
+        if clock.kill_s is None or not is_ending or not clock.may_resume():
+            return None
+        return clock.kill_s - clock.reserve_s
+
+    def _is_signal_due(self) -> bool:
+        end_s, lead_s = self._clock.end_s, self._signal_lead_s
+        return end_s is not None and lead_s is not None and time.time() >= end_s - lead_s
+
+    def _read_state(self, files: RunFiles, now_s: float) -> None:
+        state = files.state()
+        if state.stamp == self._initial or state.state not in self._final_states:
+            self._final_since_s = None
+        elif self._final_since_s is None:
+            self._final_since_s = now_s

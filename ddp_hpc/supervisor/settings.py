@@ -1,0 +1,34 @@
+"""The options of `python -m ddp_hpc.job`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.schedulers.base import Scheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of `python -m ddp_hpc.job`."""
+
+    scheduler: Scheduler
+    script: Path
+    arguments: tuple[str, ...]
+    """The arguments of the script, which another job must pass to it again."""
+    run_dir: Path | None
+    """None if the run is not resumed by other jobs."""
+    walltime_s: float | None
+    """The walltime of the directives, which is used if the scheduler does not report one."""
+    max_attempts: int
+    may_submit: bool
+    """False if compute nodes cannot submit jobs at this site."""
+    submit_line: str
+    """The command that submits a script; empty for the scheduler's default command."""
+    local_dir: str
+    """The node-local directory for compiled kernels."""
+    progress: tuple[str, ...]
+    """Patterns of checkpoints. Their modification times show the progress of a program."""
+    signal_name: str
+    signal_lead_s: float | None
+    """Send `signal_name` to the ranks this long before the deadline, and resume the run afterwards."""

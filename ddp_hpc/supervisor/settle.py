@@ -1,0 +1,229 @@
+"""The end of an attempt: how the run ended, and which job resumes it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.jobs.submission_ledger import Attempt, is_cancelled, record, submission_record
+from ddp_hpc.rank_ends import first_failure, rank_0_end
+from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
+from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.external_program_state import Progress, state_of_program
+from ddp_hpc.supervisor.job_clock import JobClock
+from ddp_hpc.supervisor.job_log import complain, say
+from ddp_hpc.supervisor.launcher_process import LauncherEnd
+from ddp_hpc.supervisor.run_files import RunFiles, SeenState
+from ddp_hpc.supervisor.settings import Settings
+
+# How long the scheduler is asked to accept another job, if it cannot be reached.
+_RETRY_S = 300.0
+# The time to write the last lines of the log.
+_LAST_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """An attempt whose launcher has ended."""
+
+    launcher: str
+    writes_state: bool
+    """Whether the program is `ddp_hpc.train`, which always writes its final state."""
+    end: LauncherEnd
+    attempt: Attempt
+    before: SeenState
+    """The state of the run before the attempt."""
+    progress: Progress
+
+
+def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, settings: Settings) -> int:
+    """Requests another job if the run must be resumed, and returns the exit code of this job.
+
+    Raises:
+        DdpHpcError: the attempt made no progress, so another job would not either.
+    """
+    code, attempt, before = ended.end.code, ended.attempt, ended.before
+    files.check()
+    # If this node was disconnected, the scheduler may have restarted the job elsewhere. That attempt now owns
+    # the run.
+    if not files.is_last(attempt):
+        return code
+    after = files.state()
+    if decisions.is_refusal(code, before, after) or files.is_refused(attempt):
+        with suppress(DdpHpcError):  # the disk is full, for example
+            files.withdraw()
+        say(
+            "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted; the run "
+            f"is at step {after.step}"
+        )
+        return RequestError.exit_code
+    stop = decisions.why_stopped(
+        clock.stopped_s,
+        clock.stop_cause() if clock.stopped_s is not None else "unknown",
+        clock.end_s,
+        is_cancelled=is_cancelled(files.path, attempt.job_id),
+    )
+    if after.stamp == before.stamp:
+        program = _program_end(ended, files)
+        after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
+        if after.state != "requeue":
+            return program.code
+    elif not after.state:  # the file is damaged, or was written by other software
+        return code
+    found = decisions.outcome(code, attempt.first_step, after, ended.launcher)
+    if isinstance(found, int):
+        return found
+    return _NextJob(found, attempt, job, clock, files, settings).request(stop)
+
+
+def _program_end(ended: Ended, files: RunFiles) -> decisions.ProgramEnd:
+    key = ended.attempt.key
+    try:
+        rank_0, is_recorded = rank_0_end(files.path, key), True
+    except LookupError:
+        rank_0, is_recorded = None, False
+    return decisions.program_end(
+        launcher=ended.launcher,
+        code=ended.end.code,
+        was_ended=ended.end.was_ended,
+        writes_state=ended.writes_state,
+        failure=first_failure(files.path, key),
+        rank_0=rank_0,
+        is_recorded=is_recorded,
+    )
+
+
+def _write_state(
+    ended: Ended, program: decisions.ProgramEnd, files: RunFiles, settings: Settings, *, at_deadline: bool
+) -> SeenState:
+    """Writes and returns the state of a run whose program did not write a state."""
+    state = state_of_program(
+        program,
+        ended.attempt,
+        ended.progress,
+        at_deadline=settings.signal_lead_s is not None and (ended.end.was_signalled_early or at_deadline),
+    )
+    try:
+        files.write_state(state.state, state.step, state.reason)
+    except DdpHpcError as error:  # for example, the disk is full
+        complain(f"{error}; the state of the run is: {state.state} {state.step} {state.reason}")
+    if state.state == "failed" and (program.code == EXIT_REQUEUE or not program.is_plain):
+        complain(state.reason)
+    return state
+
+
+class _NextJob:
+    """The request for the job that resumes the run."""
+
+    def __init__(
+        self,
+        state: SeenState,
+        attempt: Attempt,
+        job: RunningJob,
+        clock: JobClock,
+        files: RunFiles,
+        settings: Settings,
+    ) -> None:
+        self._state, self._attempt, self._job, self._clock = state, attempt, job, clock
+        self._files, self._settings = files, settings
+        reason = f": {state.reason}" if state.reason else ""
+        self._stopped = f"stopped at step {state.step}{reason}"
+
+    def request(self, stop: decisions.Stop) -> int:
+        """Requests the job, or prints why none is requested and how to resume; returns the exit code.
+
+        Raises:
+            DdpHpcError: the attempt made no progress.
+        """
+        settings, attempt = self._settings, self._attempt
+        refusal = decisions.why_no_job(
+            stop,
+            has_progressed=self._state.step > attempt.first_step,
+            attempt=attempt,
+            chained=self._job.environ.get("DDP_HPC_CHAINED", ""),
+            max_attempts=settings.max_attempts,
+            scheduler=settings.scheduler,
+            may_submit=settings.may_submit,
+        )
+        if refusal is None:
+            self._submit()
+            return EXIT_REQUEUE
+        if not refusal.needs_command:
+            say(f"ddp-hpc: {self._stopped}; {refusal.why}")
+            return EXIT_REQUEUE
+        command = self._resume_command(refusal.submit_line)
+        self._keep(command, refusal.why)
+        if refusal.is_error:
+            raise DdpHpcError(f"{refusal.why} and {self._stopped}; {refusal.remedy}: {command}")
+        say(f"ddp-hpc: {self._stopped}; {refusal.why}; {refusal.remedy}: {command}")
+        return EXIT_REQUEUE
+
+    def _submit(self) -> None:
+        command, number = self._resume_command(), self._attempt.number + 1
+        # If this process is killed now, the file says what is unknown.
+        self._keep(
+            command, "the job ended while it requested its successor, which may be queued: check the queue"
+        )
+        request = Successor(
+            script=self._files.script,
+            attempt=number,
+            until_s=time.monotonic() + max(0.0, self._clock.left_s(_RETRY_S) - _LAST_S),
+            say=say,
+            on_unreachable=lambda said: self._on_unreachable(said, command),
+        )
+        try:
+            queued = self._job.resubmit(request)
+        except (DdpHpcError, OSError) as error:
+            self._keep(command, f"no successor could be queued: {error}")
+            complain(f"{self._stopped}, and no successor could be queued: {error}; to resume: {command}")
+            return
+        self._files.remove_resume()
+        which = "this job"
+        if queued.job_id != self._job.job_id:
+            which = f"job {queued.job_id}"
+            self._record(queued)
+        say(f"ddp-hpc: {self._stopped}; attempt {number} resumes the run in {which}")
+
+    def _record(self, queued: Queued) -> None:
+        job, script = self._job, self._files.script
+        with suppress(DdpHpcError, OSError):  # the disk is full, for example
+            record(
+                self._files.path,
+                submission_record(
+                    job_id=queued.job_id,
+                    scheduler=self._settings.scheduler.name,
+                    argv=queued.argv,
+                    script=script,
+                    content=script.read_bytes(),
+                    work_dir=job.work_dir,
+                    after=self._attempt.job_id,
+                ),
+            )
+
+    def _on_unreachable(self, said: str, command: str) -> None:
+        self._keep(command, f"the scheduler could not be reached: {said}")
+        left_s = self._clock.left_s(_RETRY_S)
+        say(
+            f"ddp-hpc: {self._stopped}; the scheduler could not be reached: {said}; retrying for up to "
+            f"{left_s:.0f} s; if no other job is queued by then, resume with: {command}"
+        )
+
+    def _keep(self, command: str, why: str) -> None:
+        with suppress(DdpHpcError):  # the disk is full, for example; the log has the command, too
+            self._files.write_resume(command, f"attempt {self._attempt.number} {self._stopped}; {why}")
+
+    def _resume_command(self, submit_line: str = "") -> str:
+        """Returns the shell command that resumes the run; `submit_line` replaces the submit command."""
+        files, job = self._files, self._job
+        if submit_line:
+            words = f"{submit_line} {shlex.quote(str(files.script))}"
+        else:
+            line = self._settings.submit_line or self._settings.scheduler.submit_program
+            scheduler = self._settings.scheduler
+            index = scheduler.array_index(job.environ)
+            options = [*(scheduler.array_options(index) if index else ()), *job.submit_options()]
+            words = " ".join(filter(None, (line, shlex.join([*options, str(files.script), *job.arguments]))))
+        return f"cd {shlex.quote(str(job.work_dir))} && {words}"
