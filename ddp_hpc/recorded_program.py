@@ -26,8 +26,6 @@ from ddp_hpc.rank_ends import RankEnd
 _STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 _FORWARDED = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}
 _HANDLED = _FORWARDED | {signal.SIGCHLD}
-# Sockets of the launcher and of torch's store, which belong to the program.
-_MAX_FD = 4096
 WATCH_LIMIT_S = 300.0
 """How long the program is watched: importing torch can take several seconds, reading a model minutes."""
 _POLL_S, _POLL_LATER_S, _LATER_S = 0.2, 2.0, 30.0
@@ -66,6 +64,8 @@ def run_recorded(
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     if recording.rank == 0:
         _record_began(recording)
+    # This process keeps the launcher's sockets open until the end is recorded: Hydra kills all ranks as soon
+    # as the socket of one that has not called MPI_Finalize is closed.
     # Its own process group: many launchers send signals to whole groups, and it would get them twice.
     process = subprocess.Popen(
         program,
@@ -75,7 +75,6 @@ def run_recorded(
         process_group=0,
         preexec_fn=_prepare_program,
     )
-    os.closerange(3, _MAX_FD)
     was_stopped = _wait(process, watch)
     code = process.returncode
     if watch is not None and watch.warning and not was_stopped:

@@ -196,6 +196,16 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     assert took_s < 45
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_exits_with_0_in_the_middle_is_named_and_fails_the_job(tmp_path, rank):
+    # Hydra kills the other ranks when it notices such an exit, and returns 0.
+    done, _ = _run(tmp_path, f"leave:{rank}", *SAVING, ranks=2)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+    assert f"error: rank {rank} on " in line
+    assert not (tmp_path / "run" / "state").read_text().startswith(("done", "running"))
+
+
 def test_a_hanging_rank_is_waited_for_only_until_the_timeout(tmp_path, forks):
     job = _forked(forks, tmp_path, "stick:1", "--timeout", "3")
     began_s = time.monotonic()
