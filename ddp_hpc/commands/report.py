@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.pip_extras import require
 from ddp_hpc.units import counted
 
 _PATH = click.Path(path_type=Path)
@@ -75,11 +73,7 @@ def command(
       ddp-hpc report traces --compare traces_before -o changed.html
       ddp-hpc report traces --merged all_ranks.json.gz
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    for package in ("numpy", "msgspec", *(("plotly",) if page_file else ())):
-        if find_spec(package) is None:
-            raise RequestError(
-                f"ddp-hpc report requires {package}, which is not installed; run {install_command('report')}"
-            )
+    require("ddp-hpc report", "report", "numpy", "msgspec", *(("plotly",) if page_file else ()))
     from ddp_hpc.trace import compare, html_page, merge_trace_files
     from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
