@@ -30,7 +30,7 @@ _PATH = click.Path(path_type=Path)
     "page_file",
     type=_PATH,
     metavar="FILE.html",
-    help="Write a self-contained HTML page with charts and a timeline of the ranks.",
+    help="Write the report as an HTML page with charts and a timeline of the ranks, instead of printing it.",
 )
 @click.option(
     "--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers to this file as JSON."
@@ -83,11 +83,14 @@ def command(
     documents.check_outputs(directories, page_file, json_file, merged_file)
     captures = documents.read_all(directories, processes)
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
-    click.echo(text.text(captures, sentences), nl=False)
-    if page_file is not None:
+    if page_file is None:
+        click.echo(text.text(captures, sentences), nl=False)
+    else:
         write_atomically(page_file, html_page.page(captures, sentences).encode(), "report")
+        click.echo(f"{page_file}: the report on {counted(len(captures[0].ranks), 'rank')}", err=True)
     if json_file is not None:
         documents.write_json(captures, sentences, json_file)
+        click.echo(f"{json_file}: the numbers of the report", err=True)
     if merged_file is not None:
         num_events = merge_trace_files.write_merged(captures[0].ranks, merged_file)
         click.echo(
