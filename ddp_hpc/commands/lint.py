@@ -94,7 +94,11 @@ def command(
         found = _lint_scripts(scripts, request, test=ask_sbatch)
     else:
         found = _lint_options(request, test=ask_sbatch)
-    click.echo(FORMATS["json" if as_json else output_format](found), nl=False)
+    output_format = "json" if as_json else output_format
+    click.echo(FORMATS[output_format](found), nl=False)
+    if not found and output_format == "text":
+        # Standard output contains only findings.
+        click.echo("no problems found", err=True)
     ctx.exit(EXIT_FAILED if any(one.severity == "error" for _, one in found) else EXIT_DONE)
 
 

@@ -117,6 +117,7 @@ def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None
 def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submission, list[LintFinding]]:
     """Returns the job to submit, and the findings of lint."""
     from ddp_hpc.jobs import submit as submit_module
+    from ddp_hpc.jobs.python_environment import explain, with_own_environment
     from ddp_hpc.lint import run_checks as lint
     from ddp_hpc.render.rejection_warnings import advice
     from ddp_hpc.render.render_script import render
@@ -126,6 +127,8 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         if not given_options(request):
             raise RequestError("nothing to submit; give a SCRIPT, or the options of ddp-hpc render")
         job, site = request_of(request)
+        job = with_own_environment(job, here, os.environ)
+        _note(explain(job.python_env, os.environ))
         text = render(job, site)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
@@ -145,6 +148,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     submission = submit_module.submission_of_script(
         text, script, here, account=account, asked=asked, arguments=arguments, site=site_or_none
     )
+    _note(explain(submission.python_env, os.environ, is_passed=True))
     linted, added = submit_module.as_linted(submission, asked, site_or_none)
     found = [
         # Lines after the added directives have different line numbers in the user's file.
@@ -158,6 +162,11 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
 def _warn(text: str) -> None:
     if text:
         click.echo(f"warning: {text}", err=True)
+
+
+def _note(text: str) -> None:
+    if text:
+        click.echo(f"note: {text}", err=True)
 
 
 def _overrides(request: dict[str, Any]) -> Overrides:

@@ -63,6 +63,7 @@ class Job:
     setup: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     conda_env: str = ""
+    python_env: str = ""
     container: str = ""
     run_dir: str = ""
     filesystems: str = ""
@@ -123,6 +124,7 @@ class Job:
             launcher_words(text)
         _check_env(self.env)
         _check_name("--conda-env", self.conda_env, "an environment. `conda env list` shows all environments.")
+        _check_python_env(self.python_env, self.conda_env)
         _check_name("--container", self.container, "an image. Give a file such as image.sif.")
         _check_lines("setup", self.setup)
         _check_lines("after", self.after)
@@ -157,6 +159,20 @@ def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
 def _check_name(option: str, name: str, what: str) -> None:
     if name.startswith("-") or not name.isprintable():
         raise RequestError(f"{option} {name[:80]!a} is not the name or the path of {what}")
+
+
+def _check_python_env(directory: str, conda_env: str) -> None:
+    if directory and conda_env:
+        raise RequestError(
+            f"--python-env {directory} and --conda-env {conda_env} were given, but a job uses one Python "
+            "environment. Omit one of the options."
+        )
+    # A colon would separate two entries of PATH.
+    if directory and (not directory.startswith("/") or ":" in directory or not directory.isprintable()):
+        raise RequestError(
+            f"--python-env {directory[:80]!a} is not the absolute path of a directory. Give the path that "
+            "python -c 'import sys; print(sys.prefix)' prints."
+        )
 
 
 def _check_env(env: dict[str, str]) -> None:
@@ -263,6 +279,11 @@ class JobOptions:
     )
     conda_env: str | None = _option(
         "Name or path of the conda environment to activate after the setup lines.", "NAME"
+    )
+    python_env: str | None = _option(
+        "Directory of a virtual or conda environment that contains ddp-hpc; submit uses its own.",
+        "DIR",
+        ".venv",
     )
     container: str | None = _option(
         "Image of the container in which the program runs, such as image.sif, if the profile defines how to "

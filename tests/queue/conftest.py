@@ -73,6 +73,12 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "FILE_DELAY_S", 0.05)
 
 
+@pytest.fixture(autouse=True)
+def python_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts name no Python environment, as if ddp-hpc were installed without one."""
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+
+
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, from which the user submits."""

@@ -491,3 +491,13 @@ def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Pro
     # The line numbers are those of the user's file.
     assert "warning: RANK007, line 4:" in without
     assert "warning: RANK007, line 4:" in with_time
+
+
+def test_the_full_stop_of_the_schedulers_message_is_not_repeated(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.answers("qsub", "", code=32, err="qsub: Account_Name is required to be set.\n")
+    (work / "job.pbs").write_text(PBS_SCRIPT)
+    assert "rejected the job: Account_Name is required to be set. No job was queued. " in (
+        run("submit", "job.pbs").err
+    )

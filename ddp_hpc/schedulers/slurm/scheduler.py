@@ -52,6 +52,7 @@ class Slurm(Scheduler):
     job_number_in_shell = "SLURM_JOB_ID"
     agent_launcher = "srun"
     passes_arguments = True
+    passes_environment = True
     interactive_command = "salloc"
     prefix = "#SBATCH"
     # sbatch does not require a blank after the prefix, and all versions also read #SLURM.
