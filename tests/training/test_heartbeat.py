@@ -128,10 +128,17 @@ def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
 @pytest.mark.parametrize("kind", ["stop", "lock"])
 def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, kind):
     """A stopped process, and one that holds the GIL in C code."""
-    text, code = ranks(f"{kind}:1", "stuck_s=0.4", "first_s=0.4").words_of(0)
+    text, code = ranks(f"{kind}:1", "stuck_s=0.4").words_of(0)
     assert code == LOST
     assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
     assert "no answer: its process is stopped, or Python is blocked in a C call" in text
+
+
+def test_the_limit_of_the_first_step_ends_with_it_even_if_the_rank_then_sends_nothing(ranks):
+    """A rank that stops directly after its first step, in the interval between two beats."""
+    text, code = ranks("stop:1:1", "stuck_s=2", "first_s=60").words_of(0)
+    assert code == LOST
+    assert text.startswith("rank 1 on n1 has been in step 1, data for ")
 
 
 def test_a_killed_rank_is_reported_as_gone(ranks):

