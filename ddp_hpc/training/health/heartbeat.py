@@ -23,7 +23,7 @@ from pathlib import Path
 from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError
-from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch
+from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.relay_server import CUT_OFF, ENDED
 from ddp_hpc.rendezvous.store_client import Relay, open_heartbeat
@@ -322,7 +322,9 @@ class _BeatSender(HeartbeatThread):
                 heard_s, next_s = now, 0.0
                 continue
             if now - heard_s > beat.limit_s:
-                return rank_0_mute_text(self._host, now - heard_s)
+                silence_s = now - heard_s
+                answers = node_answers(self._connection, within_s=silence_s / 2)
+                return rank_0_mute_text(self._host, silence_s, answers)
             ready = selector.select(max(next_s - time.monotonic(), 0.0))
             if any(key.fileobj is self._connection for key, _ in ready):
                 try:
