@@ -421,10 +421,13 @@ class RunLifecycle:
         if locked:
             self._writing_state.release()
 
-    def finish_writing(self, limit_s: float) -> None:
-        """Waits for the snapshot that is being written, although the run ends with an error."""
+    def finish_writing(self, limit_s: float, has_lost_rank: Callable[[], bool]) -> None:
+        """Waits for the snapshot that is being written, although the run ends with an error.
+
+        If a rank was lost before it has written its part, the snapshot is discarded.
+        """
         if self._writer is not None:
-            self._writer.finish_writing(limit_s)
+            self._writer.finish_writing(limit_s, has_lost_rank)
 
     def close(self) -> None:
         """Releases the directory after the snapshot that is being written is complete."""

@@ -62,6 +62,9 @@ class Parts:
     reword: Callable[[str], str] = str
     """Changes messages of this package before they are printed, for example the names of options."""
 
+    has_lost_rank: bool = False
+    """Whether the heartbeat has lost a rank."""
+
     @property
     def is_alone(self) -> bool:
         """Returns whether this process is the only rank, as far as is known."""
@@ -73,6 +76,7 @@ class Parts:
 
     def on_lost(self, text: str) -> NoReturn:
         """Ends this process because the heartbeat has lost a rank. Called in its thread."""
+        self.has_lost_rank = True
         # If rank 0 is lost, so is the store, and the ranks cannot hold an election.
         is_rank_0 = self.world is not None and self.world.rank == 0
         election = _elect(DdpHpcError(text), self, together=False) if is_rank_0 else ErrorElection.NO_STORE
@@ -81,7 +85,10 @@ class Parts:
     def finish_writing(self, limit_s: float) -> None:
         """Waits for the snapshot that is being written, at most `limit_s`."""
         if self.lifecycle is not None:
-            self.lifecycle.finish_writing(limit_s)
+            self.lifecycle.finish_writing(limit_s, self._has_lost_rank)
+
+    def _has_lost_rank(self) -> bool:
+        return self.has_lost_rank or (self.heartbeat is not None and bool(self.heartbeat.gone_ranks(0.0)))
 
     def is_lost(self) -> bool:
         """Returns whether another rank failed, in which case this rank ends without a message."""
