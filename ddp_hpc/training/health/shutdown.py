@@ -26,6 +26,7 @@ from ddp_hpc.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REQUEUE,
+    EXIT_WRONG_REQUEST,
     DdpHpcError,
     RendezvousError,
     ReportedElsewhereError,
@@ -158,6 +159,8 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
         parts.finish_writing(_SAVING_S)
     if parts.lifecycle is not None and election is not ErrorElection.LOST and code == EXIT_FAILED:
         parts.lifecycle.failed(_reason(text), again=_is_lost_contact(error, timeout_s))
+    if parts.lifecycle is not None and code == EXIT_WRONG_REQUEST:
+        parts.lifecycle.refused()
     if together:
         # All ranks have reached this point, so none of them is stuck in a collective.
         if parts.watch is not None:
