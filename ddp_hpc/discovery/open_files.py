@@ -26,7 +26,7 @@ def file_limit() -> float:
 
 
 def num_files_needed(world_size: int) -> int:
-    """Returns an estimate of how many files a rank opens.
+    """Returns an estimate of the number of files that each rank opens.
 
     gloo connects each pair of ranks once per process group, and a mesh has at least two process groups.
     """

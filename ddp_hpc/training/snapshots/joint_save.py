@@ -17,7 +17,7 @@ from typing import Any
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreTimeoutError
 
 _ANSWER_S = 60.0
-_LOOK_S = 0.5  # the interval in which rank 0 looks whether the run is ending
+_LOOK_S = 0.5  # the interval at which rank 0 checks whether the run is ending
 
 
 class NotSavedError(OSError):
