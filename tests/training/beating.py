@@ -1,4 +1,6 @@
-"""A rank with a heartbeat, without torch: `beating.py RANK SIZE DIRECTORY FAULT:RANK|all[:STEP] [LIMIT=S ...]`.
+"""A rank with a heartbeat and without torch.
+
+`beating.py RANK SIZE DIRECTORY FAULT:RANK|all[:STEP] [LIMIT=S ...]`.
 
 Each step ends with a wait for all ranks, like a collective. The fault occurs in step 3 by default.
 """

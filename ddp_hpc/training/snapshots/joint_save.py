@@ -38,7 +38,7 @@ class JointSave:
     _given_up: threading.Event = field(default_factory=threading.Event)
 
     def give_up(self) -> None:
-        """Stops waiting for parts that have not been reported: a rank was lost. Can be called from any thread."""
+        """Stops waiting for parts, because a rank was lost. Can be called from any thread."""
         self._given_up.set()
 
     @property
