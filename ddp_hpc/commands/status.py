@@ -25,7 +25,8 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
     Without JOB, the command shows the last job of the run in --run-dir, or of each run in the directory runs/
-    of the current directory.
+    of the current directory. For a job array of Slurm, it shows the number of tasks by state, and why tasks
+    failed.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.
@@ -34,18 +35,21 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     Examples:
       ddp-hpc status
       ddp-hpc status 1234
+      ddp-hpc status 1234_2
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.job_report import last_jobs, report_job
-    from ddp_hpc.jobs.status_text import lines_of
+    from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
+    from ddp_hpc.jobs.job_report import last_jobs
+    from ddp_hpc.jobs.status_text import lines_of, lines_of_array
 
     verdict, found = "", []
-    for one in [report_job(job, run_dir)] if job is not None else last_jobs(run_dir):
+    for one in [report_job_or_array(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
         else:  # print each job at once, since the next one needs a slow query of the scheduler
-            click.echo(("\n" if verdict else "") + "\n".join(lines_of(one)))
+            lines = lines_of_array(one) if isinstance(one, ArrayReport) else lines_of(one)
+            click.echo(("\n" if verdict else "") + "\n".join(lines))
         verdict = one.verdict
     if not verdict:
         raise RequestError(

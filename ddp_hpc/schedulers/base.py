@@ -105,7 +105,11 @@ class JobCommands(Protocol):
     """The functions in the module `query_and_cancel` of a scheduler, which query and cancel jobs."""
 
     def read_job(self, job_id: str) -> JobState | None:
-        """Returns the state of a job; None if the scheduler does not know it."""
+        """Returns the state of a job; None if the scheduler does not know it. Refuses a job array."""
+        ...
+
+    def read_jobs(self, job_id: str) -> list[JobState]:
+        """Returns the state of a job, or those of the tasks of a job array; empty if it is unknown."""
         ...
 
     def job_id_of(self, answer: str) -> str | None:

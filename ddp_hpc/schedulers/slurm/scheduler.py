@@ -70,7 +70,7 @@ class Slurm(Scheduler):
     array_index_variables = ("SLURM_ARRAY_TASK_ID",)
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     query_command = "scontrol"
-    job_id_pattern = re.compile("[_@]")
+    job_id_pattern = re.compile("[_@]|^s")
     stand_in = "ddp_hpc.schedulers.slurm.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
