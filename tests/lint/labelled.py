@@ -5,6 +5,17 @@ from __future__ import annotations
 # Directives of sbatch that sbatch 22.05 rejects: test_sbatch.py asks sbatch itself. `|` separates directives.
 REJECTED_BY_SBATCH: list[tuple[str, str]] = [
     ("SLURM002", "--ntask-per-node=4"),
+    ("SLURM015", "--acctg-freq=task=x"),
+    ("SLURM015", "--acctg-freq=foo=3"),
+    ("SLURM015", "--cpu-freq=foo"),
+    ("SLURM015", "--gpu-freq=foo"),
+    ("SLURM015", "--mem-bind=foo"),
+    ("SLURM015", "--propagate=STACK,FOO"),
+    ("SLURM015", "--signal=USR1@70000"),
+    ("SLURM015", "--gres-flags=allow-task-sharing"),
+    ("SLURM016", "--gpus-per-socket=1"),
+    ("SLURM016", "--distribution=arbitrary"),
+    ("SLURM016", "--gpus-per-task=1|--ntasks-per-node=4|--nodes=1-2"),
     ("SLURM002", "--gpu-per-node=4"),
     ("SLURM002", "--cpus_per_task=8"),
     ("SLURM002", "--paritition=gpu"),
@@ -93,8 +104,6 @@ REJECTED_BY_SBATCH: list[tuple[str, str]] = [
     ("SLURM016", "--gpus=6|--gres=gpu:4|--nodes=2"),
     ("SLURM016", "--gpus=4|--gpus-per-task=1|--ntasks=8"),
     ("SLURM016", "--gres=gpu:2|--gpus-per-task=4|--ntasks=2"),
-    ("SLURM016", "--nodelist=node1,node2,node3|--nodes=1"),
-    ("SLURM016", "-w gpu[01-04]|-N 2"),
     ("SLURM017", "--mem=16 GB"),
     ("SLURM017", "--job-name=my first run"),
     ("SLURM017", "--output=/data/my\\ project/%j.out"),
@@ -115,7 +124,69 @@ REJECTED_BY_SBATCH: list[tuple[str, str]] = [
 ]
 
 # Directives that sbatch accepts, and that have no error.
+# Directives that one of 22.05 and 26.05 rejects and the other accepts: the check, the version that rejects
+# them, the first version that differs from 22.05, and the directives. Asked of sbatch 22.05.8 and 26.05.3.
+REJECTED_BY_ONE_VERSION: list[tuple[str, str, str, str]] = [
+    ("SLURM016", "22.05", "23.02", "--nodelist=node1,node2,node3|--nodes=1"),
+    ("SLURM016", "22.05", "23.02", "-w gpu[01-04]|-N 2"),
+    ("SLURM015", "22.05", "23.11", "--gres=gpu=4"),
+    ("SLURM015", "22.05", "23.02", "--nodes=2,4"),
+    ("SLURM015", "22.05", "23.11", "--signal=CHLD"),
+    ("SLURM015", "22.05", "24.05", "--exclusive=topo"),
+    ("SLURM015", "22.05", "25.11", "--requeue=expedite"),
+    ("SLURM015", "22.05", "23.11", "--gres-flags=multiple-tasks-per-sharing"),
+    ("SLURM015", "26.05", "25.05", "--get-user-env=L"),
+    ("SLURM015", "26.05", "25.05", "--get-user-env=10"),
+    ("SLURM015", "26.05", "23.11", "--cpu-freq=low-high"),
+    ("SLURM022", "26.05", "24.05", "--power=level"),
+    ("SLURM016", "26.05", "26.05", "--gres=gpu:4|--gpus-per-node=4"),
+    ("SLURM016", "26.05", "26.05", "--gres=nvme:1,gpu|--gpus-per-node=1"),
+    ("SLURM016", "26.05", "23.02", "--exclusive|--oversubscribe"),
+    ("SLURM016", "26.05", "23.02", "--exclusive=user|-s"),
+    ("SLURM016", "26.05", "23.02", "--ntasks-per-core=2|--threads-per-core=1"),
+    ("SLURM016", "26.05", "23.02", "--gpus-per-task=1|--ntasks-per-node=4"),
+    ("SLURM016", "26.05", "23.02", "--cpus-per-gpu=6"),
+    ("SLURM016", "26.05", "23.11", "--distribution=arbitrary|--nodes=2|--nodelist=n1,n2"),
+]
+
+# Directives with options since 23.02, which sbatch 26.05 rejects because of their values or other options.
+REJECTED_BY_NEW_VERSIONS: list[tuple[str, str]] = [
+    ("SLURM015", "--tres-per-task=mem=2"),
+    ("SLURM015", "--tres-per-task=cpu=0"),
+    ("SLURM015", "--mem-update=20"),
+    ("SLURM015", "--mem-update=0@60"),
+    ("SLURM015", "--segment=x"),
+    ("SLURM015", "--segment=70000"),
+    ("SLURM015", "--oom-kill-step=2"),
+    ("SLURM016", "--segment=4|--nodes=6"),
+    ("SLURM016", "--tres-per-task=cpu=2|--cpus-per-task=2"),
+    ("SLURM016", "--tres-per-task=gres/gpu=1|--gpus-per-task=1|--ntasks=2"),
+    ("SLURM016", "--tres-per-task=cpu=2|--cpus-per-gpu=2|--gpus=2"),
+    ("SLURM016", "--tres-per-task=cpu=2|--ntasks-per-gpu=2|--gpus=2"),
+    ("SLURM016", "--tres-per-task=gres/gpu=1"),
+]
+
+# Directives that sbatch 26.05 accepts, and 22.05 does not know.
+ACCEPTED_BY_NEW_VERSIONS: list[str] = [
+    "--tres-per-task=gres/gpu=1|--ntasks=2",
+    "--mem-update=20@60",
+    "--segment=4|--nodes=8",
+    "--segment=4|--nodes=2",
+    "--oom-kill-step=1",
+    "--exclusive=allocation",
+]
+
 ACCEPTED_BY_SBATCH: list[str] = [
+    "--gpus-per-task=1|--ntasks-per-node=4|--nodes=2|--cpus-per-task=4",
+    "--acctg-freq=task=30,energy=10",
+    "--cpu-freq=low-high:performance",
+    "--cpu-freq=2000000",
+    "--gpu-freq=memory=high,verbose",
+    "--mem-bind=verbose,local",
+    "--propagate=STACK,MEMLOCK",
+    "--signal=USR1@65535",
+    "--get-user-env",
+    "--quiet|--verbose",
     "--tasks-per-node=4",
     "--tasks=8",
     "--part=gpu",
@@ -155,9 +226,7 @@ ACCEPTED_BY_SBATCH: list[str] = [
     "--gres=none",
     "--gpus-per-node=a100:4",
     "--gpus=8|--nodes=2",
-    "--gres=gpu:4|--gpus-per-node=4",
     "--gpus-per-task=1|--ntasks=4",
-    "--gpus-per-task=1|--ntasks-per-node=4|--cpus-per-task=16",
     "--gpus-per-task=1|--nodes=2",
     "--gpus=4|--nodes=2-8",
     "--gpus=4|--nodes=8|--ntasks=4",
@@ -309,6 +378,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM018", False, S + "#SBATCH --tasks=1\n"),
     ("SLURM019", True, S + "#SBATCH --mail-type=END,ABORT\n"),
     ("SLURM019", False, S + "#SBATCH --mail-type=END,FAIL\n"),
+    ("SLURM024", True, S + "#SBATCH --gpus-per-node=4\nsrun --gres=gpu:1 ./a.out\n"),
+    ("SLURM024", False, S + "#SBATCH --gpus-per-node=4\nsrun --gpus-per-node=1 ./a.out\n"),
+    ("SLURM024", False, S + "#SBATCH --gres=gpu:4\nsrun --gres=gpu:1 ./a.out\n"),
     ("SLURM020", True, S + "#SBATCH --output=logs/%j.out\nmkdir -p logs\nsrun x\n"),
     ("SLURM020", False, S + "#SBATCH --output=logs/%j.out\nsrun x\n"),
     (
