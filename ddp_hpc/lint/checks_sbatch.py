@@ -181,12 +181,21 @@ def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
 
 @check("SLURM017", "error", "a word that does not belong to an option")
 def _stray_word(subject: Subject) -> Iterator[Problem]:
-    lines = set()
+    version, lines = subject.scheduler_version, set()
     for d in _options(subject):
         if d.line in lines or d.fault not in ("stray", "unclosed", "colon"):
             continue
         lines.add(d.line)
-        if d.fault == "unclosed":
+        if "\\ " in subject.script.lines[d.line - 1]:
+            # Since 24.05, a backslash protects a blank.
+            if not (version and is_between(version, "24.05", "")):
+                yield Problem(
+                    d.line,
+                    f"before Slurm 24.05, sbatch does not read the backslash as part of {shown(d.value)}",
+                    "quote a value that contains blanks",
+                    None if version else "warning",
+                )
+        elif d.fault == "unclosed":
             yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
         elif d.fault == "colon":
             yield Problem(

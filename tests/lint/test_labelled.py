@@ -54,7 +54,7 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     assert (check in errors(text, changed)) == (rejects == "26.05")
     # Without a version, the directive is a warning, as the site may have a version that accepts it.
     assert errors(text) == []
-    assert {"SLURM022", "SLURM023"} & {found.check for found in lint_script(text)}
+    assert {"SLURM017", "SLURM022", "SLURM023"} & {found.check for found in lint_script(text)}
 
 
 @pytest.mark.parametrize(("check", "directives"), REJECTED_BY_NEW_VERSIONS)

@@ -46,8 +46,10 @@ _WHEN = re.compile(
 )
 _COUNT = r"\d{1,18}[kKmMgGtTpP]?"
 # The type of a GPU may contain blanks.
-_GRES_ITEM = re.compile(rf"(?:gres[:/])?[A-Za-z_][\w.-]*(?::[^:,=]+)?(?:[:=]{_COUNT})?(?:\([^)]*\))?")
-_GPU_ITEM = re.compile(rf"(?:[^:,=\s]+:)?{_COUNT}|[^:,=\s\d][^:,=\s]*")
+_GRES_ITEM = re.compile(
+    rf"(?:gres[:/])?[A-Za-z_][\w.-]*(?::(?:[^:,=]+|(?=:)))?(?:[:=]{_COUNT})?(?:\([^)]*\))?"
+)
+_GPU_ITEM = re.compile(rf"(?:[^:,=\s]*:)?{_COUNT}|[^:,=\s\d][^:,=\s]*")
 
 
 def is_time(text: str) -> bool:
@@ -294,7 +296,14 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
         _form("allocation", "--exclusive without a value", since="26.05"),
     ),
     "get-user-env": (_form(".+", "--get-user-env without a value", until="24.11"),),
-    "gres": (_form(r"[\w:/]+=\d.*", _CHECKS["gres"][1], since="23.11"),),
+    **dict.fromkeys(
+        ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+        (_form("(?:|.*,):.*", "[TYPE:]NUMBER, such as a100:4", since="23.11"),),
+    ),
+    "gres": (
+        _form(r"[\w:/]+=\d.*|gres/.*|.*::.*", "NAME[:TYPE][:NUMBER], such as gpu:4", since="23.11"),
+        _form("gres:.*", "it without gres:", until="23.02"),
+    ),
     "gres-flags": (_form(".*(?:,|per-sharing).*", "disable-binding or enforce-binding", since="23.11"),),
     "nodes": (_form("[^,:]*[,:].*", _CHECKS["nodes"][1], since="23.02"),),
     "requeue": (_form(".+", "--requeue without a value", since="25.11"),),
