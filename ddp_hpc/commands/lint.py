@@ -124,8 +124,14 @@ def _lint_scripts(
         name, text = click.format_filename(script), read_script(script)
         # A script is usually submitted from its own directory.
         here = Path.cwd() if script.resolve().parent == Path.cwd() else None
+        site = site_of(text, profile)
         of_script = lint.lint_script(
-            text, site_of(text, profile), directory=here, select=select, ignore=ignore
+            text,
+            site,
+            directory=here,
+            installed_version=lint.installed_version_for(text, site),
+            select=select,
+            ignore=ignore,
         )
         of_script += lint.ask_sbatch(script) if test else []
         if not lint.has_directives(text):

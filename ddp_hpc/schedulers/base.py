@@ -304,6 +304,10 @@ class Scheduler:
         """Returns the version of the scheduler at the site; empty if the profile does not contain it."""
         return ""
 
+    def installed_version(self) -> str:
+        """Returns the version of the scheduler's commands on this machine; empty if it is unknown."""
+        return ""
+
     def repeatable_flags_in(self, version: str) -> frozenset[str]:
         """Returns the options that a script may repeat with different values in a version of the
         scheduler.
