@@ -126,11 +126,11 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         if not given_options(request):
             raise RequestError("nothing to submit; give a SCRIPT, or the options of ddp-hpc render")
         job, site = request_of(request)
-        text = render(job, site)
+        text = render(job, site, here)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
         submission = submit_module.submission_of_request(text, site.scheduler, here)
-        return submission, lint.lint_script(text, site, num_nodes=job.num_nodes)
+        return submission, lint.lint_script(text, site, num_nodes=job.num_nodes, directory=here)
     profile, account = request.pop("profile"), request.pop("account") or ""
     arguments, asked = request.pop("command"), _overrides(request)
     if given := given_options(request):

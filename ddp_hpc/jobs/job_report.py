@@ -15,6 +15,9 @@ from ddp_hpc.jobs.first_failure import last_attempt
 from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.resumption_of_script import resumption_of_script
+from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, same_job
@@ -103,10 +106,25 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         log_age_s=age_s(paths, time.time()) if running else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
         warning=warning_in(read_head(paths) + log),
-        post_mortem=examine(job, state, log, next_job, starts[-1].first_step if starts and is_last else 0)
+        post_mortem=examine(
+            job,
+            state,
+            log,
+            next_job,
+            starts[-1].first_step if starts and is_last else 0,
+            _resumption(run_dir, job),
+        )
         if job
         else None,
     )
+
+
+def _resumption(run_dir: Path | None, job: JobState) -> Resumption | None:
+    """Returns how the program of a job is resumed; None if its script is unknown or not of ddp-hpc."""
+    if run_dir is None or not job.work_dir:
+        return None
+    text = ledger.last_script(run_dir, ledger.submissions(run_dir))
+    return resumption_of_script(parse_script(text), Path(job.work_dir))
 
 
 def _state_since(run_dir: Path, begin_s: int) -> RunState | None:

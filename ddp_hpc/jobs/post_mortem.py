@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
+from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
 from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -101,12 +102,18 @@ class PostMortem:
 
 
 def examine(
-    job: JobState, state: RunState | None, log: str, next_job: str, first_step: int = 0
+    job: JobState,
+    state: RunState | None,
+    log: str,
+    next_job: str,
+    first_step: int = 0,
+    resumption: Resumption | None = None,
 ) -> PostMortem | None:
     """Returns the reason why a job failed; None if it succeeded or has not ended.
 
     `state` is the content of the state file; None if another job has written it. `first_step` is the step
-    after which the job resumed the run.
+    after which the job resumed the run, and `resumption` is how its program is resumed; None if it is not a
+    script of ddp-hpc.
     """
     if job.phase != "ended" or job.end == "done":
         return None
@@ -128,7 +135,9 @@ def examine(
         rank=failure.rank if failure else None,
         host=failure.host if failure else "",
         lines=lines,
-        remedy=_remedy(cause, job, state or RunState("running", first_step, ""), failure, next_job),
+        remedy=_remedy(
+            cause, job, state or RunState("running", first_step, ""), failure, next_job, resumption
+        ),
     )
 
 
@@ -205,10 +214,19 @@ def _code(job: JobState) -> str:
     return f"exit code {job.exit_code}" + (f" ({known})" if known else "")
 
 
-def _remedy(cause: str, job: JobState, state: RunState, failure: Failure | None, next_job: str) -> str:
+def _remedy(
+    cause: str,
+    job: JobState,
+    state: RunState,
+    failure: Failure | None,
+    next_job: str,
+    resumption: Resumption | None,
+) -> str:
     if next_job and cause != "failed":
         return f"none: job {next_job} resumes the run"
     text = _REMEDIES[cause]
+    if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
+        text = f"increase --walltime; {HOW_TO_RESUME}"
     if cause == "node" and failure and (command := SCHEDULERS[job.scheduler].exclude_host(failure.host)):
         text += f" ({command})"
     if state.state != "done" and state.step:

@@ -80,15 +80,22 @@ def has_directives(text: str) -> bool:
 
 
 def lint_request(
-    job: Job, site: Site, *, select: Sequence[str] = (), ignore: Sequence[str] = ()
+    job: Job,
+    site: Site,
+    *,
+    directory: Path | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
     """Returns the findings for the script that is rendered for the job; lines refer to that script.
+
+    `directory` is that of `lint_script`.
 
     Raises:
         RequestError: the job cannot be rendered for the site.
     """
-    text = render(job, site)
-    return lint_script(text, site, num_nodes=job.num_nodes, select=select, ignore=ignore)
+    text = render(job, site, directory)
+    return lint_script(text, site, num_nodes=job.num_nodes, directory=directory, select=select, ignore=ignore)
 
 
 @check("SLURM900", "error", "sbatch --test-only rejects the script")
