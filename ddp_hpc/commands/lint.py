@@ -151,7 +151,8 @@ def _lint_options(request: dict[str, Any], *, test: bool) -> list[tuple[str, Lin
         raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
     if not given_options(request):
         raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
-    return [(_REQUEST, one) for one in lint.lint_request(*request_of(request), select=select, ignore=ignore)]
+    found = lint.lint_request(*request_of(request), directory=Path.cwd(), select=select, ignore=ignore)
+    return [(_REQUEST, one) for one in found]
 
 
 def read_script(path: Path) -> str:

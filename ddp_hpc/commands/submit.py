@@ -129,12 +129,14 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         job, site = request_of(request)
         job = with_own_environment(job, here, os.environ)
         _note(explain(job.python_env, os.environ))
-        text = render(job, site)
+        text = render(job, site, here)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
         submission = submit_module.submission_of_request(text, site.scheduler, here)
         version = lint.installed_version_for(text, site)
-        found = lint.lint_script(text, site, num_nodes=job.num_nodes, installed_version=version)
+        found = lint.lint_script(
+            text, site, num_nodes=job.num_nodes, directory=here, installed_version=version
+        )
         return submission, found
     profile, account = request.pop("profile"), request.pop("account") or ""
     arguments, asked = request.pop("command"), _overrides(request)

@@ -111,17 +111,30 @@ def installed_version_for(text: str, site: Site | None) -> str:
 
 
 def lint_request(
-    job: Job, site: Site, *, select: Sequence[str] = (), ignore: Sequence[str] = ()
+    job: Job,
+    site: Site,
+    *,
+    directory: Path | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
     """Returns the findings for the script that is rendered for the job; lines refer to that script.
+
+    `directory` is that of `lint_script`.
 
     Raises:
         RequestError: the job cannot be rendered for the site.
     """
-    text = render(job, site)
+    text = render(job, site, directory)
     version = installed_version_for(text, site)
     return lint_script(
-        text, site, num_nodes=job.num_nodes, installed_version=version, select=select, ignore=ignore
+        text,
+        site,
+        num_nodes=job.num_nodes,
+        directory=directory,
+        installed_version=version,
+        select=select,
+        ignore=ignore,
     )
 
 

@@ -19,7 +19,7 @@ MODULES = "module() { :; }\nconda() { :; }\nexport -f module conda\n"
 
 
 def script(profile: str, **job: object) -> str:
-    return render(Job(**job), load_site(profile))  # type: ignore[arg-type]
+    return render(Job(**{"name": "ddp", **job}), load_site(profile))  # type: ignore[arg-type]
 
 
 def pbs(sandbox: Sandbox, *hosts: str, **extra: str) -> dict[str, str]:
