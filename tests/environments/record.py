@@ -149,7 +149,7 @@ RECORDINGS = [
 ]
 
 # The cases that differ between the versions of Slurm.
-_IN_BOTH_VERSIONS = ("srun-none", "srun-pmi2", "srun-pmix", "sbatch-shell", "salloc-shell")
+_IN_BOTH_VERSIONS = ("srun-none", "srun-pmi2", "srun-pmix", "sbatch-shell", "salloc-shell", "mpich-in-slurm")
 RECORDINGS += [
     replace(recording, name=f"{recording.name}-26", slurm="26.05")
     for recording in RECORDINGS
