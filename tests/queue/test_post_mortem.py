@@ -231,6 +231,7 @@ def test_a_requeue_that_no_output_follows_ends_the_last_attempt() -> None:
     [
         (OOM, "failed", "memory"),
         (OOM_26, "failed", "memory"),
+        (OOM_26.splitlines()[0], "failed", "memory"),
         (OVER_MEMORY, "failed", "memory"),
         ("slurmstepd: error: Exceeded job memory limit\n", "failed", "memory"),
         ("", "memory", "memory"),

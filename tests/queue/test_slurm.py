@@ -138,7 +138,7 @@ def test_the_tasks_of_an_array_are_known_to_scontrol_or_sacct(programs: Programs
 
 
 def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: Programs) -> None:
-    programs.answers("scontrol", "", code=1, err="Job 12_0 not found\n")
+    programs.answers("scontrol", "Job 12_0 not found\n", code=1)
     programs.answers("sacct", SACCT_ARRAY.splitlines()[0] + "\n")
     job = read_job("12_0")
     assert job is not None

@@ -18,7 +18,8 @@ from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import SLUID, End, JobState, Phase, clock_s, duration_s
 from ddp_hpc.text_table import printable
 
-# The second message is for a task that the controller has forgotten, unlike other tasks of its array.
+# The second message is for a task that the controller has forgotten, unlike other tasks of its array. scontrol
+# prints it to stdout.
 _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
 _NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 _SUBMITTED = re.compile(
@@ -88,7 +89,7 @@ def read_jobs(job_id: str) -> list[JobState]:
     """
     number, clusters = _number_and_clusters(job_id)
     answer = commands.ask("scontrol", *clusters, "--oneliner", "show", "job", number)
-    if answer.code and not _UNKNOWN_JOB.search(answer.err):
+    if answer.code and not _UNKNOWN_JOB.search(answer.err + answer.out):
         raise DdpHpcError(f"scontrol failed: {answer.said}. Try it manually: scontrol show job {job_id}")
     if answer.code:
         return _from_sacct(job_id)
