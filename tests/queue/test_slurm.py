@@ -137,8 +137,9 @@ def test_the_tasks_of_an_array_are_known_to_scontrol_or_sacct(programs: Programs
     assert [one.word for one in read_jobs("12")] == ["COMPLETED", "CANCELLED", "RUNNING", "PENDING"]
 
 
-def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: Programs) -> None:
-    programs.answers("scontrol", "Job 12_0 not found\n", code=1)
+@pytest.mark.parametrize("stream", ["text", "err"])  # of Slurm 22.05 and 26.05
+def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: Programs, stream: str) -> None:
+    programs.answers("scontrol", **{"text": "", stream: "Job 12_0 not found\n"}, code=1)
     programs.answers("sacct", SACCT_ARRAY.splitlines()[0] + "\n")
     job = read_job("12_0")
     assert job is not None

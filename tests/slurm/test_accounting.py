@@ -114,7 +114,8 @@ def test_a_forgotten_array_is_shown_with_its_failed_tasks(jobs: Jobs) -> None:
 
 
 def test_a_forgotten_task_is_read_from_the_accounting_while_another_task_runs(jobs: Jobs) -> None:
-    assert "not found" in jobs.cluster.run(["scontrol", "show", "job", f"{jobs.ids['half']}_1"]).stdout
+    answer = jobs.cluster.run(["scontrol", "show", "job", f"{jobs.ids['half']}_1"])
+    assert "not found" in answer.stdout + answer.stderr  # stderr in Slurm 26.05
     assert jobs.status("half", "_0")["verdict"] == "done"
     assert jobs.status("half", "_1")["post_mortem"]["what"] == "exit code 3"
     assert jobs.status("half", "_3")["verdict"] == "running"

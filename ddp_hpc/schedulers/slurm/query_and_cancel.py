@@ -18,8 +18,8 @@ from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import SLUID, End, JobState, Phase, clock_s, duration_s
 from ddp_hpc.text_table import printable
 
-# The second message, which scontrol prints to stdout, is for a task that the controller has forgotten, unlike
-# other tasks of its array.
+# The second message is for a task that the controller has forgotten, unlike other tasks of its array.
+# scontrol of Slurm 22.05 prints it to stdout.
 _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
 _NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 _SUBMITTED = re.compile(
