@@ -102,16 +102,15 @@ def read_jobs(job_id: str) -> list[JobState]:
 
 
 def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
-    reasons = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
-    current = [
-        replace(one, reason=reasons.get(one.job_id, one.reason)) if one.end == "cancelled" else one
+    """Returns the jobs that the controller knows, and the ended tasks of their array that only sacct knows."""
+    who = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
+    current = {
+        one.job_id: replace(one, reason=who.get(one.job_id, "") if one.end == "cancelled" else one.reason)
         for one in known
-    ]
-    ids = {one.job_id for one in known}
-    forgotten = (
-        [one for one in booked if one.phase == "ended" and one.job_id not in ids] if known[0].array else []
-    )
-    return sorted([*forgotten, *current], key=_task_index)
+    }
+    # slurmdbd can receive the end of a task before its start, and then reports a job that is not in an array.
+    tasks = {one.job_id: one for one in booked if one.array and one.phase == "ended"}
+    return sorted({**tasks, **current}.values(), key=_task_index)
 
 
 def _task_index(job: JobState) -> int:
