@@ -104,13 +104,12 @@ def read_jobs(job_id: str) -> list[JobState]:
 def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
     """Returns the jobs that the controller knows, and the ended tasks of their array that only sacct knows."""
     who = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
-    current = {
-        one.job_id: replace(one, reason=who.get(one.job_id, "") if one.end == "cancelled" else one.reason)
-        for one in known
-    }
-    # slurmdbd can receive the end of a task before its start, and then reports a job that is not in an array.
+    # slurmdbd can receive the end of a task before its start. Then sacct reports a job that is not in an array.
     tasks = {one.job_id: one for one in booked if one.array and one.phase == "ended"}
-    return sorted({**tasks, **current}.values(), key=_task_index)
+    for one in known:
+        reason = who.get(one.job_id, one.reason) if one.end == "cancelled" else one.reason
+        tasks[one.job_id] = replace(one, reason=reason)
+    return sorted(tasks.values(), key=_task_index)
 
 
 def _task_index(job: JobState) -> int:
