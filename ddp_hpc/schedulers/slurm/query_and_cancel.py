@@ -102,9 +102,9 @@ def read_jobs(job_id: str) -> list[JobState]:
 
 
 def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
-    """Returns the jobs that the controller knows, and the ended tasks of their array that only sacct knows."""
+    """Returns the jobs that the controller knows, and the ended tasks that only sacct knows."""
     who = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
-    # slurmdbd can receive the end of a task before its start. Then sacct reports a job that is not in an array.
+    # slurmdbd can receive the end of a task before its start, and then reports it as a job without an array.
     tasks = {one.job_id: one for one in booked if one.array and one.phase == "ended"}
     for one in known:
         reason = who.get(one.job_id, one.reason) if one.end == "cancelled" else one.reason
