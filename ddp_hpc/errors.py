@@ -34,7 +34,7 @@ class DdpHpcError(Exception):
         while cause is not None:
             text = str(cause) or type(cause).__name__
             if text not in parts[-1]:
-                parts.append(text)
+                parts = [*parts[:-1], parts[-1].removesuffix("."), text]
             cause = cause.__cause__
         return " ".join(": ".join(parts).split())
 

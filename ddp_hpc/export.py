@@ -15,6 +15,7 @@ import click
 from ddp_hpc.atomic_files import move_into_place, partial_file, remove_leftovers, sync_to_disk
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.errors_to_exit_codes import exit_code_of
+from ddp_hpc.pip_extras import require
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     An OUTPUT without a suffix is a new directory in the layout that Hugging Face loads: model.safetensors,
     or for a large model, several files and model.safetensors.index.json.
     """
+    require("ddp-hpc export", "train", "torch", "numpy", "safetensors")
     _check(output, force)
     from ddp_hpc.training.snapshots.snapshot_files import naming_the_previous, read_named, specs_of_saved
 

@@ -6,9 +6,25 @@ import re
 import shlex
 import tomllib
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
+from ddp_hpc.errors import RequestError
+
 _CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """Checks that packages of an extra are installed, without importing them.
+
+    Raises:
+        RequestError: a package is missing; the message contains the pip command.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise RequestError(
+                f"{what} requires {package}, which is not installed; run {install_command(extra)}"
+            )
 
 
 def install_command(extra: str) -> str:

@@ -14,6 +14,7 @@ import click
 
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.errors_to_exit_codes import exit_code_of
+from ddp_hpc.pip_extras import require
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, see
     The decoder must have been trained with `--model decoder` on a file that `python -m data_gen text`
     created.
     """
+    require("ddp-hpc sample", "train", "torch", "numpy", "safetensors")
     if num_bytes < 1:
         raise RequestError(f"--num-bytes must be greater than 0 (got {num_bytes})")
     if not (math.isfinite(temperature) and temperature >= 0):

@@ -20,6 +20,7 @@ import click
 from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import EXIT_INTERRUPTED, RequestError
 from ddp_hpc.options import click_options, toml_defaults
+from ddp_hpc.pip_extras import require
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, print_error
@@ -64,6 +65,7 @@ def command(**options: Any) -> None:
 
     Without options, the command trains the default Transformer on synthetic data for 10 epochs.
     """
+    require("ddp-hpc train", "train", "torch", "numpy")
     config = TrainConfig.of(**options)
     if config.process_group.discovery == "device_count":
         _become_torchrun()

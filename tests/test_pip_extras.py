@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from ddp_hpc import pip_extras
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, clean_environ
 
 EXTRAS = ("train", "mpi", "mpich", "digits", "report", "tensorboard")
 
@@ -49,3 +52,36 @@ def test_a_copy_without_metadata_refers_to_the_checkout(
     monkeypatch.setattr(pip_extras, "_CHECKOUT", tmp_path)
     monkeypatch.setattr(metadata, "requires", missing)
     assert pip_extras.install_command("train") == "pip install '.[train]' in the checkout of ddp-hpc"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--max-steps", "1"],
+        ["export", "snapshots", "model.pt"],
+        ["sample", "snapshots"],
+        ["bench", "io"],
+        ["bench", "comm"],
+    ],
+)
+def test_commands_that_need_torch_print_the_pip_command_in_a_base_installation(
+    words: list[str], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for package in ("click", "jinja2", "markupsafe"):
+        [origin] = find_spec(package).submodule_search_locations
+        (base / package).symlink_to(origin)
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "ddp_hpc", *words],
+        env=clean_environ({"PYTHONPATH": f"{PROJECT}:{base}"}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    name = " ".join(word for word in words if word in ("bench", "io", "comm", words[0]))
+    command = pip_extras.install_command("train")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].removeprefix("[rank 0/1] ") == (
+        f"error: ddp-hpc {name} requires torch, which is not installed; run {command}"
+    )

@@ -13,7 +13,7 @@ import click
 
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options_without
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.pip_extras import require
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -112,8 +112,9 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
       # samples of 256 bytes
       ddp-hpc bench io --src-shape 32 --tgt-shape 32 --batch-size 32 --batch-size 1024
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    with _needs_torch("io"):
-        from ddp_hpc.bench.data_loading import benchmark as bench_io
+    require("ddp-hpc bench io", "train", "torch", "numpy", "h5py")
+    from ddp_hpc.bench.data_loading import benchmark as bench_io
+
     gc.enable()  # as in training; ddp_hpc.cli.main disables garbage collection
     bench_io.command(json_file, picture, **options)
 
@@ -211,19 +212,10 @@ def comm(**options: Any) -> None:
       mpiexec -n 4 ddp-hpc bench comm --bytes 1MiB --baseline comm.json --tolerance 0.1
       torchrun --standalone --nproc-per-node 4 -m ddp_hpc bench comm
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    with _needs_torch("comm"):
-        from ddp_hpc.bench.comm import benchmark as bench_comm
+    require("ddp-hpc bench comm", "train", "torch", "numpy")
+    from ddp_hpc.bench.comm import benchmark as bench_comm
+
     bench_comm.command(**options)
-
-
-@contextmanager
-def _needs_torch(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"bench {name} requires {error.name}, which is not installed; run {install_command('train')}"
-        ) from error
 
 
 @command.command("scaling", context_settings=TAKES_A_COMMAND)

@@ -94,7 +94,11 @@ def command(
         found = _lint_scripts(scripts, request, test=ask_sbatch)
     else:
         found = _lint_options(request, test=ask_sbatch)
-    click.echo(FORMATS["json" if as_json else output_format](found), nl=False)
+    output_format = "json" if as_json else output_format
+    click.echo(FORMATS[output_format](found), nl=False)
+    if not found and output_format == "text":
+        # Standard output contains only findings.
+        click.echo("no problems found", err=True)
     ctx.exit(EXIT_FAILED if any(one.severity == "error" for _, one in found) else EXIT_DONE)
 
 
@@ -120,8 +124,14 @@ def _lint_scripts(
         name, text = click.format_filename(script), read_script(script)
         # A script is usually submitted from its own directory.
         here = Path.cwd() if script.resolve().parent == Path.cwd() else None
+        site = site_of(text, profile)
         of_script = lint.lint_script(
-            text, site_of(text, profile), directory=here, select=select, ignore=ignore
+            text,
+            site,
+            directory=here,
+            installed_version=lint.installed_version_for(text, site),
+            select=select,
+            ignore=ignore,
         )
         of_script += lint.ask_sbatch(script) if test else []
         if not lint.has_directives(text):
@@ -141,7 +151,8 @@ def _lint_options(request: dict[str, Any], *, test: bool) -> list[tuple[str, Lin
         raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
     if not given_options(request):
         raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
-    return [(_REQUEST, one) for one in lint.lint_request(*request_of(request), select=select, ignore=ignore)]
+    found = lint.lint_request(*request_of(request), directory=Path.cwd(), select=select, ignore=ignore)
+    return [(_REQUEST, one) for one in found]
 
 
 def read_script(path: Path) -> str:

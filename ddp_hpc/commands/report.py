@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.pip_extras import require
 from ddp_hpc.units import counted
 
 _PATH = click.Path(path_type=Path)
@@ -32,7 +30,7 @@ _PATH = click.Path(path_type=Path)
     "page_file",
     type=_PATH,
     metavar="FILE.html",
-    help="Write a self-contained HTML page with charts and a timeline of the ranks.",
+    help="Write the report as an HTML page with charts and a timeline of the ranks, instead of printing it.",
 )
 @click.option(
     "--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers to this file as JSON."
@@ -75,11 +73,7 @@ def command(
       ddp-hpc report traces --compare traces_before -o changed.html
       ddp-hpc report traces --merged all_ranks.json.gz
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    for package in ("numpy", "msgspec", *(("plotly",) if page_file else ())):
-        if find_spec(package) is None:
-            raise RequestError(
-                f"ddp-hpc report requires {package}, which is not installed; run {install_command('report')}"
-            )
+    require("ddp-hpc report", "report", "numpy", "msgspec", *(("plotly",) if page_file else ()))
     from ddp_hpc.trace import compare, html_page, merge_trace_files
     from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
@@ -89,11 +83,14 @@ def command(
     documents.check_outputs(directories, page_file, json_file, merged_file)
     captures = documents.read_all(directories, processes)
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
-    click.echo(text.text(captures, sentences), nl=False)
-    if page_file is not None:
+    if page_file is None:
+        click.echo(text.text(captures, sentences), nl=False)
+    else:
         write_atomically(page_file, html_page.page(captures, sentences).encode(), "report")
+        click.echo(f"{page_file}: the report on {counted(len(captures[0].ranks), 'rank')}", err=True)
     if json_file is not None:
         documents.write_json(captures, sentences, json_file)
+        click.echo(f"{json_file}: the numbers of the report", err=True)
     if merged_file is not None:
         num_events = merge_trace_files.write_merged(captures[0].ranks, merged_file)
         click.echo(

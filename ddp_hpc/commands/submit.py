@@ -117,6 +117,7 @@ def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None
 def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submission, list[LintFinding]]:
     """Returns the job to submit, and the findings of lint."""
     from ddp_hpc.jobs import submit as submit_module
+    from ddp_hpc.jobs.python_environment import explain, with_own_environment
     from ddp_hpc.lint import run_checks as lint
     from ddp_hpc.render.rejection_warnings import advice
     from ddp_hpc.render.render_script import render
@@ -126,11 +127,17 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         if not given_options(request):
             raise RequestError("nothing to submit; give a SCRIPT, or the options of ddp-hpc render")
         job, site = request_of(request)
-        text = render(job, site)
+        job = with_own_environment(job, here, os.environ)
+        _note(explain(job.python_env, os.environ))
+        text = render(job, site, here)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
         submission = submit_module.submission_of_request(text, site.scheduler, here)
-        return submission, lint.lint_script(text, site, num_nodes=job.num_nodes)
+        version = lint.installed_version_for(text, site)
+        found = lint.lint_script(
+            text, site, num_nodes=job.num_nodes, directory=here, installed_version=version
+        )
+        return submission, found
     profile, account = request.pop("profile"), request.pop("account") or ""
     arguments, asked = request.pop("command"), _overrides(request)
     if given := given_options(request):
@@ -145,11 +152,13 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     submission = submit_module.submission_of_script(
         text, script, here, account=account, asked=asked, arguments=arguments, site=site_or_none
     )
+    _note(explain(submission.python_env, os.environ, is_passed=True))
+    version = lint.installed_version_for(text, site_or_none)
     linted, added = submit_module.as_linted(submission, asked, site_or_none)
     found = [
         # Lines after the added directives have different line numbers in the user's file.
         replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
-        for one in lint.lint_script(linted, site_or_none, directory=Path.cwd())
+        for one in lint.lint_script(linted, site_or_none, directory=Path.cwd(), installed_version=version)
         if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
     ]
     return submission, found
@@ -158,6 +167,11 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
 def _warn(text: str) -> None:
     if text:
         click.echo(f"warning: {text}", err=True)
+
+
+def _note(text: str) -> None:
+    if text:
+        click.echo(f"note: {text}", err=True)
 
 
 def _overrides(request: dict[str, Any]) -> Overrides:

@@ -15,7 +15,10 @@ from ddp_hpc.jobs.first_failure import last_attempt
 from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.rank_ends import first_failure
+from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
@@ -132,7 +135,16 @@ def _post_mortem(
     if job is None:
         return None
     recorded = first_failure(run_dir, start.key.partition("@")[0]) if run_dir and start else None
-    return examine(job, state, log, next_job, start.first_step if start else 0, recorded)
+    first_step = start.first_step if start else 0
+    return examine(job, state, log, next_job, first_step, recorded, _resumption(run_dir, job))
+
+
+def _resumption(run_dir: Path | None, job: JobState) -> Resumption | None:
+    """Returns how the program of a job is resumed; None if its script is unknown or not of ddp-hpc."""
+    if run_dir is None or not job.work_dir:
+        return None
+    text = ledger.last_script(run_dir, ledger.submissions(run_dir))
+    return resumption_of_script(parse_script(text), Path(job.work_dir))
 
 
 def _state_since(run_dir: Path, begin_s: int) -> RunState | None:

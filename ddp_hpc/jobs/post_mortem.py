@@ -10,6 +10,7 @@ from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.jobs import launcher_messages
 from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
 from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
 from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -106,11 +107,13 @@ def examine(
     next_job: str,
     first_step: int = 0,
     recorded: RankEnd | None = None,
+    resumption: Resumption | None = None,
 ) -> PostMortem | None:
     """Returns the reason why a job failed; None if it succeeded or has not ended.
 
     `state` is the content of the state file; None if another job has written it. `first_step` is the step
     after which the job resumed the run, and `recorded` the end of the first rank that failed, if it is known.
+    `resumption` is how its program is resumed; None if it is not a script of ddp-hpc.
     """
     if job.phase != "ended" or job.end == "done":
         return None
@@ -132,7 +135,9 @@ def examine(
         rank=failure.rank if failure else None,
         host=failure.host if failure else "",
         lines=lines,
-        remedy=_remedy(cause, job, state or RunState("running", first_step, ""), failure, next_job),
+        remedy=_remedy(
+            cause, job, state or RunState("running", first_step, ""), failure, next_job, resumption
+        ),
     )
 
 
@@ -215,10 +220,19 @@ def _code(code: int | None, number: int | None) -> str:
     return f"exit code {code}" + (f" ({known})" if known else "")
 
 
-def _remedy(cause: str, job: JobState, state: RunState, failure: Failure | None, next_job: str) -> str:
+def _remedy(
+    cause: str,
+    job: JobState,
+    state: RunState,
+    failure: Failure | None,
+    next_job: str,
+    resumption: Resumption | None,
+) -> str:
     if next_job and cause != "failed":
         return f"none: job {next_job} resumes the run"
     text = _REMEDIES[cause]
+    if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
+        text = f"increase --walltime; {HOW_TO_RESUME}"
     if cause == "node" and failure and (command := SCHEDULERS[job.scheduler].exclude_host(failure.host)):
         text += f" ({command})"
     if state.state != "done" and state.step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import socket
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.lint.parse_script import Script, parse_script, read_script
+from ddp_hpc.jobs.python_environment import environment_for_job
+from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.run_state import read_state
@@ -47,20 +49,37 @@ class Submission:
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
+    python_env: str = ""
+    """The Python environment that the submit command passes to the job, if the script does not name one."""
 
     @property
     def content(self) -> bytes:
         """The unchanged bytes of the script."""
         return script_bytes(self.script.text)
 
-    def argv(self, after: str = "", variables: str = "") -> list[str]:
+    def argv(self, after: str = "", variables: Sequence[str] = ()) -> list[str]:
         """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
         path = str(self.path)
         not_an_option = f"./{path}" if path.startswith("-") else path
         return [
-            *self.scheduler.submit_argv(not_an_option, self.options, after, variables),
+            *self.scheduler.submit_argv(not_an_option, self.options, after, self._variables(variables)),
             *self.arguments,
         ]
+
+    def environ(self) -> dict[str, str]:
+        """Returns the environment of the submit command."""
+        if not self.python_env or not self.scheduler.passes_environment:
+            return dict(os.environ)
+        path = f"{self.python_env}/bin:{os.environ.get('PATH', os.defpath)}"
+        return {**os.environ, "VIRTUAL_ENV": self.python_env, "PATH": path}
+
+    def _variables(self, given: Sequence[str]) -> str:
+        """Returns the value of the option -v of qsub."""
+        if self.python_env and not self.scheduler.passes_environment:
+            given = [f"VIRTUAL_ENV={self.python_env}", *given]
+        # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
+        own = [directive.value for directive in self.script.read() if directive.flag == "-v"]
+        return ",".join([*own, *given]) if given else ""
 
 
 def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Submission:
@@ -130,7 +149,20 @@ def submission_of_script(
         run_dir=ledger.run_dir_in(text, work_dir),
         options=tuple(options),
         arguments=arguments,
+        python_env=_environment_to_pass(script, scheduler, work_dir),
     )
+
+
+def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -> str:
+    """Returns the environment of this ddp-hpc, if the script starts ddp-hpc and names no environment."""
+    if not script.is_supervised or script.sets("VIRTUAL_ENV"):
+        return ""
+    found = environment_for_job(work_dir, os.environ)
+    if scheduler.passes_environment:
+        return found
+    # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
+    is_usable = not re.search(r"""[\\'",\s]""", found) and (Path(found) / "bin" / "activate").exists()
+    return found if is_usable else ""
 
 
 def as_linted(submission: Submission, asked: Overrides, site: Site | None) -> tuple[str, range]:
@@ -153,6 +185,9 @@ def other_run(submission: Submission) -> str:
 
     This is the case for a run of another command, and for a complete run. Returns an empty string in all
     other cases.
+
+    Raises:
+        RequestError: the run directory contains the run of another program.
     """
     run_dir = submission.run_dir
     if run_dir is None:
@@ -167,7 +202,9 @@ def other_run(submission: Submission) -> str:
     remedy = (
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
     )
-    before, now = _program(_last_script(run_dir, submitted)), _program(submission.script.text)
+    last = ledger.last_script(run_dir, submitted)
+    ledger.check_program(run_dir, last, submission.script.text, f"for a new run, {remedy}")
+    before, now = _program(last), _program(submission.script.text)
     if about and before and now and before != now:
         return (
             f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
@@ -175,18 +212,6 @@ def other_run(submission: Submission) -> str:
         )
     if state and state.state == "done":
         return f"the run in {run_dir} is complete (step {state.step}); for a new run, {remedy}"
-    return ""
-
-
-def _last_script(run_dir: Path, submitted: Sequence[ledger.SubmissionRecord]) -> str:
-    """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
-    paths = [(one.at_s, Path(one.script)) for one in submitted]
-    started = run_dir / "job.sh"
-    with suppress(OSError):
-        paths.append((int(started.stat().st_mtime), started))
-    for _, path in sorted(paths, reverse=True):
-        with suppress(OSError, RequestError):
-            return read_script(path, str(path))
     return ""
 
 
@@ -249,18 +274,16 @@ def submit_chain(submission: Submission, num_jobs: int) -> Iterator[tuple[str, s
         DdpHpcError: the scheduler refuses a job or cannot be reached; jobs whose ids were yielded remain
         queued.
     """
-    own = [directive.value for directive in submission.script.read() if directive.flag == "-v"]
     after = ""
     for attempt in range(1, num_jobs + 1):
-        # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
-        variables = ",".join([*own, f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"])
+        variables = [f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"]
         for job_id, problem in _send(submission, submission.argv(after, variables), after):
             yield job_id, problem
             after = job_id
 
 
 def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
-    job_id = send(submission.scheduler, argv)
+    job_id = send(submission.scheduler, argv, submission.environ())
     if after and was_dropped(submission.scheduler.job_commands().read_job, job_id):
         raise DdpHpcError(
             f"PBS has dropped job {job_id} because it depends on job {after}, which the server no longer "

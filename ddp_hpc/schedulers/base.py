@@ -166,6 +166,8 @@ class Scheduler:
     """Whether several jobs can be queued at once, each of which waits for the previous one."""
     passes_arguments: ClassVar[bool] = False
     """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
+    passes_environment: ClassVar[bool] = False
+    """Whether the submit command passes its own environment variables to the job."""
     is_account_on_command_line: ClassVar[bool] = False
     """Whether the account must be an argument of the submit command, because no directive can name it."""
     requests_by_resources: ClassVar[bool] = False
@@ -300,6 +302,10 @@ class Scheduler:
 
     def version_of(self, site: Site) -> str:
         """Returns the version of the scheduler at the site; empty if the profile does not contain it."""
+        return ""
+
+    def installed_version(self) -> str:
+        """Returns the version of the scheduler's commands on this machine; empty if it is unknown."""
         return ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:

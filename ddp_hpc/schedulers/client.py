@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ddp_hpc.errors import DdpHpcError, RequestError
@@ -85,7 +85,7 @@ def _schedulers(job_id: str) -> list[Scheduler]:
     return [one for one in found if one.job_id_pattern.search(job_id)] or found
 
 
-def send(scheduler: Scheduler, words: list[str]) -> str:
+def send(scheduler: Scheduler, words: list[str], environ: Mapping[str, str]) -> str:
     """Runs this submit command, such as sbatch or qsub, and returns the id of the queued job.
 
     Raises:
@@ -93,7 +93,7 @@ def send(scheduler: Scheduler, words: list[str]) -> str:
         DdpHpcError: it is unknown whether a job was queued.
     """
     program = scheduler.submit_program
-    answer = commands.submit(*words)
+    answer = commands.submit(*words, environ=environ)
     if answer.code:
         said = re.sub(rf"(^|; ){program}: +(error: )?", r"\1", answer.said)
         raise RequestError(

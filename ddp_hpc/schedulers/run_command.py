@@ -62,10 +62,10 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The error message of the command on one line, without control characters."""
+        """The error message of the command on one line, without control characters and the last full stop."""
         lines = [printable(line.strip()) for line in (self.err or self.out)[:4000].splitlines()]
         text = "; ".join(line for line in lines if line)
-        return text[:400] or f"no message, exit code {self.code}"
+        return text[:400].rstrip(".") or f"no message, exit code {self.code}"
 
 
 class NoAnswerError(DdpHpcError):

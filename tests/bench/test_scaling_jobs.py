@@ -13,9 +13,18 @@ import pytest
 from tests.bench.scaling_points import STEPS, WARM_UP, write_point
 from tests.conftest import clean_environ
 from tests.queue.answers import pbs, slurm
-from tests.queue.conftest import Programs, Run, no_pauses, nothing_set, programs, run, work
+from tests.queue.conftest import (
+    Programs,
+    Run,
+    no_pauses,
+    nothing_set,
+    programs,
+    python_of_the_system,
+    run,
+    work,
+)
 
-__all__ = ["no_pauses", "nothing_set", "programs", "run", "work"]
+__all__ = ["no_pauses", "nothing_set", "programs", "python_of_the_system", "run", "work"]
 
 SITE = ["--profile", "generic_slurm", "--gpus-per-node", "4", "--walltime", "00:10:00"]
 SHORT = ["--steps", str(STEPS), "--warm-up", str(WARM_UP), "--batch-size", "8", "--mode", "weak"]

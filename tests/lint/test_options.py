@@ -211,3 +211,14 @@ def test_a_wrapper_that_selects_the_gpu_allows_any_order_of_the_cores(tmp_path: 
     assert "SITE014" in {one.check for one in lint_script(text.format(launch), site)}
     wrapped = text.format(f"{launch} ./set_affinity_gpu_polaris.sh")
     assert "SITE014" not in {one.check for one in lint_script(wrapped, site)}
+
+
+@pytest.mark.parametrize(("options", "said"), [([], "no problems found\n"), (["--json"], "")])
+def test_a_script_without_findings_is_confirmed_on_stderr(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    run_cli("render", "--profile", "local", "-o", "job.sh", cwd=tmp_path)
+    done = run_cli("lint", *options, "job.sh", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.decode().partition("note: ")[2].partition("\n")[2] == said
+    assert done.stdout == (b"[]\n" if options else b"")

@@ -38,9 +38,10 @@ class Programs:
         self.calls = folder / "calls"
 
     def program(self, name: str, text: str) -> None:
-        """Writes a bash program. Each call of it is recorded as one line of `calls`."""
+        """Writes a bash program without a version. Other calls of it are recorded as lines of `calls`."""
         path = self.folder / name
-        path.write_text(f'#!/bin/bash\nprintf "%s\\n" "{name} $*" >>"{self.calls}"\n{text}\n')
+        unknown = "[[ $* != --version ]] || exit 1"
+        path.write_text(f'#!/bin/bash\n{unknown}\nprintf "%s\\n" "{name} $*" >>"{self.calls}"\n{text}\n')
         path.chmod(0o755)
 
     def answers(self, name: str, text: str, *, code: int = 0, err: str = "") -> None:
@@ -71,6 +72,12 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "READ_INTERVAL_S", 0.01)
     monkeypatch.setattr(follow, "FIRST_QUERY_S", 0.01)
     monkeypatch.setattr(follow, "FILE_DELAY_S", 0.05)
+
+
+@pytest.fixture(autouse=True)
+def python_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts name no Python environment, as if ddp-hpc were installed without one."""
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
 
 
 @pytest.fixture

@@ -49,6 +49,22 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     ]
 
 
+def test_the_advice_after_a_timeout_depends_on_how_the_program_is_resumed(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="TIMEOUT", exit="0:15")
+    (work / "train.py").write_text("import torch\n")
+    folder = make_run(work / "runs" / "train", "1 12 0 1000")
+    request = ["--profile", "generic_slurm", "--walltime", "01:00:00"]
+    (folder / "job.sh").write_text(run("render", *request, "--", "python", "train.py").out)
+    assert (
+        "\naction    increase --walltime; if it saves checkpoints and continues from them, add --requeue "
+        "on-signal --progress 'CHECKPOINTS*'; see docs/how-to/any-program.md\n"
+    ) in run("status", "12").out
+    (folder / "job.sh").write_text(run("render", *request).out)
+    assert "\naction    increase --walltime, or save snapshots" in run("status", "12").out
+
+
 def test_a_training_that_will_not_finish_within_its_walltime(
     work: Path, programs: Programs, run: Run
 ) -> None:

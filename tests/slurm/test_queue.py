@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_a_submitted_request_trains_and_its_log_is_followed_to_the_end(
 ) -> None:
     training = ["python", "-m", "ddp_hpc.train", *OPTIONS, "--max-steps", "12", "--log-every", "4"]
     request = [*REQUEST, "--ranks-per-node", "2", "--", *training]
-    rendered = ddp_hpc(cluster, tmp_path, "render", *request).stdout
+    rendered = ddp_hpc(cluster, tmp_path, "render", "--python-env", sys.prefix, *request).stdout
     env = {"PYTHONPATH": str(PROJECT)}
     job_id = submit(cluster, tmp_path, *request, env=env)
     script = cluster.run(["scontrol", "write", "batch_script", job_id, "-"]).stdout

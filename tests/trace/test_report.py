@@ -86,6 +86,14 @@ def test_json_contains_all_numbers(tmp_path):
     assert second.returncode == 0, "its own file is overwritten"
 
 
+def test_with_a_page_only_the_names_of_the_files_are_printed(tmp_path):
+    _run(tmp_path / "run")
+    ended = _report("run", "-o", "report.html", "--json", "report.json", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr == "report.html: the report on 2 ranks\nreport.json: the numbers of the report\n"
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
 def test_the_merged_trace_has_one_process_per_rank_and_a_common_clock(tmp_path):
     arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 7, "tid": 1, "ts": 1.0}
     frame = event("python_function", "train.py(1): main", 0, 10)

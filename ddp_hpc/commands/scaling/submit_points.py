@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ddp_hpc.commands.scaling.point_states import look
 from ddp_hpc.commands.submit import check_findings
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submit as submit_module
+from ddp_hpc.jobs.python_environment import with_own_environment
 from ddp_hpc.jobs.submit import Submission
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.render.rejection_warnings import advice
@@ -47,6 +49,7 @@ def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> Non
         raise RequestError("--submit requires --nodes or --ranks, such as --nodes 1,2,4")
     given = {name: options[name] for name in job_options}
     job, site = request_of({**given, **dict.fromkeys(_SET_PER_POINT)})
+    job = with_own_environment(job, Path.cwd(), os.environ)
     request = make_request(options, _sizes(job, site, option, numbers))
     folder, todo = request.folder, []
     for point in request.points:
