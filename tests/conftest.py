@@ -30,8 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# All tests of each of these run in the same worker of xdist, because they share fixtures that take long, such as
-# a Slurm cluster. Any free worker runs each of the other tests.
+# All tests of each of these run in the same worker of xdist, because they share fixtures that take long, such
+# as a Slurm cluster. Any free worker runs each of the other tests.
 FRAMEWORKS = (
     "tests/integrations/test_examples.py",
     "tests/integrations/test_traces.py",

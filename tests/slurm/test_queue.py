@@ -182,6 +182,21 @@ exit $code"""
     ]
 
 
+def test_the_rank_of_a_rendered_script_that_failed_first_is_read_from_its_run_directory(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(RAISES)
+    job_id = submit(cluster, tmp_path, *REQUEST, "--", "python", "program.py")
+    cluster.wait(job_id)
+    found = status(cluster, tmp_path, job_id)
+    dead = found["post_mortem"]
+    recorded = json.loads((Path(found["run_dir"]) / "first_failure").read_text())
+    assert (recorded["rank"], recorded["exit_code"]) == (1, 1)
+    assert (dead["cause"], dead["rank"], dead["host"]) == ("failed", 1, cluster.node_names[1])
+    assert dead["what"].startswith("exit code 1; rank 1 on ")
+    assert "ValueError: bad data in attempt 1" in dead["lines"]
+
+
 @pytest.mark.skipif(
     not has_cgroup_v1(), reason="memory is no limit without cgroups v1, which Slurm here needs"
 )
