@@ -30,14 +30,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# All tests of each of these run in the same worker of xdist: the files have fixtures that take long, and
-# only one Slurm cluster can run on the machine. Any free worker runs each of the other tests.
+# All tests of each of these run in the same worker of xdist, because they share fixtures that take long, such
+# as a Slurm cluster. Any free worker runs each of the other tests.
 FRAMEWORKS = (
     "tests/integrations/test_examples.py",
     "tests/integrations/test_traces.py",
     "tests/library/test_accelerate.py",
 )
 TOGETHER = (
+    "tests/slurm/test_accounting.py",
     "tests/slurm/",
     "tests/bench/test_comm.py",
     "tests/integrations/test_deadline.py",

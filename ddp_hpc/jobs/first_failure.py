@@ -17,6 +17,7 @@ _ATTEMPT_START = re.compile(
     r"^(?:ddp-hpc: job \S{1,300}: |resuming after step [0-9]+ \(epoch )", re.MULTILINE
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
+_RANK_OF_TORCH = re.compile(r"\[rank([0-9]{1,7})\]: ")
 # Messages of ddp_hpc.train: the first rank that fails prints its error, which can name another rank.
 _TRAINER = re.compile(r"^\[(?:rank ([0-9]+)(?:/[0-9]+)? )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
 _OTHER_RANK = re.compile(r"(?:^error: |lost contact with )rank ([0-9]+) on ([A-Za-z0-9_.-]+)")
@@ -61,7 +62,9 @@ def first_failure(log: str, recorded: RankEnd | None = None) -> Failure | None:
         lines = [*_lines_about(log, own, message), *([message.text] if message.text else [])]
         return Failure(rank=message.rank, host=message.host, lines=tuple(lines), exit_code=message.exit_code)
     if trace := _TRACEBACK.search(own):
-        return Failure(rank=None, host="", lines=tuple(_block(own, trace.start())))
+        label = _RANK_OF_TORCH.search(trace[0])
+        rank = int(label[1]) if label else None
+        return Failure(rank=rank, host="", lines=tuple(_block(own, trace.start())))
     return None
 
 
@@ -87,7 +90,8 @@ def _of_rank(end: RankEnd, message: RankMessage | None) -> RankMessage:
 def _lines_about(log: str, own: str, message: RankMessage) -> list[str]:
     """Returns the traceback of the rank, or the last lines before the launcher's message."""
     before = without_them(log[: message.start]) if message.start >= 0 else own
-    trace = _TRACEBACK.search(before) or _TRACEBACK.match(own, len(before))
+    labelled = re.search(rf"^.{{0,80}}?\[rank{message.rank}\]: Traceback \(most", own, re.MULTILINE)
+    trace = labelled or _TRACEBACK.search(before) or _TRACEBACK.match(own, len(before))
     return _block(own, trace.start()) if trace else _lines_before(before)
 
 
@@ -96,12 +100,25 @@ def _block(log: str, start: int) -> list[str]:
     lines = log[start : start + 64 * 1024].splitlines()
     if "Traceback (most recent call last)" not in lines[0]:
         return [lines[0][:_MAX_CHARS]]
+    lines = _of_one_rank(lines)
     end = next(
         (i for i, line in enumerate(lines[1:], start=1) if line and line[0] not in " \t"), len(lines) - 1
     )
     block = lines[: end + 1]
     shown = block if len(block) <= _MAX_LINES else [block[0], "  ...", *block[2 - _MAX_LINES :]]
     return [line[:_MAX_CHARS] for line in shown]
+
+
+def _of_one_rank(lines: list[str]) -> list[str]:
+    """Returns the lines with the label of the first line, without this label; all lines if it has none.
+
+    torch prints `[rank1]: ` before each line of a traceback, and `srun --label` prints `1: `.
+    """
+    label = lines[0].partition("Traceback")[0]
+    if not label.endswith(": "):
+        return lines
+    own = [line.removeprefix(label) for line in lines if line.startswith(label)]
+    return own if len(own) > 1 else lines
 
 
 def _lines_before(before: str) -> list[str]:

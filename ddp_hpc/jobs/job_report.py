@@ -20,7 +20,7 @@ from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.rank_ends import first_failure
 from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.run_state import RunState, read_state, state_path
-from ddp_hpc.schedulers.client import read_job
+from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
 
 # The scheduler is queried once per run, so this limits the number of queries.
@@ -255,7 +255,8 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
     for one in run_dirs:
         if jobs := ledger.job_ids(one):
             try:
-                job = read_job(check_job_id(jobs[-1]))
+                # Each task of an array has its own run directory, unless no task has started.
+                job = next(iter(read_jobs(check_job_id(jobs[-1]))), None)
             except RequestError:  # the run directory was copied from another machine, or is damaged
                 job = None
             yield combine(jobs[-1], job, one)

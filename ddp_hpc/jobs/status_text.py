@@ -33,7 +33,8 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     for one in array.problems:
         if found := one.post_mortem:
             yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"
-            yield from (f"  | {printable(line)}" for line in found.lines[-_LINES_PER_TASK:])
+            lines = found.lines[-_LINES_PER_TASK:] if one.verdict == "failed" else ()
+            yield from (f"  | {printable(line)}" for line in lines)
     if more := array.num_problems - len(array.problems):
         yield f"{'':<10}and {more} more"
     if array.problems:

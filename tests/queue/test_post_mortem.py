@@ -163,6 +163,26 @@ def test_errors_of_an_earlier_start_in_the_same_log_are_ignored() -> None:
     assert "Exited with exit code 3" in found.lines[-1]
 
 
+@pytest.mark.parametrize("label", ["[rank1]: ", "1: ", "1: [rank1]: "])
+def test_a_traceback_with_the_label_of_a_rank_in_each_line_is_complete(label: str) -> None:
+    """torch labels the lines of tracebacks, and so does `srun --label`; ranks can write at the same time."""
+    log = "".join(
+        f"{label}{line}\n{label.replace('1', '0')}another line\n" for line in TRACEBACK.splitlines()
+    )
+    found = failed(log)
+    assert found.lines == tuple(TRACEBACK.splitlines())
+    assert found.rank == (1 if "rank" in label else None)
+
+
+def test_the_traceback_with_the_label_of_the_failed_rank_is_shown() -> None:
+    def labelled(rank: int, text: str) -> str:
+        return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+    lost = TRACEBACK.replace("the data is odd", "connection closed by peer")
+    found = failed(labelled(0, lost) + labelled(1, TRACEBACK) + EXIT_3)
+    assert (found.rank, found.lines[-2]) == (1, "ValueError: the data is odd")
+
+
 def test_the_middle_of_a_long_traceback_is_omitted() -> None:
     frames = "".join(f'  File "x.py", line {i}\n' for i in range(100))
     lines = failed(f"[rank 1/2 n2] Traceback (most recent call last):\n{frames}{'E' * 5000}\n").lines
@@ -231,6 +251,7 @@ def test_a_requeue_that_no_output_follows_ends_the_last_attempt() -> None:
     [
         (OOM, "failed", "memory"),
         (OOM_26, "failed", "memory"),
+        (OOM_26.splitlines()[0], "failed", "memory"),
         (OVER_MEMORY, "failed", "memory"),
         ("slurmstepd: error: Exceeded job memory limit\n", "failed", "memory"),
         ("", "memory", "memory"),

@@ -137,8 +137,15 @@ def test_the_tasks_of_an_array_are_known_to_scontrol_or_sacct(programs: Programs
     assert [one.word for one in read_jobs("12")] == ["COMPLETED", "CANCELLED", "RUNNING", "PENDING"]
 
 
-def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: Programs) -> None:
-    programs.answers("scontrol", "", code=1, err="Job 12_0 not found\n")
+def test_a_task_of_which_slurmdbd_knows_only_the_end_is_not_a_job(programs: Programs) -> None:
+    programs.answers("scontrol", SCONTROL_ARRAY)
+    programs.answers("sacct", "12|COMPLETED|0:0|0|||n1||allocation|\n")
+    assert [one.job_id for one in read_jobs("12")] == ["12_1", "12_2", "12_[3-7:2]"]
+
+
+@pytest.mark.parametrize("stream", ["text", "err"])  # of Slurm 22.05 and 26.05
+def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: Programs, stream: str) -> None:
+    programs.answers("scontrol", **{"text": "", stream: "Job 12_0 not found\n"}, code=1)
     programs.answers("sacct", SACCT_ARRAY.splitlines()[0] + "\n")
     job = read_job("12_0")
     assert job is not None

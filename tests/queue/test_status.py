@@ -348,6 +348,16 @@ def test_without_an_argument_the_last_job_of_each_run_is_reported(
     assert run("status", "--run-dir", "runs/one").out.startswith("job       12 ")
 
 
+def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:
+    programs.answers("scontrol", slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-3", state="PENDING"))
+    ledger.record(make_run(work / "runs" / "ddp"), submission("12"))
+    done = run("status")
+    assert (done.code, done.out.splitlines()[0]) == (
+        0,
+        "job       12_[0-3] (ddp of me): waiting, PENDING on n[1-2]",
+    )
+
+
 def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
     work: Path, programs: Programs, run: Run
 ) -> None:

@@ -30,7 +30,10 @@ def start_accounting(layout: Layout) -> None:
 
 
 def _start_database(layout: Layout) -> None:
-    options = ["--no-defaults", f"--datadir={layout.root}/db", "--user=root"]
+    # Temporary tables are named by process ID, and two clusters can have the same ones.
+    temporary = layout.root / "db-tmp"
+    temporary.mkdir()
+    options = ["--no-defaults", f"--datadir={layout.root}/db", f"--tmpdir={temporary}", "--user=root"]
     log = layout.log / "mariadb.log"
     in_log = ["sh", "-c", 'log=$1; shift; exec "$@" >>"$log" 2>&1', "_", log]
     install = ["mariadb-install-db", "--auth-root-authentication-method=normal", "--skip-test-db"]

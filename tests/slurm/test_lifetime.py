@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -92,34 +93,42 @@ def test_two_clusters_run_at_the_same_time(cluster: Cluster) -> None:
     assert cluster.run(["srun", "--nodes=2", "true"]).returncode == 0
 
 
-def test_a_failed_start_reports_the_logs_and_leaves_nothing() -> None:
-    before = set(Path("/tmp").glob("ddp-slurm-*"))
+def test_a_failed_start_reports_the_logs_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(tempfile.mkdtemp(prefix="ddp-slurm-", dir="/tmp"))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(root))
     settings = Settings(node_prefix=random_prefix(), features="gpu Nonsense=1")
     with pytest.raises(
         ClusterError, match=r"(?s)did not start: .*Nonsense.*---- munged.log\n.*Starting munge"
     ):
         Cluster(settings).up()
-    assert set(Path("/tmp").glob("ddp-slurm-*")) <= before
+    assert not root.exists()
 
 
-def pytest_without_munged(**environment: str) -> subprocess.CompletedProcess[str]:
-    hide = 'mount --bind /dev/null /usr/sbin/munged && exec "$@"'
+def pytest_without(program: str, tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    hide = f'mount --bind /dev/null /usr/sbin/{program} && exec "$@"'
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "_", sys.executable, "-m"]
-    argv += ["pytest", "-p", "no:cacheprovider", str(Path(__file__).with_name("test_cluster.py"))]
+    argv += ["pytest", "-p", "no:cacheprovider", str(Path(__file__).with_name(tests))]
     return subprocess.run(argv, cwd=CHECKOUT, env=os.environ | environment, capture_output=True, text=True)
 
 
-def test_without_slurm_the_tests_are_skipped_with_one_line() -> None:
-    done = pytest_without_munged(DDP_HPC_REQUIRE_SLURM="")
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("munged", "test_cluster.py"),
+        pytest.param("slurmdbd", "test_accounting.py", marks=pytest.mark.slurm(accounting=True)),
+    ],
+)
+def test_without_slurm_the_tests_are_skipped_with_one_line(program: str, tests: str) -> None:
+    done = pytest_without(program, tests, DDP_HPC_REQUIRE_SLURM="")
     assert done.returncode == 0, done.stdout
     told = re.findall(r"^SKIPPED .*$", done.stdout, re.MULTILINE)
     assert len(told) == 1
-    assert "lack the programs munged" in told[0]
+    assert f"lack the programs {program}" in told[0]
     assert "apt-get install" in told[0]
 
 
 def test_if_slurm_is_required_a_skip_is_a_failure() -> None:
-    done = pytest_without_munged(DDP_HPC_REQUIRE_SLURM="1")
+    done = pytest_without("munged", "test_cluster.py", DDP_HPC_REQUIRE_SLURM="1")
     assert done.returncode == 1
     assert "DDP_HPC_REQUIRE_SLURM=1, but the Slurm tests lack the programs munged" in done.stdout
     assert " skipped" not in done.stdout

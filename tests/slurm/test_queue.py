@@ -30,6 +30,13 @@ echo "epoch 1/1 step $((step + 10))/20 loss 0.5 8.0 samples/s eta 0:00:07"
 if [[ $step == 0 ]]; then say requeue 10 no time left; exit 75; fi
 say done 20
 """
+# Rank 1 raises an exception, and rank 0 would run longer.
+RAISES = """
+import os, time
+if os.environ["SLURM_PROCID"] == "1":
+    raise ValueError(f"bad data in attempt {1 + int(os.environ.get('SLURM_RESTART_COUNT', 0))}")
+time.sleep(30)
+"""
 # Allocates memory on the second node until the kernel kills it.
 GREEDY = "if [[ $SLURM_PROCID == 1 ]]; then exec python3 -c 'bytearray(600 * 2**20)'; else sleep 30; fi"
 
@@ -153,6 +160,41 @@ def test_a_failed_rank_of_any_program_is_named(cluster: Cluster, tmp_path: Path)
     assert f"failed    rank 1 on {node}\n" in done.stdout
     assert f"  | srun: error: {node}: task 1: Exited with exit code 3\n" in done.stdout
     assert done.stdout.splitlines()[-1] == "action    fix the error shown above, then submit it again"
+
+
+def test_the_exception_of_the_last_attempt_of_any_program_is_shown(cluster: Cluster, tmp_path: Path) -> None:
+    """The exit code of the job is that of rank 0, which srun terminates."""
+    (tmp_path / "program.py").write_text(RAISES)
+    body = """srun --ntasks=2 --kill-on-bad-exit=1 python3 program.py
+code=$?
+if [[ ! $SLURM_RESTART_COUNT ]]; then scontrol requeue $SLURM_JOB_ID; sleep 30; fi
+exit $code"""
+    job_id = submit(cluster, tmp_path, write_script(tmp_path, body, "--open-mode=append").name)
+    end = cluster.wait(job_id, requeues_at_once=True)
+    assert end.exit_code != 1
+    dead = status(cluster, tmp_path, job_id)["post_mortem"]
+    node = cluster.node_names[1]
+    assert (dead["cause"], dead["what"], dead["rank"], dead["host"]) == ("failed", "exit code 1", 1, node)
+    assert dead["lines"][0] == "Traceback (most recent call last):"
+    assert dead["lines"][-2:] == [
+        "ValueError: bad data in attempt 2",
+        f"srun: error: {node}: task 1: Exited with exit code 1",
+    ]
+
+
+def test_the_rank_of_a_rendered_script_that_failed_first_is_read_from_its_run_directory(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(RAISES)
+    job_id = submit(cluster, tmp_path, *REQUEST, "--", "python", "program.py")
+    cluster.wait(job_id)
+    found = status(cluster, tmp_path, job_id)
+    dead = found["post_mortem"]
+    recorded = json.loads((Path(found["run_dir"]) / "first_failure").read_text())
+    assert (recorded["rank"], recorded["exit_code"]) == (1, 1)
+    assert (dead["cause"], dead["rank"], dead["host"]) == ("failed", 1, cluster.node_names[1])
+    assert dead["what"].startswith("exit code 1; rank 1 on ")
+    assert "ValueError: bad data in attempt 1" in dead["lines"]
 
 
 @pytest.mark.skipif(

@@ -19,6 +19,7 @@ from ddp_hpc.schedulers.job_state import SLUID, End, JobState, Phase, clock_s, d
 from ddp_hpc.text_table import printable
 
 # The second message is for a task that the controller has forgotten, unlike other tasks of its array.
+# scontrol of Slurm 22.05 prints it to stdout.
 _UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
 _NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 _SUBMITTED = re.compile(
@@ -88,7 +89,7 @@ def read_jobs(job_id: str) -> list[JobState]:
     """
     number, clusters = _number_and_clusters(job_id)
     answer = commands.ask("scontrol", *clusters, "--oneliner", "show", "job", number)
-    if answer.code and not _UNKNOWN_JOB.search(answer.err):
+    if answer.code and not _UNKNOWN_JOB.search(answer.err + answer.out):
         raise DdpHpcError(f"scontrol failed: {answer.said}. Try it manually: scontrol show job {job_id}")
     if answer.code:
         return _from_sacct(job_id)
@@ -101,16 +102,14 @@ def read_jobs(job_id: str) -> list[JobState]:
 
 
 def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
-    reasons = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
-    current = [
-        replace(one, reason=reasons.get(one.job_id, one.reason)) if one.end == "cancelled" else one
-        for one in known
-    ]
-    ids = {one.job_id for one in known}
-    forgotten = (
-        [one for one in booked if one.phase == "ended" and one.job_id not in ids] if known[0].array else []
-    )
-    return sorted([*forgotten, *current], key=_task_index)
+    """Returns the jobs that the controller knows, and the ended tasks that only sacct knows."""
+    who = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
+    # slurmdbd can receive the end of a task before its start, and then reports it as a job without an array.
+    tasks = {one.job_id: one for one in booked if one.array and one.phase == "ended"}
+    for one in known:
+        reason = who.get(one.job_id, one.reason) if one.end == "cancelled" else one.reason
+        tasks[one.job_id] = replace(one, reason=reason)
+    return sorted(tasks.values(), key=_task_index)
 
 
 def _task_index(job: JobState) -> int:
