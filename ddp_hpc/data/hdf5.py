@@ -226,10 +226,25 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
                     "Copy that file too, or merge the data into one file with `python -m data_gen convert`."
                 )
         return bool(names)
-    if dataset.id.get_create_plist().get_external_count():
+    creation = dataset.id.get_create_plist()
+    if creation.get_external_count():
+        _check_external(path, dataset, creation)
         return True
     # If a dataset is reached through an external link, its offset refers to the other file.
     return not path.samefile(dataset.file.filename)
+
+
+def _check_external(path: Path, dataset: Any, creation: Any) -> None:
+    """Raises DataError if an external file is missing, or is not a regular file but a FIFO, for example."""
+    directory = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(path.parent))
+    for number in range(creation.get_external_count()):
+        name = os.fsdecode(creation.get_external(number)[0])
+        if not Path(directory, name).is_file():
+            raise DataError(
+                f"{path}: {dataset.name} is stored in the file {name}, which does not exist or is not a "
+                "regular file. Copy that file too, or merge the data into one file with "
+                "`python -m data_gen convert`."
+            )
 
 
 def _check_filters(path: Path, dataset: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import fcntl
 import random
 import subprocess
@@ -160,6 +161,18 @@ def test_values_in_an_external_raw_file_are_read(tmp_path, values):
         outside = [(str(tmp_path / "raw.bin"), 0, src.nbytes)]
         file.create_dataset("src", shape=src.shape, dtype=src.dtype, external=outside)[:] = src
     check_read(path, values, "hdf5 chunked")
+
+
+@pytest.mark.parametrize("kind", ["missing", "a FIFO"])
+def test_an_external_raw_file_that_cannot_be_read_is_rejected(tmp_path, values, refusal, kind):
+    path, raw = tmp_path / "file.h5", tmp_path / "raw.bin"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        src = values["src"]
+        file.create_dataset("src", shape=src.shape, dtype=src.dtype, external=[(str(raw), 0, src.nbytes)])
+    if kind == "a FIFO":
+        os.mkfifo(raw)
+    assert f"/src is stored in the file {raw}, which does not exist or is not a regular file" in refusal(path)
 
 
 @pytest.mark.parametrize("chunks", [None, (4,)])
