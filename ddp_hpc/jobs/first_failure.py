@@ -16,7 +16,7 @@ _ATTEMPT_START = re.compile(
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
 # Messages of ddp_hpc.train: the first rank that fails prints its error, which can name another rank.
-_TRAINER = re.compile(r"^\[(?:rank ([0-9]+)/[0-9]+ )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
+_TRAINER = re.compile(r"^\[(?:rank ([0-9]+)(?:/[0-9]+)? )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
 _OTHER_RANK = re.compile(r"(?:^error: |lost contact with )rank ([0-9]+) on ([A-Za-z0-9_.-]+)")
 # Messages of srun. Tasks that srun ended after the failure of another task are reported as `Terminated`.
 _SRUN = re.compile(
