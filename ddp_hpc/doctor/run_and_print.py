@@ -26,7 +26,7 @@ from ddp_hpc.doctor.node_exchange import (
     place_of,
 )
 from ddp_hpc.doctor.run_checks import run_checks
-from ddp_hpc.run_in_child import NoAnswer, collect, start
+from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED
 
 _SPARE_S = 15.0  # additional time for a slow file system

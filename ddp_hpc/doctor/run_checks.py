@@ -7,7 +7,7 @@ from functools import partial
 
 from ddp_hpc.doctor import allreduce, gpus, job_environment, limits, mpi, network, storage
 from ddp_hpc.doctor.check_result import Check, Here, Result
-from ddp_hpc.run_in_child import NoAnswer, collect, start, stop
+from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 from ddp_hpc.errors import RequestError, nearest
 
 CHECKS = (

@@ -27,7 +27,14 @@ from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together
 from ddp_hpc.log_message import log_message
-from ddp_hpc.rendezvous.address import BY_HAND, LOOPBACK, RendezvousPoint, choose_address, read_port, rendezvous_point
+from ddp_hpc.rendezvous.address import (
+    BY_HAND,
+    LOOPBACK,
+    RendezvousPoint,
+    choose_address,
+    read_port,
+    rendezvous_point,
+)
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.node_relay import connect_through_relay, num_connections, uses_relay

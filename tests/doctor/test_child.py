@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_in_child import NoAnswer, collect, start, stop
+from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 
 
 def test_the_result_of_the_function_is_returned() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_hpc.doctor import gpus
 from ddp_hpc.doctor.check_result import DoctorFinding, Here
-from ddp_hpc.run_in_child import collect, start
+from ddp_hpc.doctor.run_in_child import collect, start
 
 
 def torch_on(cuda: str | None, **given: Any) -> DoctorFinding:

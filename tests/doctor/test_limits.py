@@ -8,7 +8,7 @@ import pytest
 
 from ddp_hpc.doctor import limits
 from ddp_hpc.doctor.check_result import DoctorFinding, Here
-from ddp_hpc.run_in_child import collect, start
+from ddp_hpc.doctor.run_in_child import collect, start
 
 
 def with_open_files(soft: int, hard: int) -> DoctorFinding:

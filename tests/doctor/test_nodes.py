@@ -17,7 +17,7 @@ import pytest
 from ddp_hpc.doctor.check_result import Result
 from ddp_hpc.doctor.compare_nodes import clock_result, differences
 from ddp_hpc.doctor.node_exchange import Answers, Place, answer, ask, exchange_directory, gather, place_of
-from ddp_hpc.run_in_child import collect, start
+from ddp_hpc.doctor.run_in_child import collect, start
 from tests.conftest import Launch
 
 

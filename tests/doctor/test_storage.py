@@ -9,7 +9,7 @@ import pytest
 
 from ddp_hpc.doctor import storage
 from ddp_hpc.doctor.check_result import Here
-from ddp_hpc.run_in_child import collect, start
+from ddp_hpc.doctor.run_in_child import collect, start
 
 REFUSED = (
     "[Errno 5] Unable to synchronously create file (unable to lock file, errno = 524, error message = '')"

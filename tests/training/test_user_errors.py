@@ -14,6 +14,7 @@ from ddp_hpc.user_code_exceptions import describe_error, write_traceback
 from .runs import error_lines, train
 from .tiny import state_of
 
+
 @pytest.mark.parametrize(
     ("rank", "prefix", "words"),
     [

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from data_gen import Recipe, default_file_name, generate
 from data_gen.progress import report_progress
 from ddp_hpc.data.check_finite import first_bad_sample
+from ddp_hpc.data.check_in_child import first_bad_sample_in_child
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
-from ddp_hpc.data_file_layout import HDF5_SUFFIXES
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.errors import DataError, RequestError, stop_together
-from ddp_hpc.run_in_child import NoAnswer, collect, start
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -39,7 +33,6 @@ def open_data(
     errors name the user's path.
     """
     path = config.data.path or task_data or _ensure_synthetic(config, group, progress)
-    _try_to_read(path, config, group)
     samples = _open(path, config, group)
     shapes = " ".join(
         f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
@@ -60,37 +53,6 @@ def open_data(
     if config.data.check_data:
         check_finite(samples, path, group, progress)
     return samples
-
-
-def _try_to_read(path: Path, config: TrainConfig, group: Group) -> None:
-    """Stops all ranks if the HDF5 library crashes or hangs when it reads the file. Collective.
-
-    Rank 0 reads the first and the last sample of each split in a child process. The HDF5 library crashes if a
-    virtual dataset contains itself, and waits forever if a file that it refers to is a FIFO.
-    """
-    with group.failing_together():
-        if group.world.rank == 0 and path.suffix.lower() in HDF5_SUFFIXES and path.is_file():
-            limit_s = config.process_group.timeout_s / 2  # the other ranks wait for this one
-            work = partial(_read_ends, path, config.data.src_key, config.data.tgt_key)
-            if problem := _in_child(work, limit_s, f"{path}: reading its first and last sample"):
-                raise DataError(problem)
-
-
-def _read_ends(path: Path, src_key: str, tgt_key: str) -> str:
-    with suppress(DataError):  # rank 0 opens the file again, and reports the error
-        samples = open_samples(path, src_key=src_key, tgt_key=tgt_key)
-        for split in filter(None, (samples, samples.test)):
-            split.read(np.array([0, split.num_samples - 1]))
-    return ""
-
-
-def _in_child(work: Callable[[], str], limit_s: float | None, what: str) -> str:
-    """Returns the problem that `work` returns, or that it has crashed or not ended within the time limit."""
-    found = collect(start(work, limit_s))
-    if isinstance(found, NoAnswer):
-        how = found.how if found.how.startswith("no answer") else f"the reading process: {found.how}"
-        return f"{what} failed ({how}); copy or write the file again"
-    return str(found)
 
 
 def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
@@ -163,25 +125,23 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
     begin_s = time.monotonic()
     rank, world_size = group.world.rank, group.world.world_size
     for split in filter(None, (samples, samples.test)):
-        begin, end = (split.num_samples * index // world_size for index in (rank, rank + 1))
-        # The HDF5 library can crash when it reads a damaged file.
-        what = f"{path}: reading the samples {begin} to {end - 1} on rank {rank} ({group.world.hostname})"
-        problem = _in_child(partial(_problem_in, split, path, begin, end), None, what)
+        start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
+        problem = ""
+        try:
+            # The HDF5 library crashes on some damaged files, and memory-mapped files do not use it.
+            find = first_bad_sample_in_child if split.reader == "hdf5 chunked" else first_bad_sample
+            if bad := find(split, start, stop):
+                problem = (
+                    f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
+                    "Fix the file, or omit --check-data"
+                )
+        except DataError as error:
+            problem = f"{error} (rank {rank} on {group.world.hostname})"
         group.comm.barrier("the check of the data (--timeout)")
         # The sections are in the order of the ranks, so the first problem by rank is the first in the file.
         if problem := group.comm.combine(problem, first_text):
             stop_together(rank, DataError(problem))
     progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")
-
-
-def _problem_in(split: Samples, path: Path, begin: int, end: int) -> str:
-    try:
-        bad = first_bad_sample(split, begin, end)
-    except DataError as error:
-        return str(error)
-    if bad is None:
-        return ""
-    return f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. Fix the file, or omit --check-data"
 
 
 def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:

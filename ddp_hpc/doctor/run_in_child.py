@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import select
@@ -12,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
-
-from ddp_hpc.process_control import die_with_parent
 
 _EXIT_LIMIT_S = 1.0
 
@@ -25,8 +22,8 @@ class Child:
     pid: int
     answer: int
     output: int
-    deadline_s: float  # infinite if there is no limit
-    limit_s: float | None
+    deadline_s: float
+    limit_s: float
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,9 @@ class NoAnswer:
 
     reason: str
 
-    @property
-    def how(self) -> str:
-        """The reason without the last line of output of a process that was killed."""
-        return self.reason.partition(" (")[0] if self.reason.startswith("killed") else self.reason
 
-
-def start(work: Callable[[], Any], limit_s: float | None) -> Child:
-    """Starts `work` in a child with its own process group; it ends with the thread that called this function.
-
-    No other thread of the parent may hold a lock that `work` needs. `limit_s` is None for no time limit.
-    """
+def start(work: Callable[[], Any], limit_s: float) -> Child:
+    """Starts `work` in a child with its own process group. The parent must be single-threaded."""
     reader, writer = os.pipe()
     output = os.memfd_create("output")  # in memory, so that no file system is accessed
     pid = os.fork()
@@ -55,9 +44,7 @@ def start(work: Callable[[], Any], limit_s: float | None) -> Child:
             os.setpgid(0, 0)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-            die_with_parent(signal.SIGKILL)
-            if limit_s is not None:
-                signal.alarm(int(limit_s) + 5)  # if the parent was killed before the previous line
+            signal.alarm(int(limit_s) + 5)  # ends this child if its parent is killed
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -74,8 +61,7 @@ def start(work: Callable[[], Any], limit_s: float | None) -> Child:
     # Parent and child both call setpgid, so that the group exists before either of them continues.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
-    deadline_s = math.inf if limit_s is None else time.monotonic() + limit_s
-    return Child(pid, reader, output, deadline_s, limit_s)
+    return Child(pid, reader, output, time.monotonic() + limit_s, limit_s)
 
 
 def collect(child: Child) -> Any:
@@ -83,7 +69,7 @@ def collect(child: Child) -> Any:
     try:
         content = bytearray()
         while True:
-            left_s = None if child.limit_s is None else max(0.0, child.deadline_s - time.monotonic())
+            left_s = max(0.0, child.deadline_s - time.monotonic())
             if not select.select([child.answer], [], [], left_s)[0]:
                 return NoAnswer(f"no answer within {child.limit_s:g} s")
             piece = os.read(child.answer, 1 << 16)
