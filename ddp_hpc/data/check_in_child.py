@@ -1,8 +1,8 @@
 """`python -m ddp_hpc.data.check_in_child PATH SRC_KEY TGT_KEY START STOP`: searches samples of an HDF5 file
 for non-finite values, and prints the result as JSON.
 
-The HDF5 library crashes on some damaged files. A rank that reads in a child process can still report the file.
-The child is not forked, because a fork under MPI can hang.
+The HDF5 library crashes on some damaged files. A rank that reads in a child process can
+still report the file. The child is not forked, because a fork under MPI can hang.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def first_bad_sample_in_child(samples: Samples, start: int, stop: int) -> BadSam
         with suppress(ValueError):
             how = f"the process was killed by {signal.Signals(-done.returncode).name}"
         raise DataError(
-            f"{samples.path}: reading the samples {start} to {stop - 1} failed ({how}); copy or write the file "
-            "again"
+            f"{samples.path}: reading the samples {start} to {stop - 1} failed ({how}); copy or write the "
+            "file again"
         )
     found = json.loads(done.stdout)
     if isinstance(found, str):
