@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.pip_extras import install_command
 
-_TRIAL_S = 60
+TRIAL_S = 60
 _VERSION_S = 10.0
 _TRIAL = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.Get_size())"
 
@@ -83,8 +84,21 @@ def libmpi_of(mpiexec: Path) -> str | None:
     return None
 
 
+class Trial(Enum):
+    """The result of a short test with two ranks."""
+
+    WORKS = "the ranks share one MPI_COMM_WORLD"
+    FAILED = "they do not, or mpiexec failed"
+    TOO_SLOW = "the test did not end in time, on a busy machine or because mpiexec hangs"
+
+
 def works_with_mpi4py(mpiexec: Path, environ: dict[str, str]) -> bool:
     """Starts two ranks and returns whether they share one MPI_COMM_WORLD."""
+    return try_two_ranks(mpiexec, environ) is Trial.WORKS
+
+
+def try_two_ranks(mpiexec: Path, environ: dict[str, str]) -> Trial:
+    """Starts two ranks, and returns whether they share one MPI_COMM_WORLD, as far as that is known."""
     argv = [str(mpiexec), "-n", "2", sys.executable, "-c", _TRIAL]
     # The output goes to a file: a pipe could be kept open by remaining child processes.
     with tempfile.TemporaryFile() as output:
@@ -98,18 +112,19 @@ def works_with_mpi4py(mpiexec: Path, environ: dict[str, str]) -> bool:
                 start_new_session=True,
             )
         except OSError:
-            return False
+            return Trial.FAILED
         try:
-            trial.wait(_TRIAL_S)
+            trial.wait(TRIAL_S)
         except subprocess.TimeoutExpired:
-            return False
+            return Trial.TOO_SLOW
         finally:
             # If the launcher hangs, its ranks do too, so the whole process group is killed.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(trial.pid, signal.SIGKILL)
             trial.wait()
         output.seek(0)
-        return trial.returncode == 0 and output.read().count(b"size 2") == 2
+        works = trial.returncode == 0 and output.read().count(b"size 2") == 2
+        return Trial.WORKS if works else Trial.FAILED
 
 
 def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:

@@ -35,8 +35,11 @@ def first_bad_sample(samples: Samples, start: int, stop: int) -> BadSample | Non
         DataError: the file cannot be read, or it changed while it was read.
     """
     arrays = (samples.src, samples.tgt)
-    if not any(_is_float(array) for array in arrays):
+    floats = [array for array in arrays if _is_float(array)]
+    if not floats:
         return None
+    if all(array.is_repeated for array in floats):
+        stop = min(stop, start + 1)
     samples_per_block = max(1, min(_BLOCK_BYTES // samples.sample_bytes, stop - start))
     buffers = samples.buffers(samples_per_block)
     for first in range(start, stop, samples_per_block):

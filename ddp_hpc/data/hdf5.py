@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -144,6 +144,11 @@ def _opened(path: Path) -> Iterator[Any]:
 def _get(file: Any, key: str) -> Any:
     """Returns the object of that name, or None if it does not exist or is a dangling link."""
     try:
+        link = file.get(key, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            target = Path(file.filename).parent / link.filename
+            if target.exists() and not target.is_file():
+                raise DataError(f"{file.filename}: {key} is a link to {target}, which is not a regular file")
         return file[key]
     except KeyError:
         return None
@@ -216,6 +221,7 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
         DataError: such a file is missing. HDF5 would read zeros instead of the missing values.
     """
     if dataset.is_virtual:
+        _check_virtual(path, dataset.file, dataset, [])
         names = {source.file_name for source in dataset.virtual_sources()} - {"."}
         directories = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
         for name in sorted(names):
@@ -226,10 +232,44 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
                     "Copy that file too, or merge the data into one file with `python -m data_gen convert`."
                 )
         return bool(names)
-    if dataset.id.get_create_plist().get_external_count():
+    creation = dataset.id.get_create_plist()
+    if creation.get_external_count():
+        _check_external(path, dataset, creation)
         return True
     # If a dataset is reached through an external link, its offset refers to the other file.
     return not path.samefile(dataset.file.filename)
+
+
+def _check_virtual(path: Path, file: Any, dataset: Any, users: list[str]) -> None:
+    """Raises DataError if a virtual dataset contains itself, in this file: the HDF5 library would crash."""
+    if dataset.name in users:
+        raise DataError(
+            f"{path}: the virtual dataset {dataset.name} contains itself; write it again with the sources of "
+            "its values"
+        )
+    for name in {source.dset_name for source in dataset.virtual_sources() if _is_in(path, source.file_name)}:
+        source = _get(file, name)
+        if isinstance(source, h5py.Dataset) and source.is_virtual:
+            _check_virtual(path, file, source, [*users, dataset.name])
+
+
+def _is_in(path: Path, name: str) -> bool:
+    with suppress(OSError):
+        return name == "." or Path(path.parent, name).samefile(path)
+    return False
+
+
+def _check_external(path: Path, dataset: Any, creation: Any) -> None:
+    """Raises DataError if an external file is missing, or is not a regular file but a FIFO, for example."""
+    directory = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(path.parent))
+    for number in range(creation.get_external_count()):
+        name = os.fsdecode(creation.get_external(number)[0])
+        if not Path(directory, name).is_file():
+            raise DataError(
+                f"{path}: {dataset.name} is stored in the file {name}, which does not exist or is not a "
+                "regular file. Copy that file too, or merge the data into one file with "
+                "`python -m data_gen convert`."
+            )
 
 
 def _check_filters(path: Path, dataset: Any) -> None:

@@ -40,6 +40,8 @@ class ArrayInfo:
     """Dtype of the arrays that `read` returns, always in native byte order."""
     bfloat16: bool = False
     """Whether the values are the bits of bfloat16 numbers, stored as uint16 because NumPy has no bfloat16."""
+    is_repeated: bool = False
+    """Whether all samples are the same memory, as after torch's `expand`."""
 
     @property
     def sample_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,8 @@ def _load_pt(path: Path) -> dict[str, Any]:
 
 def _pt_info(path: Path, key: str, tensor: object) -> ArrayInfo:
     array, bfloat16 = _as_array(path, key, tensor)
-    return check_array(path, key, array.shape, array.dtype, bfloat16)
+    info = check_array(path, key, array.shape, array.dtype, bfloat16)
+    return replace(info, is_repeated=array.strides[0] == 0 and info.num_samples > 1)
 
 
 def _as_array(path: Path, key: str, tensor: object) -> tuple[NDArray[Any], bool]:

@@ -72,8 +72,14 @@ def mpi_launcher(here: Here) -> DoctorFinding:
         return fail(what, remedy)
     if here.is_rank or not launcher or here.in_job:
         return ok(what)
-    if local_mpi.works_with_mpi4py(mpiexec, without_launcher(dict(here.environ))):
+    trial = local_mpi.try_two_ranks(mpiexec, without_launcher(dict(here.environ)))
+    if trial is local_mpi.Trial.WORKS:
         return ok(f"{what}: {_TRIAL}")
+    if trial is local_mpi.Trial.TOO_SLOW:
+        return warn(
+            f"{what}, but a test with two ranks did not end within {local_mpi.TRIAL_S:g} s",
+            "the machine is busy, or mpiexec hangs: repeat the check when the machine is idle",
+        )
     return fail(f"{what}, but a test with two ranks failed", remedy)
 
 

@@ -20,7 +20,7 @@ CHECKS = (
     Check("gpus", "memory errors and compute mode of the GPUs", gpus.gpu_state, 40.0),
     Check("nccl", "NCCL and its network plugin", gpus.nccl, 60.0),
     Check("mpi4py", "mpi4py's MPI library in a single process", mpi.mpi4py_binding, 60.0),
-    Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 80.0),
+    Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 100.0),
     Check("fabric", "network interfaces that lead to other nodes", network.interfaces),
     Check("hostname", "the address of this host's name", network.hostname, 30.0),
     Check("open-files", "the limit of open files", limits.open_files),

@@ -20,6 +20,7 @@ from ddp_hpc.errors import LaunchError, RendezvousError
 from ddp_hpc.rendezvous.listener import candidate_ports
 
 LOOPBACK = "127.0.0.1"
+BY_HAND = "MASTER_ADDR and MASTER_PORT"
 LAUNCH_ID = "DDP_HPC_LAUNCH"
 """This variable contains a unique ID of the launch, for launchers that do not set one themselves."""
 
@@ -114,8 +115,9 @@ def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
             # The store of torchrun's agent already uses that port.
             launch = f"{launch} {given}:{port}"
             return RendezvousPoint(given, candidate_ports(launch), launch, "torchrun's agent", listen)
-        why = "MASTER_ADDR and MASTER_PORT"
-        return RendezvousPoint(given, [port], f"{launch} {given}:{port}".strip(), why, listen)
+        # The number of ranks distinguishes this launch from others that use the same port by mistake.
+        launch = f"{launch} {given}:{port} {world.world_size}".strip()
+        return RendezvousPoint(given, [port], launch, BY_HAND, listen)
     if launch and (given or not world.is_multi_node):
         host = given or LOOPBACK
         why = "MASTER_ADDR" if given else "all ranks are on one node"

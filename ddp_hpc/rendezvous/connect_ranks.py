@@ -7,10 +7,12 @@ has a connection to the store, and both sides have proved that they belong to th
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
@@ -24,11 +26,19 @@ from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together
-from ddp_hpc.rendezvous.address import LOOPBACK, RendezvousPoint, choose_address, read_port, rendezvous_point
+from ddp_hpc.log_message import log_message
+from ddp_hpc.rendezvous.address import (
+    BY_HAND,
+    LOOPBACK,
+    RendezvousPoint,
+    choose_address,
+    read_port,
+    rendezvous_point,
+)
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.node_relay import connect_through_relay, num_connections, uses_relay
-from ddp_hpc.rendezvous.store_client import StoreClient, connect
+from ddp_hpc.rendezvous.store_client import Answer, StoreClient, connect
 from ddp_hpc.rendezvous.store_process import RelayProcess, ServerProcess, StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
@@ -39,6 +49,8 @@ _LATER_S = 10.0  # the other ranks wait longer, so that rank 0, which knows the 
 _ANSWER_S = 20.0
 _RETRY_S = 0.2
 _SHARED = "rendezvous"
+_DUPLICATE = f"{_SHARED}/duplicate"  # the number and the name of a process whose rank had already joined
+_SEPARATE = "Use another MASTER_PORT for each launch, or export a different DDP_HPC_LAUNCH in each"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +168,8 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
         process, store = serve_store(point, key, world.hostname, num_connections(world, environ))
         host, why, listen = _host_of_store(point, environ)
         wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
+        if point.why == BY_HAND:
+            store.when_set(_DUPLICATE, partial(_warn_of_duplicate, world))
     else:
 
         def read_key_again() -> bytes:
@@ -178,6 +192,18 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
         listen=listen,
         note=note,
     )
+
+
+def _warn_of_duplicate(world: World, answer: Answer) -> None:
+    if not isinstance(answer, list):
+        return  # the store has ended
+    number, _, name = answer[0].decode("utf-8", "replace").partition(" ")
+    text = (
+        f"{world.prefix}warning: {name} tried to join as rank {number}, which had already joined: if two "
+        f"launches use the same address, their ranks may be mixed. {_SEPARATE}"
+    )
+    if not log_message(text):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - called in the thread of the connection
 
 
 def _name(world: World) -> str:
@@ -275,14 +301,23 @@ class Joining:
                 ) from error
             if self.is_first(store, timeout_s):
                 return store
-            store.close()
             if time.monotonic() > end_s:
+                self._report_duplicate(store)
+                store.close()
                 raise RendezvousError(
                     f"{self.name}: another process has already joined as rank {self.number} at "
-                    f"{point.host}:{store.port}; check for processes of an earlier launch"
+                    f"{point.host}:{store.port}; check for processes of an earlier launch, or of another "
+                    "launch with the same address, whose ranks may now be mixed with those of this one. "
+                    f"{_SEPARATE}"
                 )
+            store.close()
             ports.sort(key=store.port.__eq__)  # move this port to the end
             time.sleep(_RETRY_S)
+
+    def _report_duplicate(self, store: StoreClient) -> None:
+        if self.point.why == BY_HAND:
+            with suppress(ConnectionError, TimeoutError):
+                store.set(_DUPLICATE, f"{self.number} {self.name}".encode(), _ANSWER_S)
 
     def connect_through_relay(
         self, key: bytes, node: str, timeout_s: float

@@ -49,7 +49,7 @@ def session(
     """
     _prepare_process(parts)
     try:
-        parts.world, endpoint = world, _ = _rendezvous(config)
+        world, endpoint = _rendezvous(config, parts)
         from ddp_hpc.training.process_group.group import connect, connected_group
 
         link = None
@@ -109,14 +109,14 @@ def _end_after_agent(agent: int, parts: Parts) -> None:
     parts.end_before_kill("torchrun's agent on this node was killed, and this rank did not stop in time")
 
 
-def _rendezvous(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
+def _rendezvous(config: ProcessGroupConfig, parts: Parts) -> tuple[World, Endpoint | None]:
     """Returns the world and its endpoint, within --init-timeout. Collective: every rank must call this."""
     environ = without_exec_variables(os.environ)
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     # This limit expires after those of discovery and rendezvous, whose errors can name the missing ranks.
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
         watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or has ended")
-        world = discover(environ, config.discovery)
+        parts.world = world = discover(environ, config.discovery)
         if world.world_size == 1 and config.single_rank_group:
             return world, endpoint_of_one_rank()
         return world, rendezvous(world, environ, config.init_timeout_s, watchdog)

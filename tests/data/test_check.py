@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from ddp_hpc.data import check_finite as check
 from ddp_hpc.data.check_finite import BadSample, first_bad_sample
@@ -103,3 +105,20 @@ def test_unsigned_integers_with_such_bits_are_integers(tmp_path: Path) -> None:
         file["src"] = np.full((8, 2), 0x7FC0, np.uint16)
         file["tgt"] = np.zeros(8, np.float32)
     assert first_bad_sample(open_samples(path), 0, 8) is None
+
+
+def test_of_samples_that_are_the_same_memory_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, num = tmp_path / "expand.pt", 10**9
+    torch.save({"src": torch.zeros(1).expand(num), "tgt": torch.tensor(np.nan).expand(num)}, path)
+    samples = open_samples(path)
+    read, numbers = samples.read, []
+
+    def counted(indices: np.ndarray, *rest: Any) -> Any:
+        numbers.extend(indices[:10].tolist())
+        return read(indices, *rest)
+
+    monkeypatch.setattr(samples, "read", counted)
+    assert first_bad_sample(samples, 5, num) == BadSample(5, "tgt", "a NaN")
+    assert numbers == [5]

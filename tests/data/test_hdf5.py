@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import random
 import subprocess
 import sys
@@ -162,6 +163,18 @@ def test_values_in_an_external_raw_file_are_read(tmp_path, values):
     check_read(path, values, "hdf5 chunked")
 
 
+@pytest.mark.parametrize("kind", ["missing", "a FIFO"])
+def test_an_external_raw_file_that_cannot_be_read_is_rejected(tmp_path, values, refusal, kind):
+    path, raw = tmp_path / "file.h5", tmp_path / "raw.bin"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        src = values["src"]
+        file.create_dataset("src", shape=src.shape, dtype=src.dtype, external=[(str(raw), 0, src.nbytes)])
+    if kind == "a FIFO":
+        os.mkfifo(raw)
+    assert f"/src is stored in the file {raw}, which does not exist or is not a regular file" in refusal(path)
+
+
 @pytest.mark.parametrize("chunks", [None, (4,)])
 def test_a_dataset_behind_a_link_into_another_file(tmp_path, chunks):
     # Its offset refers to the other file, and its name may belong to another dataset in this file.
@@ -174,6 +187,27 @@ def test_a_dataset_behind_a_link_into_another_file(tmp_path, chunks):
     samples = open_samples(path)
     assert samples.read(ORDER)[0].tolist() == [122, 103, 103, 100]
     assert samples.other_files
+
+
+@pytest.mark.parametrize("name", [".", "file.h5"])
+def test_a_virtual_dataset_that_contains_itself_is_rejected(tmp_path, refusal, name):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file["tgt"] = np.zeros(8)
+        for key, source in (("src", "other"), ("other", "src")):
+            layout = h5py.VirtualLayout(shape=(8, 4), dtype="f4")
+            layout[:] = h5py.VirtualSource(name, source, shape=(8, 4))
+            file.create_virtual_dataset(key, layout)
+    assert "the virtual dataset /src contains itself" in refusal(path)
+
+
+def test_a_link_to_a_fifo_is_rejected(tmp_path, refusal):
+    path = tmp_path / "file.h5"
+    os.mkfifo(tmp_path / "fifo")
+    with h5py.File(path, "w") as file:
+        file["tgt"] = np.zeros(8)
+        file["src"] = h5py.ExternalLink("fifo", "/src")
+    assert "src is a link to" in refusal(path)
 
 
 def test_a_virtual_dataset_without_its_source_is_rejected(tmp_path, values, write, refusal):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc import local_mpi
 from ddp_hpc.doctor import allreduce, mpi
 from ddp_hpc.doctor.check_result import Here
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
@@ -72,6 +73,25 @@ def test_the_mpiexec_of_another_mpi_is_a_failure(launch: Launch, openmpi_mpiexec
     assert "MPI4PY_LIBMPI=" in ended.stdout
     assert "test with two ranks" not in ended.stdout, "a test is not needed"
     assert ended.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "words"),
+    [
+        ("exec sleep 30", "warn", ", but a test with two ranks did not end within 0.5 s"),
+        ("echo size 1; echo size 1", "fail", ", but a test with two ranks failed"),
+    ],
+)
+def test_an_mpiexec_that_is_too_slow_is_not_called_a_wrong_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, status: str, words: str
+) -> None:
+    monkeypatch.setattr(local_mpi, "TRIAL_S", 0.5)
+    program = tmp_path / "mpiexec"
+    program.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo HYDRA && exit\n{ends}\n")
+    program.chmod(0o755)
+    found = mpi.mpi_launcher(Here(clean_environ({"PATH": f"{tmp_path}:/usr/bin:/bin"})))
+    assert found.status == status, found
+    assert found.what.endswith(words)
 
 
 def test_an_mpi_library_that_cannot_be_loaded_fails(launch: Launch, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_executed_does_not_work_as_mpiexec(tmp_path: Path)
 
 
 def test_a_hanging_mpiexec_is_killed_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_mpi, "_TRIAL_S", 0.5)
+    monkeypatch.setattr(local_mpi, "TRIAL_S", 0.5)
     hangs = program(tmp_path / "mpiexec", f"sleep 600 & echo $! >{tmp_path}/pid; wait")
     start = time.monotonic()
     assert not local_mpi.works_with_mpi4py(hangs, clean_environ())

@@ -133,6 +133,7 @@ def failed(log: str, state: RunState | None = None, next_job: str = "", **change
             "[rank 0/2 n1] error: rank 1 on n2 is gone: its node says no more",
         ),
         (f"[rank 1/2 n2] {TRACEBACK}more\n", 1, "n2", "ValueError: the data is odd"),
+        ("[rank 5 n2] error: rank 5 of 2\n", 5, "n2", "[rank 5 n2] error: rank 5 of 2"),
         ("[n2] error: torch is missing\n", None, "n2", "[n2] error: torch is missing"),
         (f"{TRACEBACK}{EXIT_3}", 1, "n2", "srun: error: n2: task 1: Exited with exit code 3"),
         (TRACEBACK, None, "", "ValueError: the data is odd"),

@@ -348,6 +348,38 @@ def test_a_rank_number_already_in_use_is_an_error_after_the_time_limit() -> None
     close_all(endpoints)
 
 
+def test_a_rank_of_a_launch_with_another_number_of_ranks_does_not_join() -> None:
+    """Two launches by hand with the same MASTER_PORT."""
+    environ = LOOPBACK | {"MASTER_PORT": str(closed_port())}
+    worlds = [world(0, 2), world(1, 2), world(1, 3)]
+
+    def of_rank(number: int) -> Any:
+        time.sleep(1.0 if number == 1 else 0.0)  # the rank of the other launch is faster
+        return rendezvous(worlds[number], environ, 4, quiet())
+
+    *endpoints, other = on_all_ranks(of_rank, 3)
+    assert isinstance(other, RendezvousError)
+    assert "the store on this port belongs to another job" in str(other)
+    close_all(endpoints)
+
+
+def test_a_second_process_with_the_same_rank_is_reported_by_rank_0(capsys: pytest.CaptureFixture) -> None:
+    environ = LOOPBACK | {"MASTER_PORT": str(closed_port())}
+    endpoints = meet(environ, 2)
+    with pytest.raises(RendezvousError, match="whose ranks may now be mixed with those of this one"):
+        rendezvous(world(1, 2), environ, 1.0, quiet())
+    said, end_s = "", time.monotonic() + 10
+    while "warning" not in said and time.monotonic() < end_s:
+        said += capsys.readouterr().err
+        time.sleep(0.01)
+    close_all(endpoints)
+    name = short_hostname()
+    assert said.startswith(
+        f"[rank 0/2 {name}] warning: node {name} (rank 1) tried to join as rank 1, which had"
+    )
+    assert said.endswith("or export a different DDP_HPC_LAUNCH in each\n")
+
+
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
 def test_without_the_agents_address_ranks_of_one_node_use_the_run_id(name: str) -> None:
     environ = {k: v for k, v in (AGENT | {"MASTER_PORT": "1"}).items() if k != name}

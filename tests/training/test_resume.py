@@ -180,6 +180,16 @@ def test_a_snapshot_of_another_run_is_rejected_in_one_line_and_kept(
     assert (state.state, state.step) == ("done", STEPS), "nothing was started, so nothing else is printed"
 
 
+def test_a_snapshot_under_the_name_of_another_step_is_skipped_with_a_warning(
+    used: Path, whole: Path, forks: Forks
+) -> None:
+    (used / "run" / f"step_{STEPS:08d}").rename(used / "run" / "step_00000099")
+    words = forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=used, ranks=2).words()
+    assert f"step_00000099 contains the snapshot of step {STEPS}, so it was renamed or copied" in words
+    assert f"resuming after step {STEPS - 1} " in words
+    assert_equal(used, whole, STEPS)
+
+
 def test_a_directory_in_use_is_rejected_without_affecting_the_running_job(home: Path, forks: Forks) -> None:
     endless = [*DATA, "--epochs", "100000", "--snapshot-dir", "run"]
     first = forks.start(*endless, cwd=home, ranks=1)

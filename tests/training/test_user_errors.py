@@ -2,6 +2,7 @@
 
 import re
 import stat
+import sys
 from pathlib import Path
 
 import h5py
@@ -12,6 +13,23 @@ from ddp_hpc.user_code_exceptions import describe_error, write_traceback
 
 from .runs import error_lines, train
 from .tiny import state_of
+
+
+@pytest.mark.parametrize(
+    ("rank", "prefix", "words"),
+    [
+        ("5", "[rank 5 ", "a rank must be less than the size"),
+        ("1", "[rank 1/2 ", "cannot reach rank 0"),  # rank 0 was not started
+    ],
+)
+def test_an_error_before_the_connection_names_the_rank(tmp_path, launch, rank, prefix, words):
+    env = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ended = launch([sys.executable, "-m", "ddp_hpc.train", "--init-timeout", "1"], env=env)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(prefix)
+    assert words in line
+
 
 MINE = """
 import os

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddp_hpc.discovery.launcher_environment import present_launchers
+from ddp_hpc.discovery.launcher_environment import peek_rank, present_launchers
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World, short_hostname
@@ -193,7 +193,7 @@ def print_error(election: ErrorElection, text: str, world: World | None) -> None
     """Prints the error as one line; a traceback is printed unchanged, without a label."""
     line = text if "\n" in text else f"error: {text}"
     if election is ErrorElection.NO_STORE:
-        print_once_per_node(f"[{short_hostname()}] {line}", os.environ)
+        print_once_per_node(f"{_own_prefix(world)}{line}", os.environ)
     elif election is ErrorElection.WON:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
         if log_message(f"{prefix}{line}"):
@@ -202,6 +202,15 @@ def print_error(election: ErrorElection, text: str, world: World | None) -> None
         with contextlib.suppress(OSError, AttributeError):
             sys.stderr.write(f"{prefix}{line}\n")
             sys.stderr.flush()
+
+
+def _own_prefix(world: World | None) -> str:
+    """Returns the prefix of an error line, also if the rank is known only from the environment."""
+    if world is not None:
+        return world.prefix
+    if present_launchers(os.environ):
+        return f"[rank {peek_rank(os.environ)} {short_hostname()}] "
+    return f"[{short_hostname()}] "
 
 
 def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, str]:

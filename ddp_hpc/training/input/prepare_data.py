@@ -9,6 +9,7 @@ from pathlib import Path
 from data_gen import Recipe, default_file_name, generate
 from data_gen.progress import report_progress
 from ddp_hpc.data.check_finite import first_bad_sample
+from ddp_hpc.data.check_in_child import first_bad_sample_in_child
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
@@ -127,13 +128,15 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
         start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
         problem = ""
         try:
-            if bad := first_bad_sample(split, start, stop):
+            # The HDF5 library crashes on some damaged files, and memory-mapped files do not use it.
+            find = first_bad_sample_in_child if split.reader == "hdf5 chunked" else first_bad_sample
+            if bad := find(split, start, stop):
                 problem = (
                     f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
                     "Fix the file, or omit --check-data"
                 )
         except DataError as error:
-            problem = str(error)
+            problem = f"{error} (rank {rank} on {group.world.hostname})"
         group.comm.barrier("the check of the data (--timeout)")
         # The sections are in the order of the ranks, so the first problem by rank is the first in the file.
         if problem := group.comm.combine(problem, first_text):

@@ -263,7 +263,17 @@ def read_about(path: Path) -> dict[str, Any]:
             f"{path} has format {about.get('format')}, which this version of ddp-hpc cannot read; use the "
             "version that wrote it, or another --snapshot-dir"
         )
+    _check_name(path, about.get("position"))
     return dict(about)
+
+
+def _check_name(path: Path, position: object) -> None:
+    step = position.get("step") if isinstance(position, dict) else None
+    if isinstance(step, int) and step_of(path) not in (-1, step):
+        raise DamagedSnapshotError(
+            f"{path} contains the snapshot of step {step}, so it was renamed or copied; rename it to "
+            f"{snapshot_name(step)}"
+        )
 
 
 def _sealed(about: Mapping[str, Any]) -> bytes:
