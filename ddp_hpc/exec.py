@@ -18,6 +18,7 @@ from ddp_hpc.discovery.listening_ports import listens, sockets_of
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
+from ddp_hpc.process_control import set_umask
 from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 # How long to wait until the program opens a port. Importing torch can take several seconds, and reading a
@@ -57,6 +58,7 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
         raise RequestError(
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
+    set_umask(environ)
     given = make_torchrun_environment(environ, _warn_if_no_process_group)
     for ignored in (
         signal.SIGPIPE,

@@ -42,7 +42,9 @@ _TRAINED_ALONE = re.compile(
     re.MULTILINE,
 )
 _TERMINATED = ("walltime", "cancelled", "preempted")
-_LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher exited with code ")
+_LAUNCHER_EXITED = re.compile(
+    r"stopped(?: at step [0-9]+)?: \S+(?: \S+)? exited with code [0-9]+ and no rank "
+)
 _ERROR = re.compile(r"^\[[^]]*\] error: ")
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"

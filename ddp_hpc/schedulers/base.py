@@ -290,6 +290,12 @@ class Scheduler:
             )
         ]
 
+    def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
+        """Returns the options of the submit command that give a job the user's umask, if `script` is one of
+        ddp-hpc that sets the default; by default none, for a scheduler that passes the umask itself.
+        """
+        return []
+
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""
         return f"{site.title} uses {self.title}, and only Slurm has a QOS"

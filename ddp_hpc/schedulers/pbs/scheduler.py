@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
+# The default of PBS, 077, hides the results from the other members of the project.
+_UMASK = "-W umask=022"
 
 # Options without a value, of OpenPBS's qsub (qsub.1B) and of Torque's (src/cmds/qsub_functions.c).
 _BARE = frozenset("VXIhfznEx")
@@ -94,7 +96,7 @@ class Pbs(Scheduler):
             "resources": with_memory(resources, job) if job.mem else resources,
             "filesystems_resource": site.pbs.filesystems_resource,
             "filesystems": optional_value("filesystems", job.filesystems or site.pbs.filesystems),
-            "options": site.pbs.options,
+            "options": [*site.pbs.options, _UMASK],
             "variables": profile_variables(site),
         }
 
@@ -103,6 +105,11 @@ class Pbs(Scheduler):
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
         return submit_options(job)
+
+    def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
+        is_default = any(f"{one.flag} {one.value}" == _UMASK for one in script.read())
+        own = f"umask={umask:03o}"
+        return ["-W", own] if is_default and f"-W {own}" != _UMASK else []
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""
