@@ -213,6 +213,8 @@ class Scheduler:
     array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
     """A pattern for the job array directive, which is removed from the script of a job that continues one
     task of the array. The default matches nothing: usually, `array_options` override the directive."""
+    start_without_ssh: ClassVar[str] = ""
+    """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     query_command: ClassVar[str] = ""
     """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
     the scheduler; empty if jobs of this scheduler cannot be monitored."""

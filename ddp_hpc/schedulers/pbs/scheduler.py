@@ -69,6 +69,12 @@ class Pbs(Scheduler):
     array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
+    # The mpiexec of MPICH 5.0.2 quotes the command for a shell, which pbs_tmrsh alone does not start.
+    start_without_ssh = (
+        "use the MPI of the site, or let mpiexec start ranks with pbs_tmrsh: write an executable script "
+        """with the line `host=$1; shift; exec pbs_tmrsh "$host" /bin/sh -c "$*"`, and add the options """
+        "--env HYDRA_LAUNCHER=rsh --env HYDRA_LAUNCHER_EXEC=/PATH/OF/THE/SCRIPT"
+    )
     job_id_pattern = re.compile(r"[.[]")
     stand_in = "ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter"
     queue_flag = "-q"
