@@ -22,6 +22,7 @@ from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
+from ddp_hpc.process_control import set_umask
 from ddp_hpc.recorded_program import WATCH_LIMIT_S, Recording, end_like, run_recorded, watch_pause_s
 from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
@@ -57,6 +58,7 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
         raise RequestError(
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
+    set_umask(environ)
     met: list[tuple[World, int]] = []
     given = make_torchrun_environment(environ, lambda world, port: met.append((world, port)))
     environ = {**environ, **given}

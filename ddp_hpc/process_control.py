@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,23 @@ PACKAGES = Path(__file__).resolve().parents[1]
 
 _KILL_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+UMASK = "DDP_HPC_UMASK"
+"""The umask of the job script, for the ranks of all nodes. Daemons start ranks with a umask of their own: 077
+on the other nodes of a PBS job, with pbs_tmrsh."""
+
+
+def umask_text() -> str:
+    """Returns the umask of this process as an octal number."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return f"{umask:04o}"
+
+
+def set_umask(environ: Mapping[str, str]) -> None:
+    """Sets the umask of the job script. Without a valid DDP_HPC_UMASK, the umask is not changed."""
+    if re.fullmatch(r"0?[0-7]{3}", text := environ.get(UMASK, "")):
+        os.umask(int(text, 8))
 
 
 @dataclass(frozen=True)

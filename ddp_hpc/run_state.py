@@ -1,5 +1,7 @@
 """The file `state` in the run directory, which contains one line `STATE STEP REASON`.
 
+STEP is `-` if the program does not record it.
+
 Job scripts read this file to decide whether to requeue, since launchers do not return the exit codes of ranks
 unchanged. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
 """
@@ -16,7 +18,7 @@ from ddp_hpc.errors import DdpHpcError
 
 STATES = ("running", "requeue", "done", "failed")
 _NAME, _REFUSED = "state", "refused"
-_STEP = re.compile(r"[0-9]{1,18}")
+_STEP, _UNKNOWN = re.compile(r"[0-9]{1,18}|-"), "-"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class RunState:
     state: str
     step: int  # step of the newest complete snapshot; 0 without a snapshot
     reason: str
+    is_step_known: bool = True
+    """False for a program that has saved a checkpoint, but does not record its step; the step is then 0."""
 
 
 def state_path(directory: Path) -> Path:
@@ -50,7 +54,8 @@ def read_state(directory: Path) -> RunState | None:
         raise DdpHpcError(
             f"{path}: is not in the format `STATE STEP REASON`; remove it, or use another run directory"
         )
-    return RunState(words[0], int(words[1]), words[2].strip() if len(words) > 2 else "")
+    step, reason = words[1], words[2].strip() if len(words) > 2 else ""
+    return RunState(words[0], 0 if step == _UNKNOWN else int(step), reason, step != _UNKNOWN)
 
 
 def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
@@ -74,5 +79,6 @@ def write_state(directory: Path, state: RunState) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    line = f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n"
+    step = state.step if state.is_step_known else _UNKNOWN
+    line = f"{state.state} {step} {' '.join(state.reason.split())}".rstrip() + "\n"
     write_atomically(directory / _NAME, line.encode("utf-8", "backslashreplace"), _NAME, is_private=True)

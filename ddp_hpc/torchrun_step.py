@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.process_control import set_umask
 from ddp_hpc.rendezvous.end_with_parent import keep_exit_code
 
 _TRAINER = ["-m", "ddp_hpc.train"]
@@ -249,6 +250,7 @@ def main() -> None:
     try:
         if _is_surplus(os.environ):
             return
+        set_umask(os.environ)
         step = plan_step(sys.argv[1:], os.environ)
     except RequestError as error:
         sys.stderr.write(f"error: torchrun_script.sh on {short_hostname()}: {error}\n")

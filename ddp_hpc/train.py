@@ -21,6 +21,7 @@ from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import EXIT_INTERRUPTED, RequestError
 from ddp_hpc.options import click_options, toml_defaults
 from ddp_hpc.pip_extras import require
+from ddp_hpc.process_control import set_umask
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, print_error
@@ -74,6 +75,7 @@ def command(**options: Any) -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code."""
+    set_umask(os.environ)
     try:
         command.main(args=argv, prog_name="python -m ddp_hpc.train", standalone_mode=False)
         code = 0

@@ -75,9 +75,10 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "ddp-hpc rendered it]",
 )
 @click.option(
-    "--here",
-    is_flag=True,
-    help="Submit the script from the current directory, so that the job finds your modules and data.",
+    "--here/--empty",
+    default=True,
+    help="Submit the script from the current directory, as the real job, or from a new, empty directory, so "
+    "that the job changes no files of yours.  [default: --here]",
 )
 @click.option(
     "--keep", is_flag=True, help="Keep the temporary directory of the rehearsal instead of deleting it."
@@ -96,7 +97,7 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
     Examples:
       ddp-hpc rehearse jobs/polaris_ddp.pbs
       ddp-hpc rehearse jobs/generic_slurm_ddp.sbatch --walltime-s 90 --args '--model linear --epochs 99999'
-      ddp-hpc rehearse job.pbs --here --ranks-per-node 1
+      ddp-hpc rehearse job.pbs --empty --ranks-per-node 1
       ddp-hpc rehearse array.sbatch --array-index 7
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20 --keep
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
@@ -173,7 +174,7 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
         )
     elif plan.site is None and scheduler and has_names:
         found.append("names on the fast networks of all profiles resolve to this machine (127.0.0.1)")
-    where = "this directory" if options.here else "an empty directory (use --here for this one)"
+    where = "this directory, where it can change files" if options.here else "an empty directory"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
     if plan.array_index is not None:
         found.append(

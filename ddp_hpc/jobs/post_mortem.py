@@ -23,6 +23,15 @@ _IN_LOG = (
     # PyTorch's allocators print these messages. Since PyTorch 2.5, the exception is torch.OutOfMemoryError.
     ("gpu memory", re.compile(r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: ")),
     ("memory", re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b", re.MULTILINE)),
+    # Messages of OpenSSH, with which MPICH's mpiexec starts ranks on other nodes.
+    (
+        "ssh",
+        re.compile(
+            r"^ssh: connect to host \S+ port [0-9]+: |^Host key verification failed|"
+            r"Permission denied \(publickey",
+            re.MULTILINE,
+        ),
+    ),
     ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
     # The first message comes from torch.distributed (2.11 and 2.13).
     (
@@ -36,11 +45,13 @@ _IN_LOG = (
 )
 _TRAINED_ALONE = re.compile(
     r"^\[[^]\s]+\] warning: "
-    r"([0-9]+ ranks were started, but rank 0's program has not opened a process group.*)",
+    r"([0-9]+ ranks were started, but rank 0's program (?:has not opened a process group|uses ).*)",
     re.MULTILINE,
 )
 _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
-_LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher exited with code ")
+_LAUNCHER_EXITED = re.compile(
+    r"stopped(?: at step [0-9]+)?: \S+(?: \S+)? exited with code [0-9]+ and no rank "
+)
 _ERROR = re.compile(r"^\[[^]]*\] error: ")
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"
@@ -60,6 +71,7 @@ _REMEDIES = {
         "the program needs the variables of torchrun, such as RANK: start it with `ddp-hpc exec -- python "
         "...`, as render and submit do without --env-style none, or use --launcher torchrun"
     ),
+    "ssh": "use an mpiexec that starts the ranks through the scheduler",
     "node": "submit it again; if the same node fails again, exclude it and report it to the site",
     "preempted": "submit it again, or submit it to a queue without preemption",
     "cancelled": "none if you cancelled it; otherwise submit it again",
@@ -191,6 +203,7 @@ def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool
         "memory": "it used more memory than it had requested",
         "gpu memory": "a GPU ran out of memory",
         "disk": "a disk or a quota is full",
+        "ssh": "mpiexec could not start ranks on another node with ssh",
         "node": "a node was lost",
         "preempted": "it was preempted by another job",
         "cancelled": "it was cancelled",
@@ -233,6 +246,8 @@ def _remedy(
     text = _REMEDIES[cause]
     if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
         text = f"increase --walltime; {HOW_TO_RESUME}"
+    if cause == "ssh":
+        text = SCHEDULERS[job.scheduler].start_without_ssh or text
     if cause == "node" and failure and (command := SCHEDULERS[job.scheduler].exclude_host(failure.host)):
         text += f" ({command})"
     if state.state != "done" and state.step:

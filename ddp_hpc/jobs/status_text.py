@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ddp_hpc.jobs.array_report import ArrayReport
 from ddp_hpc.jobs.job_report import JobReport
 from ddp_hpc.jobs.post_mortem import PostMortem
+from ddp_hpc.jobs.submission_ledger import Attempt
 from ddp_hpc.text_table import printable
 from ddp_hpc.units import format_walltime
 
@@ -59,7 +60,7 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
         yield "submitted", f"{when} by {sent.user} on {sent.host}"
     yield "step", _step(report)
     yield "eta", _eta(report)
-    yield "state", f"{report.state.state} {report.state.step} {report.state.reason}" if report.state else ""
+    yield "state", _state(report)
     yield "warning", report.warning
     yield "attempts", _attempts(report)
     yield "next", f"job {report.next_job}" if report.next_job else ""
@@ -109,8 +110,22 @@ def _eta(report: JobReport) -> str:
 
 def _attempts(report: JobReport) -> str:
     last = report.attempts[-_MAX_ATTEMPTS:]
-    listed = ", ".join(f"{one.number} (job {one.job_id} from step {one.first_step})" for one in last)
+    listed = ", ".join(f"{one.number} (job {one.job_id}{_from(one)})" for one in last)
     return f"... {listed}" if len(last) < len(report.attempts) else listed
+
+
+def _from(start: Attempt) -> str:
+    # In a later attempt, 0 stands for a step that the program does not record.
+    return f" from step {start.first_step}" if start.first_step or start.number == 1 else ""
+
+
+def _state(report: JobReport) -> str:
+    state = report.state
+    if state is None:
+        return ""
+    # The step of a program that does not record its step is not known.
+    step = f" {state.step}" if state.step or state.state == "running" else ""
+    return f"{state.state}{step} {state.reason}"
 
 
 def _ended(found: PostMortem) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.python_environment import environment_for_job
 from ddp_hpc.lint.parse_script import Script, parse_script
+from ddp_hpc.process_control import umask_text
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.run_state import read_state
@@ -60,9 +61,11 @@ class Submission:
     def argv(self, after: str = "", variables: Sequence[str] = ()) -> list[str]:
         """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
         path = str(self.path)
+        umask = int(umask_text(), 8)
+        options = [*self.options, *self.scheduler.umask_arguments(self.script, umask)]
         not_an_option = f"./{path}" if path.startswith("-") else path
         return [
-            *self.scheduler.submit_argv(not_an_option, self.options, after, self._variables(variables)),
+            *self.scheduler.submit_argv(not_an_option, options, after, self._variables(variables)),
             *self.arguments,
         ]
 
@@ -196,8 +199,13 @@ def other_run(submission: Submission) -> str:
     with suppress(DdpHpcError):
         state = read_state(run_dir)
     submitted = ledger.submissions(run_dir)
+    step = f"step {state.step}" if state and state.step else ""
     about = (
-        f"{state.state}, step {state.step}" if state else f"job {submitted[-1].job_id}" if submitted else ""
+        ", ".join(filter(None, (state.state, step)))
+        if state
+        else f"job {submitted[-1].job_id}"
+        if submitted
+        else ""
     )
     remedy = (
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
@@ -211,7 +219,7 @@ def other_run(submission: Submission) -> str:
             f"or overwrite; for a new run, {remedy}"
         )
     if state and state.state == "done":
-        return f"the run in {run_dir} is complete (step {state.step}); for a new run, {remedy}"
+        return f"the run in {run_dir} is complete{f' ({step})' if step else ''}; for a new run, {remedy}"
     return ""
 
 

@@ -114,6 +114,11 @@ class Snapshots:
             return
         if self._saved != self._position:
             self._save()
+        if 0 < self.start == self._position.step and not self._stop:
+            self._world.progress.say(
+                f"note: no step was left to do after step {self.start}; for a new run, use another directory "
+                "for the snapshots; to go on, increase the number of steps"
+            )
         tick = partial(self._world.at, self._position.step, "snapshot")
         self._lifecycle.finish(self._position, self._stop, tick)
         self._world.at(self._position.step, RESTING)
@@ -156,7 +161,7 @@ class Snapshots:
 
 @contextmanager
 def snapshots(
-    folder: str | Path | None,
+    folder: str | Path | None = None,
     *,
     model: OneOrMore[nn.Module],
     optimizer: OneOrMore[Optimizer],

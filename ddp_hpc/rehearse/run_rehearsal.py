@@ -168,7 +168,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
             nodes=names,
             version=SCHEDULERS[plan.scheduler].version_of(site) if site else "",
             # Ranks without MPI find each other by their job ID, so simultaneous rehearsals need different
-            # IDs. With --here, the logs of earlier jobs are in the same directory.
+            # IDs. The logs of earlier jobs can be in the same directory.
             first_job=100_000 + secrets.randbelow(800_000),
             walltime_s=options.walltime_s or 0,
             max_jobs=options.max_jobs,

@@ -219,6 +219,8 @@ class Scheduler:
     array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
     """A pattern for the job array directive, which is removed from the script of a job that continues one
     task of the array. The default matches nothing: usually, `array_options` override the directive."""
+    start_without_ssh: ClassVar[str] = ""
+    """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     query_command: ClassVar[str] = ""
     """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
     the scheduler; empty if jobs of this scheduler cannot be monitored."""
@@ -295,6 +297,12 @@ class Scheduler:
                 else [flag]
             )
         ]
+
+    def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
+        """Returns the options of the submit command that give a job the user's umask, if `script` is one of
+        ddp-hpc that sets the default; by default none, for a scheduler that passes the umask itself.
+        """
+        return []
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""

@@ -59,7 +59,8 @@ def begin_attempt(
         if seen.state == "failed":
             reason = f": {seen.reason}" if seen.reason else ""
             raise DdpHpcError(f"the previous attempt failed{reason}; fix the cause, {again}")
-        if seen.step <= (last.first_step if last else 0):
+        # A program that does not record its step is only resumed after progress.
+        if seen.is_step_known and seen.step <= (last.first_step if last else 0):
             raise DdpHpcError(
                 f"the previous attempt made no progress, and the run is still at step {seen.step}; look for "
                 f"the reason in the log of that attempt, {again}"
@@ -67,8 +68,8 @@ def begin_attempt(
     if number > max_attempts:
         return NothingToDo(
             EXIT_REQUEUE,
-            f"the run is at step {seen.step} after {max_attempts} attempts, the maximum (--max-attempts); to "
-            "resume it, submit the script again",
+            f"the run is{at_step(seen.step) or ' not complete'} after {max_attempts} attempts, the maximum "
+            "(--max-attempts); to resume it, submit the script again",
         )
     return attempt
 
@@ -140,6 +141,11 @@ def outcome(code: int, first_step: int, after: SeenState, launcher: str) -> Seen
     if after.state != "requeue":
         return code or EXIT_FAILED
     return after
+
+
+def at_step(step: int, text: str = " at step ") -> str:
+    """Returns `text` and the step; empty for 0, which stands for a step that is not known."""
+    return f"{text}{step}" if step else ""
 
 
 Stop = StopCause | Literal[""]

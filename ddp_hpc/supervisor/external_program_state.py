@@ -61,14 +61,18 @@ def state_of_program(
     """Returns the state of the run after its program has ended.
 
     Exit code 75, or the signal that ended the program before the deadline (`at_deadline`), means that the
-    program has saved a checkpoint and must be run again. A run without progress is not resumed.
+    program has saved a checkpoint and must be run again. A run without progress is not resumed. The step is
+    that of the last checkpoint, and unknown if the program does not record a greater step than before. A
+    completed program has gone on after its last checkpoint, so that its step is 0.
     """
-    code, has_progressed = end.code, progress.has_advanced()
-    step = max(progress.step(), attempt.first_step + 1) if has_progressed else attempt.first_step
+    code, step = end.code, attempt.first_step
+    if has_progressed := progress.has_advanced():
+        step = progress.step() if progress.step() > attempt.first_step else 0
+    is_known = not has_progressed or step > 0
     if at_deadline and has_progressed:
-        return SeenState("requeue", step, "the end of the walltime")
+        return SeenState("requeue", step, "the end of the walltime", is_step_known=is_known)
     if code == EXIT_REQUEUE and has_progressed:
-        return SeenState("requeue", step, f"the program exited with code {code}")
+        return SeenState("requeue", step, f"the program exited with code {code}", is_step_known=is_known)
     if code == EXIT_REQUEUE or at_deadline:
         return SeenState(
             "failed",
@@ -76,7 +80,9 @@ def state_of_program(
             f"the program exited with code {code}, but no checkpoint was recorded; after each checkpoint, "
             "touch the file $DDP_HPC_PROGRESS_FILE, or name the checkpoints with --progress",
         )
-    return SeenState("failed", step, end.reason) if code else SeenState("done", step)
+    if code:
+        return SeenState("failed", step, end.reason, is_step_known=is_known)
+    return SeenState("done")
 
 
 def _modified_ns(path: str) -> int:

@@ -47,6 +47,7 @@ class SeenState:
     step: int = 0
     reason: str = ""
     stamp: Stamp = None
+    is_step_known: bool = True
 
 
 def array_run_dir(run_dir: Path, index: str, script: str, scheduler: Scheduler) -> Path:
@@ -101,17 +102,17 @@ class RunFiles:
             stamp = (status.st_ino, status.st_mtime_ns)
             with suppress(DdpHpcError):
                 if found := read_state(self.path):
-                    return SeenState(found.state, found.step, found.reason, stamp)
+                    return SeenState(found.state, found.step, found.reason, stamp, found.is_step_known)
             return SeenState(stamp=stamp)
         return SeenState()
 
-    def write_state(self, state: str, step: int, reason: str) -> None:
+    def write_state(self, state: SeenState) -> None:
         """Writes the state for a program that does not write its own state.
 
         Raises:
             DdpHpcError: the file cannot be written.
         """
-        write_state(self.path, RunState(state, step, reason))
+        write_state(self.path, RunState(state.state, state.step, state.reason, state.is_step_known))
 
     def last_attempt(self) -> Attempt | None:
         """Returns the most recent start; None if there has been none.

@@ -56,8 +56,8 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         with suppress(DdpHpcError):  # the disk is full, for example
             files.withdraw()
         say(
-            "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted; the run "
-            f"is at step {after.step}"
+            "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted"
+            f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
         return RequestError.exit_code
     stop = decisions.why_stopped(
@@ -107,9 +107,10 @@ def _write_state(
         at_deadline=settings.signal_lead_s is not None and (ended.end.was_signalled_early or at_deadline),
     )
     try:
-        files.write_state(state.state, state.step, state.reason)
+        files.write_state(state)
     except DdpHpcError as error:  # for example, the disk is full
-        complain(f"{error}; the state of the run is: {state.state} {state.step} {state.reason}")
+        step = decisions.at_step(state.step, " ")
+        complain(f"{error}; the state of the run is: {state.state}{step} {state.reason}")
     if state.state == "failed" and (program.code == EXIT_REQUEUE or not program.is_plain):
         complain(state.reason)
     return state
@@ -130,7 +131,7 @@ class _NextJob:
         self._state, self._attempt, self._job, self._clock = state, attempt, job, clock
         self._files, self._settings = files, settings
         reason = f": {state.reason}" if state.reason else ""
-        self._stopped = f"stopped at step {state.step}{reason}"
+        self._stopped = f"stopped{decisions.at_step(state.step)}{reason}"
 
     def request(self, stop: decisions.Stop) -> int:
         """Requests the job, or prints why none is requested and how to resume; returns the exit code.
@@ -141,7 +142,8 @@ class _NextJob:
         settings, attempt = self._settings, self._attempt
         refusal = decisions.why_no_job(
             stop,
-            has_progressed=self._state.step > attempt.first_step,
+            # A program that does not record its step is only resumed after progress.
+            has_progressed=self._state.step > attempt.first_step or not self._state.is_step_known,
             attempt=attempt,
             chained=self._job.environ.get("DDP_HPC_CHAINED", ""),
             max_attempts=settings.max_attempts,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc import process_control
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs.submission_ledger import check_program
 from ddp_hpc.launch.rank_environment import (
@@ -66,8 +67,8 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         return attempt.code
     if attempt.number > 1:
         say(
-            f"ddp-hpc: attempt {attempt.number} of at most {settings.max_attempts}, from step "
-            f"{attempt.first_step}"
+            f"ddp-hpc: attempt {attempt.number} of at most {settings.max_attempts}"
+            f"{decisions.at_step(attempt.first_step, ', from step ')}"
         )
     if signal.SIGTERM in signal.sigpending():
         say("ddp-hpc: the job was cancelled before its ranks started")
@@ -195,7 +196,7 @@ class _Launch:
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""
         scheduler, environ, clock = self._settings.scheduler, self._environ, self._clock
-        variables = {"DDP_HPC_LAUNCH": launch_id()}
+        variables = {"DDP_HPC_LAUNCH": launch_id(), process_control.UMASK: process_control.umask_text()}
         # Keep the values that the script exports, such as those of --env. Replace all others, since they may
         # come from another job.
         if clock.end_s is not None and "DDP_HPC_DEADLINE" not in self._exported:

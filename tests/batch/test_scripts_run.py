@@ -129,14 +129,6 @@ def test_a_tmpdir_too_long_for_sockets_becomes_tmp(sandbox: Sandbox, given: str,
     assert sandbox.seen()["TMPDIR"] == seen
 
 
-def test_files_of_a_pbs_job_can_be_read_by_others(sandbox: Sandbox) -> None:
-    sandbox.launcher("mpiexec", then="touch made")
-    text = "umask 0077\n" + script("generic_pbs")
-    done = sandbox.run(text, **pbs(sandbox, "a"))
-    assert done.returncode == 0, done.stderr
-    assert (sandbox.work / "made").stat().st_mode & 0o777 == 0o644
-
-
 @pytest.mark.parametrize(
     ("version", "options"),
     [

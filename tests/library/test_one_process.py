@@ -359,11 +359,15 @@ def test_an_evaluation_within_a_step_does_not_reset_the_step_of_the_heartbeat(
 # `snapshots`.
 
 
-def test_a_loop_that_was_left_resumes_with_the_next_batch(tmp_path: Path) -> None:
+def test_a_loop_that_was_left_resumes_with_the_next_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with ddp_hpc.distributed() as world:
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run", stop_after=2) == [1, 2]
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [3, 4, 5, 6]
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [], "all steps are done"
+    said = "note: no step was left to do after step 6; for a new run, use another directory for the snapshots"
+    assert capsys.readouterr().err.count(said) == 1
     assert read_state(tmp_path / "run") == RunState("done", 6, "training complete")
 
 
@@ -387,6 +391,17 @@ def test_snapshots_are_saved_when_due_and_the_newest_are_kept(tmp_path: Path) ->
                 snapshots.step(step)
     found = sorted(path.name for path in (tmp_path / "run").glob("step_*"))
     assert found == ["step_00000006", "step_00000007"]
+
+
+def test_the_default_directory_is_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_HPC_RUN_DIR", str(tmp_path / "mine"))
+    with ddp_hpc.distributed():
+        model, optimizer = _linear()
+        with ddp_hpc.snapshots(model=model, optimizer=optimizer) as snapshots:
+            snapshots.step(1)
+    assert [path.name for path in (tmp_path / "mine" / "snapshots").glob("step_*")] == ["step_00000001"]
 
 
 def test_without_a_directory_nothing_is_saved(tmp_path: Path) -> None:

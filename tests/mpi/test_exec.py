@@ -43,6 +43,13 @@ def test_env_style_none_leaves_the_environment_unchanged(launch: Launch) -> None
     assert [each["size"] for each in printed(launch(argv, timeout_s=60))] == [1, 1]
 
 
+def test_a_rank_has_the_umask_of_the_job_script(launch: Launch) -> None:
+    """A daemon of another node has started the rank with its own umask."""
+    rank = f"umask 077; exec {sys.executable} -m ddp_hpc.exec bash -c umask"
+    assert launch(["bash", "-c", rank], env={"DDP_HPC_UMASK": "0027"}).stdout == "0027\n"
+    assert launch(["bash", "-c", rank], env={"DDP_HPC_UMASK": "x"}).stdout == "0077\n"
+
+
 def test_ranks_of_open_mpi_are_one_world(launch: Launch, openmpi_mpiexec: Path) -> None:
     argv = [openmpi_mpiexec, "-n", "2", BIN / "ddp-hpc", "exec", "--", "python", TRAINS]
     assert_one_world(launch(argv, env=OPENMPI_SETTINGS, timeout_s=60))

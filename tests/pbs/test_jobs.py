@@ -224,6 +224,15 @@ def test_alcf_accepts_a_script_that_was_rendered_with_an_account(alcf: Site) -> 
 # Other properties of submitted scripts.
 
 
+@pytest.mark.parametrize(("options", "umask"), [((), "0022"), (("-W", "umask=077"), "0077")])
+def test_the_umask_of_the_user_takes_precedence_and_is_passed_to_the_ranks(
+    site: Site, options: tuple[str, ...], umask: str
+) -> None:
+    site.dotfile(site.pals_bin)
+    script = render(site, "generic_pbs", command=["bash", "-c", 'echo "$(umask) $DDP_HPC_UMASK"'])
+    assert finished(site, site.submit(*options, script)).splitlines()[-1] == f"{umask} {umask}"
+
+
 def test_names_repeated_in_the_node_file_count_once(site: Site) -> None:
     site.dotfile(site.pals_bin, recording_conda(site) / "bin")
     log = finished(site, site.submit(JOBS / "generic_pbs_ddp.pbs"))

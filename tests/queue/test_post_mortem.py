@@ -300,6 +300,21 @@ def test_walltime_exit_code_and_the_reason_of_the_run_are_reported() -> None:
     )
 
 
+@pytest.mark.parametrize(("scheduler", "tool"), [("pbs", "pbs_tmrsh"), ("slurm", "--launcher srun")])
+def test_without_ssh_the_launcher_of_the_scheduler_is_named(scheduler: str, tool: str) -> None:
+    """A Hydra from PyPI on a PBS machine whose nodes have no ssh."""
+    log = "ddp-hpc: job 12: mpiexec -n 2\nssh: connect to host n2 port 22: Connection refused\n"
+    found = examine(
+        JobState(job_id="12", scheduler=scheduler, phase="ended", word="F", end="failed", exit_code=255),
+        None,
+        log,
+        "",
+    )
+    assert found is not None
+    assert found.what.startswith("mpiexec could not start ranks on another node with ssh")
+    assert tool in found.remedy
+
+
 def test_the_remedy_depends_on_snapshots_and_on_a_successor() -> None:
     state = RunState("requeue", 60, "rank 0 got SIGTERM")
     assert failed("", state, end="cancelled").remedy.endswith("; it resumes after step 60")

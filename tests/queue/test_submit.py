@@ -50,6 +50,17 @@ def test_the_submission_is_recorded_in_the_run_directory(work: Path, sbatch: Pro
     assert line["user"]
 
 
+def test_the_job_gets_the_umask_of_the_user(work: Path, programs: Programs, run: Run) -> None:
+    programs.answers("qsub", "12.srv\n")
+    request = ["--profile", "generic_pbs", "--gpus-per-node", "0", "--walltime", "00:10:00"]
+    before = os.umask(0o027)
+    try:
+        assert run("submit", *request).code == 0
+    finally:
+        os.umask(before)
+    assert programs.called("qsub")[-1].startswith("qsub -W umask=027 ")
+
+
 def test_a_dry_run_prints_script_and_command_and_changes_nothing(
     work: Path, sbatch: Programs, run: Run
 ) -> None:

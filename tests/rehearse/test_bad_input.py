@@ -91,7 +91,7 @@ def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, 
 def test_a_hostile_name_is_only_a_name(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
     name = "a b\n$(touch hacked)'\";`touch hacked`.pbs"
     for scheduler, asks in (("pbs", "-l select=1 -N job"), ("slurm", "--nodes=1"), ("", "")):
-        done = rehearse(script(scheduler, asks, "echo ran", name=name))
+        done = rehearse(script(scheduler, asks, "echo ran", name=name), "--empty")
         assert (done.exit_code, done.stdout) == (0, "ran\n"), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

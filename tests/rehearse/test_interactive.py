@@ -16,7 +16,7 @@ MPIEXEC = 'mpiexec -n ${NRANKS} -ppn ${NRANKS_PER_NODE} -l --cpu-bind "verbose,l
 
 def test_a_script_that_reads_the_node_file_runs_as_in_qsub_i(rehearse: Rehearse, script: Script) -> None:
     job = script("", *COUNTS, "echo nodes $NNODES $PBS_ENVIRONMENT $PWD", f"{MPIEXEC} bash -c 'echo rank'")
-    done = rehearse(job, "--here")
+    done = rehearse(job)
     assert done.exit_code == 0, done.stdout + done.stderr
     assert f"nodes 2 PBS_INTERACTIVE {job.parent}\n" in done.stdout
     assert done.stdout.count("rank\n") == 4
@@ -57,7 +57,7 @@ def test_with_here_an_interactive_script_finds_its_own_directory_and_leaves_no_l
 ) -> None:
     job = script("", 'cat "$(dirname "$0")/data.txt" $PBS_NODEFILE')
     (job.parent / "data.txt").write_text("found\n")
-    done = rehearse(job, "--here", "--nodes", "1")
+    done = rehearse(job, "--nodes", "1")
     assert done.stdout.splitlines() == ["found", "node1.rehearsal"]
     assert sorted(path.name for path in job.parent.iterdir()) == ["data.txt", "job.sh"]
 

@@ -84,12 +84,10 @@ def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, t
     assert len({launch.end(process).stdout for process in both}) == 2
 
 
-def test_with_here_each_rehearsal_of_a_pbs_script_prints_its_own_log(
-    rehearse: Rehearse, tmp_path: Path
-) -> None:
+def test_each_rehearsal_of_a_pbs_script_prints_its_own_log(rehearse: Rehearse, tmp_path: Path) -> None:
     script = tmp_path / "job.pbs"
     script.write_text("#!/bin/bash\n#PBS -N one -j oe\ndate +%s%N\n")
-    first, second = (rehearse(script, "--here").stdout for _ in range(2))
+    first, second = (rehearse(script).stdout for _ in range(2))
     assert first != second
     assert sorted(path.read_text() for path in tmp_path.glob("one.o*")) == sorted([first, second])
 
@@ -101,4 +99,4 @@ def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stan
     (tmp_path / ".venv" / "bin" / "activate").write_text("exit 9\n")
     words = ["python", "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--walltime", "00:05:00"]
     (tmp_path / "job.sbatch").write_text(launch([*words, "--", "echo", "ran"]).stdout)
-    assert rehearse(tmp_path / "job.sbatch", "--here").stdout.splitlines()[-1] == "ran"
+    assert rehearse(tmp_path / "job.sbatch").stdout.splitlines()[-1] == "ran"

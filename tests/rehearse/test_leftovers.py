@@ -55,7 +55,9 @@ def test_keep_leaves_the_directory_with_log_and_run(
 ) -> None:
     job = script("slurm", "--nodes=1", "mkdir runs; pwd >runs/here")
     done = launch(
-        ["python", "-m", "ddp_hpc", "rehearse", job, "--keep"], env={"TMPDIR": str(temp)}, cwd=tmp_path
+        ["python", "-m", "ddp_hpc", "rehearse", job, "--keep", "--empty"],
+        env={"TMPDIR": str(temp)},
+        cwd=tmp_path,
     )
     (folder,) = temp.iterdir()
     assert f"rehearse: the directory of the rehearsal was kept: {folder}" in done.stderr
@@ -63,16 +65,26 @@ def test_keep_leaves_the_directory_with_log_and_run(
     assert len(list((folder / "work").glob("slurm-*.out"))) == 1
 
 
-def test_here_submits_from_the_current_directory(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
+def test_a_script_is_submitted_from_the_current_directory(
+    rehearse: Rehearse, script: Script, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("print('mine')\n")
     for scheduler, asks in (("pbs", "-l select=1 -j oe"), ("slurm", "--nodes=1"), ("", "")):
-        done = rehearse(script(scheduler, asks, 'cd "${PBS_O_WORKDIR:-.}"', "python train.py"), "--here")
+        done = rehearse(script(scheduler, asks, 'cd "${PBS_O_WORKDIR:-.}"', "python train.py"))
         assert done.stdout == "mine\n", done.stderr
     made = sorted(path.name for path in tmp_path.iterdir())
     assert made[0] == "job.sh"
     assert re.fullmatch(r"job.sh.o\d{6}", made[1])
     assert made[2].startswith("slurm-")
     assert made[3:] == ["train.py"]
+
+
+def test_with_empty_the_job_changes_no_files_of_the_user(
+    rehearse: Rehearse, script: Script, tmp_path: Path
+) -> None:
+    job = script("slurm", "--nodes=1", "ls job.sh || touch new")
+    assert rehearse(job, "--empty").exit_code == 0
+    assert list(tmp_path.iterdir()) == [job]
 
 
 def test_the_users_run_directory_is_neither_read_nor_changed(
@@ -86,7 +98,7 @@ def test_the_users_run_directory_is_neither_read_nor_changed(
         'mkdir "$DDP_HPC_RUN_DIR"',
         'echo >"$DDP_HPC_RUN_DIR"/state',
     ]
-    done = rehearse(script("slurm", "--nodes=1", *lines), "--here")
+    done = rehearse(script("slurm", "--nodes=1", *lines))
     assert done.exit_code == 0, done.stdout + done.stderr
     assert state.read_text() == "requeue 5000 SIGTERM\n"
 

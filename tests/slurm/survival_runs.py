@@ -76,7 +76,7 @@ def submit(
 ) -> Run:
     """Renders and submits a training of `num_steps` steps; `options` are those of ddp_hpc.train."""
     script = folder / "job.sbatch"
-    argv = [PYTHON, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "2"]
+    argv = [PYTHON, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--name", "ddp", "--nodes", "2"]
     argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *render, "-o", script, "--"]
     argv += ["python", SLOW, *OPTIONS, "--max-steps", num_steps, *options]
     env = {"PYTHONPATH": str(PROJECT), "STEP_S": str(step_s)}

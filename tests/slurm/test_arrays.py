@@ -17,7 +17,18 @@ from .test_queue import ddp_hpc, status
 
 pytestmark = pytest.mark.slurm
 
-REQUEST = ["--profile", "generic_slurm", "--nodes", "1", "--ranks-per-node", "1", "--walltime", "00:05:00"]
+REQUEST = [
+    "--profile",
+    "generic_slurm",
+    "--name",
+    "ddp",
+    "--nodes",
+    "1",
+    "--ranks-per-node",
+    "1",
+    "--walltime",
+    "00:05:00",
+]
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
 # Stops after its first attempt and completes in its second. Prints its arguments.
 PROGRAM = """#!/bin/bash

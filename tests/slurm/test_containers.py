@@ -44,7 +44,18 @@ def submit(cluster: Cluster, folder: Path, profile: str, *options: str) -> str:
         f"runpy.run_path({str(TRAINS)!r})\n"
     )
     script = folder / "job.sbatch"
-    argv = [str(BIN / "python"), "-m", "ddp_hpc", "render", "--profile", "own.toml", "--nodes", "2"]
+    argv = [
+        str(BIN / "python"),
+        "-m",
+        "ddp_hpc",
+        "render",
+        "--profile",
+        "own.toml",
+        "--name",
+        "ddp",
+        "--nodes",
+        "2",
+    ]
     argv += ["--ranks-per-node", "2", "--walltime", "00:05:00", *options, "-o", str(script)]
     done = cluster.run([*argv, "--", "python", program.name], env=ENVIRONMENT, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,18 @@ TRAINS = PROJECT / "tests" / "mpi" / "trains.py"
 def test_a_submitted_program_is_one_world_on_both_nodes(
     cluster: Cluster, tmp_path: Path, launcher: str
 ) -> None:
-    argv = [str(BIN / "python"), "-m", "ddp_hpc", "submit", "--profile", "generic_slurm", "--nodes", "2"]
+    argv = [
+        str(BIN / "python"),
+        "-m",
+        "ddp_hpc",
+        "submit",
+        "--profile",
+        "generic_slurm",
+        "--name",
+        "ddp",
+        "--nodes",
+        "2",
+    ]
     argv += ["--ranks-per-node", "2", "--launcher", launcher, "--walltime", "00:05:00"]
     queued = cluster.run([*argv, "--", "python", str(TRAINS)], env=ENVIRONMENT, cwd=tmp_path)
     assert queued.returncode == 0, queued.stderr

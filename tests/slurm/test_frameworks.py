@@ -32,7 +32,18 @@ def run_to_the_end(
 ) -> tuple[str, str]:
     """Returns the job ID and the whole log of a run of the example."""
     folder.mkdir()
-    argv = [str(BIN / "python"), "-m", "ddp_hpc", "submit", "--profile", "generic_slurm", "--nodes", "2"]
+    argv = [
+        str(BIN / "python"),
+        "-m",
+        "ddp_hpc",
+        "submit",
+        "--profile",
+        "generic_slurm",
+        "--name",
+        "ddp",
+        "--nodes",
+        "2",
+    ]
     argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *options]
     argv += ["--", "python", str(EXAMPLES / name), *arguments]
     queued = cluster.run(argv, env=ENVIRONMENT, cwd=folder)

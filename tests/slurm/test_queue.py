@@ -19,7 +19,18 @@ from .survival_runs import OPTIONS, PROJECT, PYTHON, SLOW
 
 pytestmark = pytest.mark.slurm
 
-REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--walltime", "00:05:00"]
+REQUEST = [
+    "--profile",
+    "generic_slurm",
+    "--name",
+    "ddp",
+    "--nodes",
+    "2",
+    "--ranks-per-node",
+    "1",
+    "--walltime",
+    "00:05:00",
+]
 # Prints the trainer's messages without training: the first attempt runs out of time, the second completes.
 TRAINER = """#!/bin/bash
 if [[ $SLURM_PROCID != 0 ]]; then exit 0; fi

@@ -40,12 +40,21 @@ def state(job: Sandbox) -> str:
 def test_exit_code_75_after_a_checkpoint_requeues_the_job(job: Sandbox) -> None:
     done = run(job, f"{TOUCH} exit 75")
     assert (done.returncode, calls(job, "scontrol")) == (75, ["requeue 7"])
-    assert state(job) == "requeue 1 the program exited with code 75\n"
+    assert state(job) == "requeue - the program exited with code 75\n", "the program does not record its step"
+    assert (
+        b"ddp-hpc: stopped: the program exited with code 75; attempt 2 resumes the run in this job"
+        in done.stdout
+    )
 
 
 def test_a_number_in_the_progress_file_is_the_step_of_the_run(job: Sandbox) -> None:
     done = run(job, f"{WRITE} exit 75")
     assert b"ddp-hpc: stopped at step 400: the program exited with code 75; attempt 2 resumes" in done.stdout
+
+
+def test_a_completed_program_has_gone_on_after_its_last_checkpoint(job: Sandbox) -> None:
+    run(job, f"{WRITE} exit 0")
+    assert state(job) == "done 0\n"
 
 
 def test_exit_code_75_without_a_checkpoint_requeues_nothing_and_explains_what_to_do(job: Sandbox) -> None:
@@ -61,7 +70,7 @@ def test_a_program_that_exits_with_75_each_time_without_progress_is_run_twice(jo
     # The same job after its requeue. The file of the first attempt is not progress of the second.
     assert run(job, "exit 75").returncode == 75
     assert calls(job, "scontrol") == ["requeue 7"]
-    assert state(job).startswith("failed 1 ")
+    assert state(job).startswith("failed 0 ")
 
 
 def test_files_that_match_a_pattern_show_the_progress(job: Sandbox) -> None:
@@ -84,7 +93,7 @@ def test_old_checkpoints_are_not_progress(job: Sandbox) -> None:
 def test_a_failure_is_never_requeued_also_after_a_checkpoint(job: Sandbox, code: int) -> None:
     assert run(job, f"{TOUCH} exit {code}").returncode == code
     assert calls(job, "scontrol") == []
-    assert state(job) == f"failed 1 exit code {code}\n"
+    assert state(job) == f"failed - exit code {code}\n"
 
 
 def test_a_program_that_has_completed_is_not_run_again_by_a_requeued_job(job: Sandbox) -> None:
@@ -117,7 +126,7 @@ def test_with_requeue_on_signal_a_program_ended_by_the_deadline_is_resumed(job: 
     job.program("scancel", SCANCEL)
     done = run(job, SAVES.format(code=code), left_s=4.0, requeue="on-signal", signal="TERM@2")
     assert (done.returncode, calls(job, "scontrol")) == (75, ["requeue 7"])
-    assert state(job) == "requeue 1 the end of the walltime\n"
+    assert state(job) == "requeue - the end of the walltime\n"
 
 
 def test_with_requeue_on_signal_nothing_is_resumed_without_a_checkpoint(job: Sandbox) -> None:

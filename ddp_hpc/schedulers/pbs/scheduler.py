@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
+# The default of PBS, 077, hides the results from the other members of the project.
+_UMASK = "-W umask=022"
 
 # Options without a value, of OpenPBS's qsub (qsub.1B) and of Torque's (src/cmds/qsub_functions.c).
 _BARE = frozenset("VXIhfznEx")
@@ -67,6 +69,12 @@ class Pbs(Scheduler):
     array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
+    # The mpiexec of MPICH 5.0.2 quotes the command for a shell, which pbs_tmrsh alone does not start.
+    start_without_ssh = (
+        "use the MPI of the site, or let mpiexec start ranks with pbs_tmrsh: write an executable script "
+        """with the line `host=$1; shift; exec pbs_tmrsh "$host" /bin/sh -c "$*"`, and add the options """
+        "--env HYDRA_LAUNCHER=rsh --env HYDRA_LAUNCHER_EXEC=/PATH/OF/THE/SCRIPT"
+    )
     job_id_pattern = re.compile(r"[.[]")
     stand_in = "ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter"
     queue_flag = "-q"
@@ -94,7 +102,7 @@ class Pbs(Scheduler):
             "resources": with_memory(resources, job) if job.mem else resources,
             "filesystems_resource": site.pbs.filesystems_resource,
             "filesystems": optional_value("filesystems", job.filesystems or site.pbs.filesystems),
-            "options": site.pbs.options,
+            "options": [*site.pbs.options, _UMASK],
             "variables": profile_variables(site),
         }
 
@@ -103,6 +111,11 @@ class Pbs(Scheduler):
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
         return submit_options(job)
+
+    def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
+        is_default = any(f"{one.flag} {one.value}" == _UMASK for one in script.read())
+        own = f"umask={umask:03o}"
+        return ["-W", own] if is_default and f"-W {own}" != _UMASK else []
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""

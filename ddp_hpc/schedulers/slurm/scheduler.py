@@ -73,6 +73,7 @@ class Slurm(Scheduler):
     end_time_variable = "SLURM_JOB_END_TIME"
     array_index_variables = ("SLURM_ARRAY_TASK_ID",)
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+    start_without_ssh = "use --launcher srun, which needs no ssh"
     query_command = "scontrol"
     job_id_pattern = re.compile("[_@]|^s")
     stand_in = "ddp_hpc.schedulers.slurm.stand_in.rehearsal_adapter"
