@@ -77,9 +77,13 @@ class Launcher:
         return any(v in environ for v in self.any_of) and all(_has(environ, v) for v in self.all_of)
 
 
+# Since 23.11, Slurm sets these variables in every job (`_set_ext_launcher_hydra` in src/common/env.c).
+_SET_BY_SLURM = frozenset(("I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"))
+
+
 def _has(environ: Environ, name: str) -> bool:
     if name.endswith("*"):
-        return any(v.startswith(name[:-1]) for v in environ)
+        return any(v.startswith(name[:-1]) for v in environ.keys() - _SET_BY_SLURM)
     return name in environ
 
 

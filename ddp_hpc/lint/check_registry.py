@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.base import Scheduler
-from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
+from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
 from ddp_hpc.text_table import cut
@@ -80,9 +80,9 @@ class Subject:
     @property
     def scheduler_version(self) -> str:
         """The version of the site's scheduler, such as 23.02; empty if it is unknown."""
-        is_for_site = self.site is not None and self.site.scheduler == self.script.scheduler
-        version = self.scheduler.version_of(self.site) if self.site is not None and is_for_site else ""
-        return version or self.installed_version
+        site = self.site
+        is_for_site = site is not None and is_same_scheduler(site, self.script.scheduler)
+        return (self.scheduler.version_of(site) if site and is_for_site else "") or self.installed_version
 
     @cached_property
     def num_nodes(self) -> int | None:

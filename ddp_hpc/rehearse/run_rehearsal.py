@@ -27,6 +27,7 @@ from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler, find_stand_in, submit
+from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 from ddp_hpc.units import format_bytes
 
 DEFAULT_STEPS = 3
@@ -162,8 +163,10 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     names = node_names(plan)
     if stand_in := find_stand_in(plan.scheduler):
         kill_delay_s = plan.site.kill_delay_s if plan.site else 0
+        site = plan.site if plan.site and is_same_scheduler(plan.site, plan.scheduler) else None
         settings = stand_in.settings(
             nodes=names,
+            version=SCHEDULERS[plan.scheduler].version_of(site) if site else "",
             # Ranks without MPI find each other by their job ID, so simultaneous rehearsals need different
             # IDs. With --here, the logs of earlier jobs are in the same directory.
             first_job=100_000 + secrets.randbelow(800_000),

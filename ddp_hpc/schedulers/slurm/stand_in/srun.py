@@ -8,10 +8,12 @@ each task is a separate MPI program, too.
 
 from __future__ import annotations
 
+import grp
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
@@ -33,9 +35,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     Raises:
         RefusedError: the request is refused, and no task was started.
     """
-    line = read_line(argv, SRUN)
+    line, settings = read_line(argv, SRUN), controller.Settings.read(root)
     if "version" in line.flags:
-        sys.stdout.write("slurm-wlm 22.05.8\n")
+        sys.stdout.write(settings.version_line)
         return 0
     if not line.command:
         raise RefusedError("srun: fatal: No command given to execute.")
@@ -45,15 +47,15 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             raise RefusedError(f"srun: the stand-in does not support --{option}")
     mpi = line.values.get("mpi", environ.get("SLURM_MPI_TYPE", "none"))
     if mpi not in _MPI:
-        raise RefusedError(
-            f"srun: error: Couldn't find the specified plugin name for mpi/{mpi} looking at all files"
-        )
+        raise RefusedError(f"srun: error: Invalid MPI type '{mpi}', --mpi=list for acceptable types")
+    _refuse_gpus_twice(line, environ, settings)
     job, limits = jobs.load(root, number), Limits.read(root)
-    ranks = places(_counts(line, job, environ, limits))
+    warning = "warning" if settings.is_since("23.02") else "Warning"
+    ranks = places(_counts(line, job, environ, limits, warning))
     step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
     spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
     base = limits.environment(_exported(line, environ))
-    step_variables = _step_variables(line, job, step, ranks, mpi, spool)
+    step_variables = controller.known_variables(settings, _step_variables(line, job, step, ranks, mpi, spool))
     nodes = job["nodes"]
 
     def report(rank: int, code: int) -> None:
@@ -70,19 +72,35 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             ],
             report=report,
             stop_on_failure=kill_others is not None and kill_others != "0",
+            on_stop=partial(_say_that_step_ends, settings, f"{number}.{step}", nodes[0]),
+            counts_stopped=True,
             keep_pmi=mpi in ("pmi2", "cray_shasta"),
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
             kill_message="srun: forcing job termination\n",
             label="label" in line.flags,
             directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
-            no_program="slurmstepd: error: execve()",
+            no_program=controller.of_stepd(settings, "execve()").rstrip(),
             no_program_code=2,
         ),
     )
 
 
-def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
+def _say_that_step_ends(settings: controller.Settings, step_id: str, node: str) -> None:
+    where = "" if settings.is_since("23.02") else "launch/slurm: _step_signal: "
+    sys.stderr.write(f"srun: {where}Terminating StepId={step_id}\n")
+    sys.stderr.write(controller.cancelled(settings, f"STEP {step_id}", node, "TASK FAILURE"))
+
+
+def _refuse_gpus_twice(line: Line, environ: Mapping[str, str], settings: controller.Settings) -> None:
+    per_node = line.values.get("gpus-per-node", environ.get("SLURM_GPUS_PER_NODE"))
+    if settings.is_since("26.05") and "gpu" in line.values.get("gres", "") and per_node is not None:
+        raise RefusedError("srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.")
+
+
+def _counts(
+    line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits, warning: str
+) -> list[int]:
     """Returns the number of tasks that are started on each node.
 
     Raises:
@@ -100,13 +118,13 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     num_tasks = line.number("ntasks", default)
     if num_tasks < num_nodes:
         sys.stderr.write(
-            f"srun: warning: can't run {num_tasks} processes on {num_nodes} nodes, "
+            f"srun: {warning}: can't run {num_tasks} processes on {num_nodes} nodes, "
             f"setting nnodes to {num_tasks}\n"
         )
         num_nodes = num_tasks
     even = -(-num_tasks // num_nodes)
     if "ntasks-per-node" in line.values and per_node < even:
-        sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
+        sys.stderr.write(f"srun: {warning}: can't honor --ntasks-per-node set to {per_node}\n")
     per_node = max(per_node, even)
     if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.flags:
         raise RefusedError(
@@ -134,6 +152,8 @@ def _step_variables(
     counts = [place.local_size for place in ranks if place.local_rank == 0]
     names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
     found = {
+        "SLURMD_DEBUG": "2",
+        "SLURM_JOB_GROUP": grp.getgrgid(os.getgid()).gr_name,
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURM_NNODES": num_nodes,
         "SLURM_NPROCS": num_tasks,

@@ -42,7 +42,7 @@ class Stepd(Daemon):
         try:
             out, err = self.open_logs()
         except OSError:
-            # If Slurm 22.05 cannot open the log file, it does not start the batch shell.
+            # If Slurm cannot open the log file, it does not start the batch shell.
             self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
             return "FAILED"
         now_s = int(time.time())
@@ -53,7 +53,8 @@ class Stepd(Daemon):
             argv = [self.job["script"], *self.job["arguments"]]
             shell = self.start_shell(argv, out, err, self.job["workdir"], self.environment())
         except OSError as error:
-            err.write(f"slurmstepd: error: execve(): {self.job['script']}: {error.strerror}\n".encode())
+            text = f"execve(): {self.job['script']}: {error.strerror}"
+            err.write(controller.of_stepd(self.settings, text).encode())
             self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
             return "FAILED"
         state = self.watch(shell, err)
@@ -70,7 +71,10 @@ class Stepd(Daemon):
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
         """Opens the files for stdout and stderr; without --error they are the same file."""
         flags = os.O_APPEND if self.job["append"] else os.O_TRUNC
-        patterns = filter(None, (self.job["output"], self.job["error"]))
+        patterns = [pattern for pattern in (self.job["output"], self.job["error"]) if pattern]
+        if self.settings.is_since("23.02"):
+            for pattern in patterns:
+                log_path(self.job, pattern).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         out, *err = [open_log(log_path(self.job, pattern), flags, 0o644) for pattern in patterns]
         return out, err[0] if err else out
 
@@ -92,8 +96,11 @@ class Stepd(Daemon):
             "SLURM_JOB_ID": job_id,
             "SLURM_JOB_NAME": job["name"],
             "SLURM_JOB_NODELIST": names,
+            "SLURM_JOB_EXCLUSIVE": "YES" if "exclusive" in given else "NO",
             "SLURM_JOB_NUM_NODES": str(len(nodes)),
+            "SLURM_JOB_OVERSUBSCRIBE": "YES" if "oversubscribe" in given else "NO",
             "SLURM_JOB_PARTITION": job["partition"],
+            "SLURM_JOB_SLUID": controller.sluid(self.number),
             "SLURM_JOB_START_TIME": str(job["start"]),
             "SLURM_JOB_UID": str(os.getuid()),
             "SLURM_JOB_USER": job["user"],
@@ -101,6 +108,7 @@ class Stepd(Daemon):
             "SLURM_NNODES": str(len(nodes)),
             "SLURM_NODEID": "0",
             "SLURM_NODELIST": names,
+            "SLURM_OOM_KILL_STEP": given.get("oom-kill-step", "0"),
             "SLURM_PRIO_PROCESS": "0",
             "SLURM_PROCID": "0",
             "SLURM_SUBMIT_DIR": job["workdir"],
@@ -113,9 +121,16 @@ class Stepd(Daemon):
             found["SLURM_JOB_END_TIME"] = str(job["end"])
         if job["has_num_tasks"]:
             found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(counts))
+        if self.settings.is_since("26.05"):
+            found["SLURM_STEPID"] = found["SLURM_STEP_ID"] = "-5"
         if job["runs"] > 1:
             found["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
-        found |= self.variables_of_array(job_id)
+        found |= {**self.variables_of_array(job_id), **self.variables_of_options()}
+        return {**self.job["environment"], **controller.known_variables(self.settings, found)}
+
+    def variables_of_options(self) -> dict[str, str]:
+        """Returns the variables that contain the values of options."""
+        given = self.job["given"]
         from_options = {
             "account": "SLURM_JOB_ACCOUNT",
             "qos": "SLURM_JOB_QOS",
@@ -123,12 +138,14 @@ class Stepd(Daemon):
             "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
             "gpus-per-node": "SLURM_GPUS_PER_NODE",
         }
-        found |= {variable: given[option] for option, variable in from_options.items() if option in given}
+        found = {variable: given[option] for option, variable in from_options.items() if option in given}
+        if "cpus-per-task" in given:
+            found["SLURM_TRES_PER_TASK"] = f"cpu={given['cpus-per-task']}"
         gpus = given.get("gpus-per-node", "").rpartition(":")[2]
         if gpus.isdecimal() and 0 < int(gpus) < 100:
             visible = ",".join(map(str, range(int(gpus))))
             found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_JOB_GPUS": visible, "CUDA_VISIBLE_DEVICES": visible}
-        return {**self.job["environment"], **found}
+        return found
 
     def variables_of_array(self, job_id: str) -> dict[str, str]:
         """Returns the variables that a task of a job array has; no variables for other jobs."""
@@ -158,13 +175,13 @@ class Stepd(Daemon):
                 self.warn(shell, target, name)
                 name = ""
             if self.job["end"] and now_s >= self.job["end"]:
-                self.stop(shell, err, " DUE TO TIME LIMIT")
+                self.stop(shell, err, "TIME LIMIT")
                 return self.unless_requeued("TIMEOUT")
             if self.delete_request.exists():
                 self.stop(shell, err, "")
                 return "CANCELLED"
             if self.rerun_request.exists():
-                self.stop(shell, err, " DUE TO JOB REQUEUE")
+                self.stop(shell, err, "JOB REQUEUE")
         return self.unless_requeued("")
 
     def unless_requeued(self, state: str) -> str:
@@ -185,11 +202,11 @@ class Stepd(Daemon):
 
     def stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
         """Ends the job with the message of slurmstepd, SIGTERM, and SIGKILL after KillWait."""
-        when = time.strftime("%Y-%m-%dT%H:%M:%S")
-        node = self.job["nodes"][0]
-        err.write(
-            f"slurmstepd: error: *** JOB {self.number} ON {node} CANCELLED AT {when}{why} ***\n".encode()
-        )
+        directories = controller.steps_directory(self.root).glob(f"{self.number}.*.*")
+        steps = [f"STEP {self.number}.{path.name.split('.')[1]}" for path in directories]
+        for what in (*steps, f"JOB {self.number}"):
+            line = controller.cancelled(self.settings, what, self.job["nodes"][0], why)
+            err.write(line.encode())
         self.end(shell, self.settings.kill_delay_s)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
