@@ -16,7 +16,8 @@ OTHERS = ("ddp_hpc.train.command", "ddp_hpc.export.command", "ddp_hpc.sample.com
 OTHERS += ("ddp_hpc.job.cli", "data_gen.cli.cli")
 # These packages name options of schedulers and launchers.
 SKIPPED = ("ddp_hpc/lint/", "ddp_hpc/rehearse/", "ddp_hpc/schedulers/")
-# Options of srun, mpiexec, torchrun, docker, nvidia-smi and of torchrun_endpoint, and the prefix `--no-`.
+# Options of sbatch, srun, mpiexec, torchrun, docker, nvidia-smi and of torchrun_endpoint, and the
+# prefix `--no-`.
 FOREIGN = {
     *(
         "--bind-to",
@@ -41,7 +42,7 @@ FOREIGN = {
     *("--no-kill", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--pmi", "--ppn", "--query-gpu"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rendezvous", "--shm-size", "--tasks-per-node", "--timeout-s"),
     *("--virtual-local-rank", "--nv", "--np", "--nrs", "--npernode", "--rs", "--tasks", "--switches"),
-    *("--rdzv-id", "--rdzv-conf", "--local-addr", "--max-restarts"),
+    *("--deadline", "--label", "--rdzv-id", "--rdzv-conf", "--local-addr", "--max-restarts"),
 }
 
 
