@@ -19,13 +19,14 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
+@click.option("--long", "is_long", is_flag=True, help="Without JOB, print all lines about each job.")
 @run_dir_option
 @click.argument("job", required=False)
-def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
+def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
-    Without JOB, the command shows the last job of the run in --run-dir, or of each run in the directory runs/
-    of the current directory.
+    Without JOB, the command prints one line about the last job of the run in --run-dir, or of each run in the
+    directory runs/ of the current directory. With --long, it prints as much as with JOB.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.
@@ -33,19 +34,24 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     \b
     Examples:
       ddp-hpc status
+      ddp-hpc status --long
       ddp-hpc status 1234
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs.job_report import last_jobs, report_job
+    from ddp_hpc.jobs.status_line import line_of
     from ddp_hpc.jobs.status_text import lines_of
 
+    here, is_long = Path.cwd(), is_long or job is not None
     verdict, found = "", []
     for one in [report_job(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
         else:  # print each job at once, since the next one needs a slow query of the scheduler
-            click.echo(("\n" if verdict else "") + "\n".join(lines_of(one)))
+            click.echo(
+                ("\n" if verdict else "") + "\n".join(lines_of(one)) if is_long else line_of(one, here)
+            )
         verdict = one.verdict
     if not verdict:
         raise RequestError(
