@@ -23,9 +23,9 @@ def line_of(report: JobReport, here: Path) -> str:
 def _fact(report: JobReport) -> str:
     job, ended = report.job, report.post_mortem
     if ended is not None:
-        return f"{ended.cause}: {ended.what}" + (
-            f"; job {report.next_job} resumes it" * bool(report.next_job)
-        )
+        cause = "" if ended.cause == report.verdict else f"{ended.cause}: "
+        next_job = f"; job {report.next_job} resumes the run" if report.next_job else ""
+        return f"{cause}{ended.what}{next_job}"
     if job is not None and job.phase == "waiting":
         return report.advice or job.reason
     warning = "warning, see --long" if report.warning else ""
