@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import click
 
+from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job, JobOptions, job_default, make_job, read_job_file, with_account
 
@@ -34,6 +35,7 @@ def _click_option(name: str) -> Callable[[F], F]:
         help=declared["help"] + (f"  [{default}]" if default else ""),
         type=int if kind == int | None else str,
         multiple=kind not in (int | None, str | None),
+        shell_complete=complete_profiles if name == "profile" else None,
     )
 
 

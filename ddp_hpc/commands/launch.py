@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, name_and_value
 from ddp_hpc.errors import RequestError
 
@@ -25,6 +26,7 @@ from ddp_hpc.errors import RequestError
 )
 @click.option(
     "--profile",
+    shell_complete=complete_profiles,
     metavar="NAME",
     help="Site profile; `ddp-hpc profiles list` lists the names.  [default: detected]",
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
@@ -21,7 +22,7 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
 @click.option("--long", "is_long", is_flag=True, help="Without JOB, print all lines about each job.")
 @run_dir_option
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
