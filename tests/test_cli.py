@@ -17,6 +17,7 @@ import pytest
 
 from ddp_hpc import __version__
 from ddp_hpc.cli import cli
+from ddp_hpc.request.job import JobOptions
 from tests.batch.conftest import ROOT, clean_environ, run_cli
 from tests.queue.test_ledger import make_run
 
@@ -209,6 +210,27 @@ def test_version_and_help_are_printed() -> None:
 def test_help_shows_the_examples_line_by_line() -> None:
     lines = run_cli("render", "--help").stdout.decode().splitlines()
     assert "    ddp-hpc render --step -o torchrun_script.sh" in lines
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        (["render"], "--output"),
+        (["submit"], "--dry-run"),
+        (["lint"], "--list"),
+        (["bench", "scaling"], "--dir"),
+    ],
+)
+def test_help_shows_the_options_of_a_job_in_sections(command: list[str], own: str) -> None:
+    text = run_cli(*command, "--help").stdout.decode()
+    parts = re.split(r"^([A-Z][a-z]+):$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert [*sections] == ["Job", "Scheduler", "Software", "Launcher", "Resuming", "Script", "Options"]
+    shown = {option: title for title in sections for option in re.findall(r"--[a-z-]+", sections[title])}
+    options = [f"--{name.replace('_', '-')}" for name in JobOptions.__dataclass_fields__ if name != "command"]
+    assert not [option for option in options if shown.get(option) == "Options"]
+    assert own in sections["Options"]
+    assert "[COMMAND]" not in sections["Options"], "COMMAND is an argument"
 
 
 def completed(words: str, **options: Any) -> list[str]:

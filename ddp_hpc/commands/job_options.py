@@ -51,6 +51,37 @@ _OPTIONS = {"profile": _click_option("profile"), "job_file": _JOB_FILE}
 _OPTIONS |= {name: _click_option(name) for name in _KINDS if name not in ("profile", "command")}
 
 
+# The sections of --help. Other options of a command are in the last section.
+_SECTIONS = {
+    "Job": ("profile job_file nodes ranks_per_node gpus_per_node cpus_per_node walltime name run_dir"),
+    "Scheduler": (
+        "queue qos account mem exclusive constraint reservation dependency array mail_user mail_type "
+        "filesystems directive"
+    ),
+    "Software": "setup conda_env python_env container after",
+    "Launcher": "launcher launcher_arg mpi env env_style min_nodes fallback",
+    "Resuming": "max_attempts requeue signal progress",
+    "Script": "template standalone",
+}
+
+
+class JobCommand(click.Command):
+    """A command with the options of a job, which --help shows in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options by section."""
+        section_of = {name: title for title, names in _SECTIONS.items() for name in names.split()}
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, "Options")}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):
+                found[section_of.get(parameter.name or "", "Options")].append(record)
+        for title, records in found.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
 def job_options(function: F) -> F:
     """Adds the options of `ddp-hpc render` to a command; `request_of` turns their values into a job."""
     return job_options_without()(function)
