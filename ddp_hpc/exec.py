@@ -1,7 +1,8 @@
 """`python -m ddp_hpc.exec PROGRAM`: runs an unchanged program as one rank under any launcher.
 
 It detects the world, exchanges rank 0's address with the other ranks, and replaces itself with the program.
-The program gets the variables that torchrun would set, so `init_process_group()` works unchanged.
+The program gets the variables that torchrun would set, so `init_process_group()` works unchanged. In a job
+with a supervisor, it remains as the parent of the program, and records how the program ends.
 """
 
 from __future__ import annotations
@@ -12,27 +13,26 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.discovery.listening_ports import listens, sockets_of
+from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
+from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
+from ddp_hpc.recorded_program import WATCH_LIMIT_S, Recording, end_like, run_recorded, watch_pause_s
 from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
-
-# How long to wait until the program opens a port. Importing torch can take several seconds, and reading a
-# model several minutes.
-_LISTEN_LIMIT_S = 300.0
-_POLL_S, _POLL_LATER_S, _LATER_S = 0.2, 2.0, 30.0
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Replaces this process with the program; on an error, prints one line and exits with its code."""
+    """Runs the program; on an error, prints one line and exits with its code."""
     program = sys.argv[1:] if argv is None else argv
     if program[:1] == ["--"]:
         program = program[1:]
     try:
-        replace_process(program, dict(os.environ))
+        run_program(program, dict(os.environ))
     except ReportedElsewhereError as error:
         sys.exit(error.exit_code)
     except DdpHpcError as error:
@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
-    """Replaces this process with the program. Collective: every rank must call this.
+def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
+    """Runs the program, and ends with its exit code. Collective: every rank must call this.
 
     Raises:
         RequestError: the program does not exist.
@@ -57,29 +57,46 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
         raise RequestError(
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
-    given = make_torchrun_environment(environ, _warn_if_no_process_group)
-    for ignored in (
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    ):  # Python ignores these signals, and the program would inherit that
-        signal.signal(ignored, signal.SIG_DFL)
+    met: list[tuple[World, int]] = []
+    given = make_torchrun_environment(environ, lambda world, port: met.append((world, port)))
+    environ = {**environ, **given}
+    watch = None
+    for world, port in met:
+        if world.rank == 0:
+            # mpiexec leaves some of its sockets open.
+            watch = SeparateRanks(world.world_size, port, sockets_of(os.getpid()), environ)
     try:
-        os.execve(path, program, {**environ, **given})  # noqa: S606 - an argv list
+        if (recording := _recording(environ)) is not None and given:
+            end_like(run_recorded(path, program, environ, recording, watch))
+        if watch is not None:
+            _watch_in_the_background(watch)
+        # Python ignores these signals, and the program would inherit that.
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(ignored, signal.SIG_DFL)
+        os.execve(path, program, environ)  # noqa: S606 - an argv list
     except OSError as error:
         raise RequestError(
             f"cannot start {path} ({error.strerror}); check that the file is an executable program"
         ) from None
 
 
-def _warn_if_no_process_group(world: World, port: int) -> None:
-    """Starts a process on rank 0 that prints a warning if the program of this rank does not open a port for
-    the other ranks.
+def _recording(environ: Mapping[str, str]) -> Recording | None:
+    """Returns how the end of this rank is recorded; None outside a job with a supervisor.
+
+    torchrun starts failed ranks again, so their ends say nothing about the job: only `given` variables, which
+    it does not need, lead to a record.
     """
-    if world.rank:
-        return
+    attempt, run_dir = environ.get("DDP_HPC_THIS_ATTEMPT", ""), environ.get("DDP_HPC_RUN_DIR", "")
+    if not attempt or not run_dir:
+        return None
+    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    return Recording(run_dir=Path(run_dir), attempt=attempt, rank=rank, world_size=world_size)
+
+
+def _watch_in_the_background(watch: SeparateRanks) -> None:
+    """Starts a process that watches this process, and prints a warning if its ranks work separately."""
     sys.stderr.flush()
     program = os.getpid()
-    inherited = sockets_of(program)  # mpiexec leaves some of its sockets open
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -90,31 +107,24 @@ def _warn_if_no_process_group(world: World, port: int) -> None:
         os.closerange(3, 4096)
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(sig, signal.SIG_IGN)
-        if not _listened_in_time(program, port, inherited):
-            text = (
-                f"[{short_hostname()}] warning: {world.world_size} ranks were started, but rank 0's program "
-                "has not opened a process group, so each rank may be training alone on the same data; call "
-                "torch.distributed.init_process_group() in the program (RANK, WORLD_SIZE and MASTER_ADDR are "
-                "set), or use --env-style none if the program needs no process group\n"
-            )
-            os.write(2, text.encode())
+        _watch(watch, program)
+        if watch.warning:
+            os.write(2, f"[{short_hostname()}] warning: {watch.warning}\n".encode())
     finally:
         os._exit(0)
 
 
-def _listened_in_time(program: int, port: int, inherited: set[str]) -> bool:
-    """Returns whether the program or its children listened on a port before its end and the time limit."""
+def _watch(watch: SeparateRanks, program: int) -> None:
+    """Watches the program until it has met the other ranks, until its end, or until the time limit."""
     try:
         ended = os.pidfd_open(program)
     except OSError:
-        return False
+        return
     begin_s = time.monotonic()
-    while (ran_s := time.monotonic() - begin_s) < _LISTEN_LIMIT_S:
-        if listens(program, port, inherited):
-            return True
-        if select.select([ended], [], [], _POLL_S if ran_s < _LATER_S else _POLL_LATER_S)[0]:
-            return False
-    return False
+    while (ran_s := time.monotonic() - begin_s) < WATCH_LIMIT_S and not watch.is_settled:
+        watch.look(program)
+        if select.select([ended], [], [], watch_pause_s(ran_s))[0]:
+            return
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import DdpHpcError
 
 if TYPE_CHECKING:
+    from ddp_hpc.jobs.array_report import ArrayReport
     from ddp_hpc.jobs.job_report import JobReport
     from ddp_hpc.schedulers.job_state import JobState
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 @run_dir_option
 @click.argument("job", shell_complete=complete_jobs)
 def command(job: str, only: bool, run_dir: Path | None) -> None:
-    """Cancel a job and, if it is part of a chain, the jobs that were queued to run after it.
+    """Cancel a job or a job array and, if it is part of a chain, the jobs that were queued to run after it.
 
     Prints the IDs of the cancelled jobs, the last job of the chain first. When a job whose script was written
     by ddp-hpc is cancelled, it saves its state and does not submit another job. If the job has already ended,
@@ -35,9 +37,13 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
       ddp-hpc cancel 1234
       ddp-hpc cancel 1234.pbs-srv --only
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.job_report import report_job, rest_of_chain
+    from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
+    from ddp_hpc.jobs.job_report import rest_of_chain
 
-    seen = report_job(job, run_dir)
+    seen = report_job_or_array(job, run_dir)
+    if isinstance(seen, ArrayReport):
+        _cancel_array(seen, run_dir)
+        return
     jobs: list[JobState] = []
     if seen.job is None or seen.job.phase == "ended":
         click.echo(_ended(seen.job_id, seen.job), err=True)
@@ -54,22 +60,54 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         raise DdpHpcError(refusals[-1])
 
 
+def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
+    """Cancels all tasks of a job array that have not ended, with one request.
+
+    Raises:
+        DdpHpcError: the scheduler refuses to cancel them.
+    """
+    from ddp_hpc.jobs.array_report import run_dir_of_task
+
+    tasks = array.live_tasks
+    if not tasks:
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
+        click.echo(f"all tasks of job {array.job_id} have already ended ({counts})", err=True)
+        return
+    recorded = {one.job_id: found for one in tasks if (found := run_dir_of_task(one, run_dir)) is not None}
+    for job_id, found in recorded.items():
+        _record(job_id, found)
+    if refusal := _cancel(replace(tasks[0], job_id=array.job_id)):
+        _forget(recorded)
+        raise DdpHpcError(refusal)
+
+
+def _record(job_id: str, run_dir: Path) -> None:
+    from ddp_hpc.jobs.submission_ledger import record_cancelled
+
+    try:
+        record_cancelled(run_dir, job_id)
+    except DdpHpcError as error:
+        click.echo(f"warning: {error}; check whether the job submits a successor", err=True)
+
+
+def _forget(recorded: dict[str, Path]) -> None:
+    from ddp_hpc.jobs.submission_ledger import forget_cancelled
+
+    for job_id, run_dir in recorded.items():
+        forget_cancelled(run_dir, job_id)
+
+
 def _record_and_cancel(job: JobState, run_dir: str) -> str:
     """Cancels a job and records that in its run directory; returns an error message, empty on success.
 
     Without this record, the job script would submit a successor, because it receives the same signal at the
     end of the walltime.
     """
-    from ddp_hpc.jobs.submission_ledger import forget_cancelled, record_cancelled
-
     if not run_dir:
         return _cancel(job)
-    try:
-        record_cancelled(Path(run_dir), job.job_id)
-    except DdpHpcError as error:
-        click.echo(f"warning: {error}; check whether the job submits a successor", err=True)
+    _record(job.job_id, Path(run_dir))
     if refusal := _cancel(job):
-        forget_cancelled(Path(run_dir), job.job_id)
+        _forget({job.job_id: Path(run_dir)})
     return refusal
 
 
@@ -93,7 +131,7 @@ def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
 
 def _cancel(job: JobState) -> str:
     """Cancels a job and prints its ID; returns an error message, empty if the job has meanwhile ended."""
-    from ddp_hpc.schedulers.client import read_job
+    from ddp_hpc.schedulers.client import read_jobs
     from ddp_hpc.schedulers.registry import SCHEDULERS
 
     named = f"job {job.job_id} of {job.owner}"
@@ -105,9 +143,9 @@ def _cancel(job: JobState) -> str:
         click.echo(job.job_id)
         return ""
     with suppress(DdpHpcError):
-        now = read_job(job.job_id)
-        if now is None or now.phase == "ended":
-            click.echo(_ended(job.job_id, now), err=True)
+        now = read_jobs(job.job_id)
+        if all(one.phase == "ended" for one in now):
+            click.echo(_ended(job.job_id, now[0] if now else None), err=True)
             return ""
     return f"{refused} ({named} was not cancelled); only its owner or the site can cancel it"
 

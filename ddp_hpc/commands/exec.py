@@ -17,6 +17,8 @@ def command(program: tuple[str, ...]) -> None:
     torchrun, and replaces itself with PROGRAM. In PROGRAM, init_process_group(), Lightning, Accelerate and
     the Hugging Face Trainer then work without changes. The command does not initialize MPI.
 
+    In a job with the supervisor of ddp-hpc, it remains as the parent of PROGRAM and records its exit code.
+
     \b
     Examples:
       mpiexec -n 4 ddp-hpc exec -- python train.py

@@ -101,7 +101,12 @@ def job_options_without(*names: str) -> Callable[[F], F]:
 
 def given_options(options: dict[str, Any]) -> list[str]:
     """Returns the options that the user has given, spelled as on the command line."""
-    return [f"--{name.removesuffix('_file').replace('_', '-')}" for name, value in options.items() if value]
+    return [
+        f"--{name.removesuffix('_file').replace('_', '-')}"
+        for name, value in options.items()
+        # 0 GPUs per node is a request.
+        if value or type(value) is int
+    ]
 
 
 def request_of(options: dict[str, Any]) -> tuple[Job, Site]:

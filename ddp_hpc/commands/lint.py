@@ -124,8 +124,14 @@ def _lint_scripts(
         name, text = click.format_filename(script), read_script(script)
         # A script is usually submitted from its own directory.
         here = Path.cwd() if script.resolve().parent == Path.cwd() else None
+        site = site_of(text, profile)
         of_script = lint.lint_script(
-            text, site_of(text, profile), directory=here, select=select, ignore=ignore
+            text,
+            site,
+            directory=here,
+            installed_version=lint.installed_version_for(text, site),
+            select=select,
+            ignore=ignore,
         )
         of_script += lint.ask_sbatch(script) if test else []
         if not lint.has_directives(text):
@@ -145,7 +151,8 @@ def _lint_options(request: dict[str, Any], *, test: bool) -> list[tuple[str, Lin
         raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
     if not given_options(request):
         raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
-    return [(_REQUEST, one) for one in lint.lint_request(*request_of(request), select=select, ignore=ignore)]
+    found = lint.lint_request(*request_of(request), directory=Path.cwd(), select=select, ignore=ignore)
+    return [(_REQUEST, one) for one in found]
 
 
 def read_script(path: Path) -> str:

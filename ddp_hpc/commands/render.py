@@ -46,7 +46,7 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
       ddp-hpc render --step -o torchrun_script.sh
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.render import render_script as scripts
-    from ddp_hpc.render.rejection_warnings import advice
+    from ddp_hpc.render.rejection_warnings import advice, never_resumed
 
     if step:
         if given := given_options(options):
@@ -57,8 +57,8 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
         text = scripts.render_step()
     else:
         job, site = request_of(options)
-        text = scripts.render(job, site)
-        for line in advice(job, site):
+        text = scripts.render(job, site, Path.cwd())
+        for line in filter(None, [*advice(job, site), never_resumed(job, site, Path.cwd())]):
             click.echo(f"warning: {line}", err=True)
     if output is None or str(output) == "-":
         sys.stdout.buffer.write(scripts.script_bytes(text))

@@ -160,11 +160,15 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         job, site = request_of(request)
         job = with_own_environment(job, here, os.environ)
         _note(explain(job.python_env, os.environ))
-        text = render(job, site)
+        text = render(job, site, here)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
         submission = submit_module.submission_of_request(text, site.scheduler, here)
-        return submission, lint.lint_script(text, site, num_nodes=job.num_nodes)
+        version = lint.installed_version_for(text, site)
+        found = lint.lint_script(
+            text, site, num_nodes=job.num_nodes, directory=here, installed_version=version
+        )
+        return submission, found
     profile, account = request.pop("profile"), request.pop("account") or ""
     arguments, asked = request.pop("command"), _overrides(request)
     if given := given_options(request):
@@ -180,11 +184,12 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         text, script, here, account=account, asked=asked, arguments=arguments, site=site_or_none
     )
     _note(explain(submission.python_env, os.environ, is_passed=True))
+    version = lint.installed_version_for(text, site_or_none)
     linted, added = submit_module.as_linted(submission, asked, site_or_none)
     found = [
         # Lines after the added directives have different line numbers in the user's file.
         replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
-        for one in lint.lint_script(linted, site_or_none, directory=Path.cwd())
+        for one in lint.lint_script(linted, site_or_none, directory=Path.cwd(), installed_version=version)
         if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
     ]
     return submission, found

@@ -34,16 +34,23 @@ def tcp_sockets(tables: Path) -> Iterator[list[str]]:
                     yield fields
 
 
-def listens(pid: int, port: int, inherited: set[str]) -> bool:
-    """Returns whether any process listens on `port`, or process `pid` listens on any other port.
+def listens(port: int, tables: Path) -> bool:
+    """Returns whether any process listens on `port`, according to a directory such as /proc/PID/net."""
+    return any(_port(fields) == port for fields in _listening(tables))
+
+
+def listens_elsewhere(pid: int, inherited: set[str]) -> bool:
+    """Returns whether process `pid` listens on any port.
 
     `inherited` contains the inode numbers of sockets of the process that do not count.
     """
-    inodes = set()
-    for fields in tcp_sockets(Path(f"/proc/{pid}/net")):
-        if fields[3] == _LISTEN:
-            if int(fields[1].rpartition(":")[2], 16) == port:
-                return True
-            inodes.add(fields[9])
-    inodes -= inherited
+    inodes = {fields[9] for fields in _listening(Path(f"/proc/{pid}/net"))} - inherited
     return bool(inodes and inodes & sockets_of(pid))
+
+
+def _listening(tables: Path) -> Iterator[list[str]]:
+    return (fields for fields in tcp_sockets(tables) if fields[3] == _LISTEN)
+
+
+def _port(fields: list[str]) -> int:
+    return int(fields[1].rpartition(":")[2], 16)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from ddp_hpc.discovery.lost_rank_grace import LostRankGrace
 from ddp_hpc.errors import LaunchError, RendezvousError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ A = TypeVar("A")
 
 _POLL_S = 0.002
 _FINALIZE_ANSWER_S = 2.0  # Hydra's proxy usually answers within a millisecond
+# Slurm's PMI-1 server, which does not kill the other ranks, does not set this variable.
+_OF_HYDRA = "PMI_HOSTNAME"
+_lost_rank_grace: list[LostRankGrace] = []
 
 
 class Comm(Protocol):
@@ -214,6 +218,8 @@ def finalize_mpi(*, then_exits: bool = False) -> None:
     module.Finalize()
     if manager is not None:
         _report_finalize(*manager)
+    for grace in _lost_rank_grace:
+        grace.end()
 
 
 def _active_mpi() -> Any:
@@ -292,6 +298,8 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
             # Otherwise mpi4py could warn on every rank about mixed MPIs, which `discover` reports once.
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if (manager := _process_manager()) is not None and _OF_HYDRA in os.environ:
+            _lost_rank_grace.append(LostRankGrace(manager[0]))
     return MpiComm(MPI.COMM_WORLD)
 
 

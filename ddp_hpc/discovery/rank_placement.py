@@ -7,6 +7,7 @@ left out, and no check depends on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from ddp_hpc.discovery.hostlist import expand_counts
 from ddp_hpc.discovery.launcher_environment import Environ
+from ddp_hpc.discovery.open_files import file_limit
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import LaunchError
 
@@ -61,6 +63,7 @@ class RankPlace:
     """The number of CPUs that the scheduler gave the job on this node, if known."""
     omp_num_threads: str
     versions: dict[str, str] = field(default_factory=dict)
+    max_open_files: int | None = None
 
 
 def own_place(
@@ -71,7 +74,7 @@ def own_place(
     environ: Environ,
     sysfs: Path = SYSFS,
 ) -> RankPlace:
-    """Returns this rank's row of the placement table, given its CPUs. Not collective: reads only sysfs."""
+    """Returns this rank's row of the placement table, given its CPUs. Not collective."""
     attached = sysfs / "bus/pci/devices" / device.pci if device.pci else None
     numa = _number(attached / "numa_node") if attached else None
     has_numa = numa is not None and numa >= 0  # it is -1 if the firmware does not report it
@@ -92,6 +95,7 @@ def own_place(
         allotted_cpus=_allotted_cpus(environ),
         omp_num_threads=environ.get("OMP_NUM_THREADS", ""),
         versions=versions,
+        max_open_files=None if (limit := file_limit()) == math.inf else int(limit),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from ddp_hpc.jobs.launcher_messages import RankMessage, begin_after_requeue, failed_rank, without_them
+from ddp_hpc.rank_ends import RankEnd
 
 _MAX_LINES = 12
 _MAX_CHARS = 300
@@ -16,64 +18,50 @@ _ATTEMPT_START = re.compile(
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
 # Messages of ddp_hpc.train: the first rank that fails prints its error, which can name another rank.
-_TRAINER = re.compile(r"^\[(?:rank ([0-9]+)/[0-9]+ )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
+_TRAINER = re.compile(r"^\[(?:rank ([0-9]+)(?:/[0-9]+)? )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
 _OTHER_RANK = re.compile(r"(?:^error: |lost contact with )rank ([0-9]+) on ([A-Za-z0-9_.-]+)")
-# Messages of srun. Tasks that srun ended after the failure of another task are reported as `Terminated`.
-_SRUN = re.compile(
-    r"^srun: error: ([^\s:]+): tasks? ([0-9]+)[0-9,-]*: (?!Terminated|running)(.*)", re.MULTILINE
-)
-_NODE = re.compile(r"^srun: error: Node failure on ([^\s,]+)", re.MULTILINE)
-# Messages of HPE's mpiexec (PALS), Open MPI, and Hydra, which does not report the rank.
-_PALS = re.compile(r"^([A-Za-z0-9_.-]+): rank ([0-9]+) ((?:exited|died) .*)", re.MULTILINE)
-_OPEN_MPI = re.compile(r"process rank ([0-9]+) with PID [0-9]+ on node (\S+) exited (.*)")
-_HYDRA = re.compile(r"^=   PID [0-9]+ RUNNING AT (\S+)\n=   (EXIT CODE: [0-9]+)", re.MULTILINE)
-# The table that torchrun prints.
-_TORCHRUN = re.compile(
-    r"Root Cause \(first observed failure\):\n\[[0-9]+\]:\n(?:.*\n)??  host +: (\S+)\n  rank +: ([0-9]+) .*\n"
-    r"  (exitcode +: .*)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first failure of a job. `rank` is None if only the host is known; `lines` are lines of the log."""
+    """The first failure of a job. `rank` is None if only the host is known; `lines` are lines of the log.
+
+    `exit_code` is that of the rank, 128 + the number of its signal; None if it is unknown.
+    """
 
     rank: int | None
     host: str
     lines: tuple[str, ...]
+    exit_code: int | None = None
 
 
 def last_attempt(log: str) -> str:
     """Returns the part of a log that was written since the last start of the job or of its ranks."""
     starts = [match.start() for match in _ATTEMPT_START.finditer(log)]
-    return log[starts[-1] :] if starts else log
+    return log[max(begin_after_requeue(log), *starts[-1:], 0) :]
 
 
-def first_failure(log: str) -> Failure | None:
+def first_failure(log: str, recorded: RankEnd | None = None) -> Failure | None:
     """Returns the first failure, from the most reliable message in the log; None if there is no such
     message.
+
+    `recorded` is the end of the first rank that failed, if `ddp-hpc exec` has recorded it.
     """
-    if match := _TRAINER.search(log):
-        rank, host, message = match[1], match[2], match[3]
-        if other := _OTHER_RANK.search(message):
+    own = without_them(log)
+    if match := _TRAINER.search(own):
+        rank, host, text = match[1], match[2], match[3]
+        if other := _OTHER_RANK.search(text):
             rank, host = other[1], other[2]
-        return _failure(rank, host, _block(log, match.start()))
-    launchers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], tuple[str | None, str]]]] = [
-        (_TORCHRUN, lambda m: (m[2], m[1])),
-        (_NODE, lambda m: (None, m[1])),
-        (_SRUN, lambda m: (m[2], m[1])),
-        (_PALS, lambda m: (m[2], m[1])),
-        (_OPEN_MPI, lambda m: (m[1], m[2])),
-        (_HYDRA, lambda m: (None, m[1])),
-    ]
-    for pattern, rank_and_host in launchers:
-        if match := pattern.search(log):
-            trace = _TRACEBACK.search(log, 0, match.start())
-            message = " ".join(match[0].splitlines()[-1].split())
-            lines = _block(log, trace.start()) if trace else _lines_before(log, match.start())
-            return _failure(*rank_and_host(match), [*lines, message])
-    if trace := _TRACEBACK.search(log):
-        return Failure(rank=None, host="", lines=tuple(_block(log, trace.start())))
+        lines = _block(own, match.start())
+        return Failure(rank=int(rank) if rank else None, host=host, lines=tuple(lines))
+    message = failed_rank(log)
+    if recorded is not None:
+        message = _of_rank(recorded, message)
+    if message is not None:
+        lines = [*_lines_about(log, own, message), *([message.text] if message.text else [])]
+        return Failure(rank=message.rank, host=message.host, lines=tuple(lines), exit_code=message.exit_code)
+    if trace := _TRACEBACK.search(own):
+        return Failure(rank=None, host="", lines=tuple(_block(own, trace.start())))
     return None
 
 
@@ -82,8 +70,25 @@ def last_lines(log: str) -> tuple[str, ...]:
     return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-5:])
 
 
-def _failure(rank: str | None, host: str, lines: list[str]) -> Failure:
-    return Failure(rank=int(rank) if rank else None, host=host, lines=tuple(lines))
+def _of_rank(end: RankEnd, message: RankMessage | None) -> RankMessage:
+    """Returns the launcher's message if it is about the rank that failed first, otherwise its record."""
+    if message is not None and message.rank == end.rank:
+        return replace(message, host=message.host or end.host, exit_code=end.exit_code)
+    how = end.reason or f"exit code {end.exit_code}"
+    return RankMessage(
+        rank=end.rank,
+        host=end.host,
+        exit_code=end.exit_code,
+        text=f"rank {end.rank} on {end.host}: {how}",
+        start=message.start if message is not None else -1,
+    )
+
+
+def _lines_about(log: str, own: str, message: RankMessage) -> list[str]:
+    """Returns the traceback of the rank, or the last lines before the launcher's message."""
+    before = without_them(log[: message.start]) if message.start >= 0 else own
+    trace = _TRACEBACK.search(before) or _TRACEBACK.match(own, len(before))
+    return _block(own, trace.start()) if trace else _lines_before(before)
 
 
 def _block(log: str, start: int) -> list[str]:
@@ -99,5 +104,5 @@ def _block(log: str, start: int) -> list[str]:
     return [line[:_MAX_CHARS] for line in shown]
 
 
-def _lines_before(log: str, end: int) -> list[str]:
-    return [line[:_MAX_CHARS] for line in log[:end].splitlines()[-_NUM_LINES_BEFORE:] if line.strip()]
+def _lines_before(before: str) -> list[str]:
+    return [line[:_MAX_CHARS] for line in before.splitlines()[-_NUM_LINES_BEFORE:] if line.strip()]

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
 from ddp_hpc.jobs.job_report import JobReport, UnknownJobError, report_job
-from ddp_hpc.jobs.log_files import Reader, is_plain
+from ddp_hpc.jobs.log_files import Reader, is_plain, log_paths
 from ddp_hpc.text_table import printable
 
 # The log file is read at this interval.
@@ -25,18 +26,42 @@ Notify = Callable[[str], None]
 
 
 def show(job_id: str, run_dir: Path | None, write: Write) -> None:
-    """Writes the current content of the log.
+    """Writes the current content of the log, or of the logs of all tasks of a job array.
 
     Raises:
         DdpHpcError: there is no log; the message gives the reason.
     """
-    report = report_job(job_id, run_dir)
-    paths = [Path(path) for path in report.logs]
+    found = report_job_or_array(job_id, run_dir)
+    if isinstance(found, ArrayReport):
+        _show_array(found, write)
+    else:
+        _show(found, write)
+
+
+def _show(found: JobReport, write: Write) -> None:
+    paths = [Path(path) for path in found.logs]
     if not any(map(is_plain, paths)):
-        raise DdpHpcError(_why_no_log(report))
+        raise DdpHpcError(_why_no_log(found))
     for path in paths:
-        for chunk in Reader(path).new():
-            write(chunk)
+        _copy(path, write)
+
+
+def _show_array(array: ArrayReport, write: Write) -> None:
+    """Writes the logs of all tasks, each after a line with its path, as head and tail do."""
+    paths = list(dict.fromkeys(path for task in array.tasks for path in log_paths(task) if is_plain(path)))
+    if not paths:
+        raise DdpHpcError(
+            f"no task of job {array.job_id} has a log in {array.tasks[0].work_dir or 'its directory'}; "
+            f"for details: ddp-hpc status {array.job_id}"
+        )
+    for number, path in enumerate(paths):
+        write(f"{'' if number == 0 else chr(10)}==> {path} <==\n".encode("utf-8", "surrogateescape"))
+        _copy(path, write)
+
+
+def _copy(path: Path, write: Write) -> None:
+    for chunk in Reader(path).new():
+        write(chunk)
 
 
 def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> None:

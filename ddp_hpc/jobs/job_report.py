@@ -15,9 +15,13 @@ from ddp_hpc.jobs.first_failure import last_attempt
 from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.resumption_of_script import resumption_of_script
+from ddp_hpc.rank_ends import first_failure
+from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job
-from ddp_hpc.schedulers.job_state import JobState, check_job_id, same_job
+from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
 
 # The scheduler is queried once per run, so this limits the number of queries.
 _MAX_RUNS = 20
@@ -58,11 +62,21 @@ def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
 
     Raises:
         UnknownJobError: neither the scheduler nor a run directory knows the job.
-        RequestError: the id is invalid, or `run_dir` does not exist.
+        RequestError: the id is invalid or that of an array, or `run_dir` does not exist.
         DdpHpcError: the scheduler does not answer.
     """
-    _check_run_dir(run_dir)
-    job = read_job(check_job_id(job_id))
+    check_run_dir(run_dir)
+    return report_known(job_id, read_job(check_job_id(job_id)), run_dir)
+
+
+def report_known(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
+    """Returns the current status of a job, like `report_job`. `job` is its state in the scheduler.
+
+    Raises:
+        UnknownJobError: neither the scheduler nor a run directory knows the job.
+    """
+    if job is not None and SLUID.fullmatch(job_id):
+        job_id = job.job_id
     run_dir = run_dir or ledger.find_run_dir(job_id, job, Path.cwd())
     if job is None and run_dir is None:
         raise UnknownJobError(
@@ -91,7 +105,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     running = job is not None and job.phase == "running"
     return JobReport(
         job_id=job.job_id if job else job_id,
-        verdict=_verdict(job, state),
+        verdict=verdict_of(job, state),
         job=job,
         run_dir=str(run_dir) if run_dir else "",
         submission=submission,
@@ -103,10 +117,34 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         log_age_s=age_s(paths, time.time()) if running else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
         warning=warning_in(read_head(paths) + log),
-        post_mortem=examine(job, state, log, next_job, starts[-1].first_step if starts and is_last else 0)
-        if job
-        else None,
+        post_mortem=_post_mortem(
+            job, state, log, next_job, run_dir, starts[-1] if starts and is_last else None
+        ),
     )
+
+
+def _post_mortem(
+    job: JobState | None,
+    state: RunState | None,
+    log: str,
+    next_job: str,
+    run_dir: Path | None,
+    start: ledger.Attempt | None,
+) -> PostMortem | None:
+    """`start` is the last attempt of the run; None if it belongs to another job."""
+    if job is None:
+        return None
+    recorded = first_failure(run_dir, start.key.partition("@")[0]) if run_dir and start else None
+    first_step = start.first_step if start else 0
+    return examine(job, state, log, next_job, first_step, recorded, _resumption(run_dir, job))
+
+
+def _resumption(run_dir: Path | None, job: JobState) -> Resumption | None:
+    """Returns how the program of a job is resumed; None if its script is unknown or not of ddp-hpc."""
+    if run_dir is None or not job.work_dir:
+        return None
+    text = ledger.last_script(run_dir, ledger.submissions(run_dir))
+    return resumption_of_script(parse_script(text), Path(job.work_dir))
 
 
 def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
@@ -152,24 +190,24 @@ def _next_job(run_dir: Path | None, job_id: str, starts: tuple[ledger.Attempt, .
     return "" if found in seen else found
 
 
-def _check_run_dir(run_dir: Path | None) -> None:
+def check_run_dir(run_dir: Path | None) -> None:
+    """Raises RequestError if `run_dir` is not a directory."""
     if run_dir is not None and not os.path.isdir(run_dir):  # noqa: PTH112 - is_dir raises PermissionError
         raise RequestError(
             f"--run-dir {run_dir} is not a readable directory; give the run directory of the job"
         )
 
 
-def _verdict(job: JobState | None, state: RunState | None) -> str:
+def verdict_of(job: JobState | None, state: RunState | None) -> str:
+    """Returns the verdict of `JobReport`, from the scheduler's state of the job and the state of its run."""
     final = state.state if state and state.state != "running" else ""
     if job is None:
         return final or "unknown"
     if job.phase != "ended":
         return job.phase
-    if job.end == "done":
-        return "done"
-    if job.exit_code == EXIT_REQUEUE or final == "requeue":
-        return "requeue"
-    return "cancelled" if job.end == "cancelled" else "failed"
+    if job.end in ("done", "cancelled"):
+        return job.end
+    return "requeue" if job.exit_code == EXIT_REQUEUE or final == "requeue" else "failed"
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:
@@ -212,7 +250,7 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
         RequestError: `run_dir` does not exist.
         DdpHpcError: the scheduler does not answer.
     """
-    _check_run_dir(run_dir)
+    check_run_dir(run_dir)
     run_dirs = [run_dir] if run_dir is not None else ledger.runs_in(Path.cwd())[-_MAX_RUNS:]
     for one in run_dirs:
         if jobs := ledger.job_ids(one):

@@ -7,20 +7,19 @@ import signal
 from dataclasses import dataclass
 
 from ddp_hpc.errors import EXIT_REQUEUE
+from ddp_hpc.jobs import launcher_messages
 from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
+from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
 from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.units import format_walltime
 
 # Causes that only the log shows, since the script ends with an ordinary exit code even if the kernel killed a
-# task for lack of memory. Messages of Slurm 22.05 and OpenPBS 23.06.
+# task for lack of memory.
 _IN_LOG = (
-    ("walltime", re.compile(r"DUE TO TIME LIMIT|=>> PBS: job killed: walltime")),
-    # The messages for mem and vmem are in OpenPBS's resmom/linux/mom_mach.c.
-    ("memory", re.compile(r"oom-kill event|: Out Of Memory$|=>> PBS: job killed: v?mem", re.MULTILINE)),
-    ("node", re.compile(r"Node failure on |DUE TO NODE FAILURE")),
-    ("preempted", re.compile(r"DUE TO PREEMPTION")),
+    *launcher_messages.CAUSES,
     # PyTorch's allocators print these messages. Since PyTorch 2.5, the exception is torch.OutOfMemoryError.
     ("gpu memory", re.compile(r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: ")),
     ("memory", re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b", re.MULTILINE)),
@@ -40,7 +39,7 @@ _TRAINED_ALONE = re.compile(
     r"([0-9]+ ranks were started, but rank 0's program has not opened a process group.*)",
     re.MULTILINE,
 )
-_TERMINATED = ("walltime", "cancelled", "preempted")
+_TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
 _LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher exited with code ")
 _ERROR = re.compile(r"^\[[^]]*\] error: ")
 # Slurm gives this reason for every job with a non-zero exit code.
@@ -68,6 +67,7 @@ _REMEDIES = {
         "check that the directory of its log exists and is writable, and that the script's interpreter "
         "exists; then submit it again"
     ),
+    "deadline": "submit it again with a later --deadline or without one",
     "dropped": "submit it again without the dependency, or after a job that ddp-hpc status knows",
     "failed": "fix the error shown above, then submit it again",
     "requeue": "submit the script again",
@@ -101,22 +101,29 @@ class PostMortem:
 
 
 def examine(
-    job: JobState, state: RunState | None, log: str, next_job: str, first_step: int = 0
+    job: JobState,
+    state: RunState | None,
+    log: str,
+    next_job: str,
+    first_step: int = 0,
+    recorded: RankEnd | None = None,
+    resumption: Resumption | None = None,
 ) -> PostMortem | None:
     """Returns the reason why a job failed; None if it succeeded or has not ended.
 
     `state` is the content of the state file; None if another job has written it. `first_step` is the step
-    after which the job resumed the run.
+    after which the job resumed the run, and `recorded` the end of the first rank that failed, if it is known.
+    `resumption` is how its program is resumed; None if it is not a script of ddp-hpc.
     """
     if job.phase != "ended" or job.end == "done":
         return None
     own = last_attempt(log)
     cause = _cause(job, own)
     # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
-    failure = first_failure(own) if cause not in _TERMINATED else None
+    failure = first_failure(own, recorded) if cause not in _TERMINATED else None
     lost_ranks = cause == "requeue" and _has_lost_ranks(own, failure, state)
     reasons = (
-        _how(job, cause, lost_ranks=lost_ranks),
+        _how(job, cause, failure, lost_ranks=lost_ranks),
         job.reason.removeprefix(_NO_REASON),
         state.reason if state else "",
     )
@@ -128,7 +135,9 @@ def examine(
         rank=failure.rank if failure else None,
         host=failure.host if failure else "",
         lines=lines,
-        remedy=_remedy(cause, job, state or RunState("running", first_step, ""), failure, next_job),
+        remedy=_remedy(
+            cause, job, state or RunState("running", first_step, ""), failure, next_job, resumption
+        ),
     )
 
 
@@ -153,7 +162,7 @@ def advice_while_waiting(job: JobState) -> str:
 
 
 def _cause(job: JobState, log: str) -> str:
-    if job.exit_code == EXIT_REQUEUE:
+    if job.exit_code == EXIT_REQUEUE and job.end != "cancelled":
         return "requeue"
     if job.end != "failed":
         return job.end
@@ -170,7 +179,7 @@ def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -
     )
 
 
-def _how(job: JobState, cause: str, *, lost_ranks: bool = False) -> str:
+def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool = False) -> str:
     if cause == "walltime":
         limit = f" of {format_walltime(job.walltime_s)}" if job.walltime_s else ""
         return f"it reached its walltime{limit}"
@@ -186,29 +195,44 @@ def _how(job: JobState, cause: str, *, lost_ranks: bool = False) -> str:
         "preempted": "it was preempted by another job",
         "cancelled": "it was cancelled",
         "not started": "it could not be started",
+        "deadline": "its --deadline has passed",
         "dropped": "PBS dropped it without a message, and it never ran",
     }
-    return ", ".join(filter(None, (texts.get(cause, ""), _code(job))))
+    if cause == "deadline":
+        return texts[cause]  # Slurm sets an exit code although the job did not run
+    code, number = job.exit_code, job.signal
+    if cause == "failed" and failure is not None and failure.exit_code is not None:
+        # The exit code of the job can be that of a rank that was terminated because of this failure.
+        code, number = failure.exit_code, None
+    return ", ".join(filter(None, (texts.get(cause, ""), _code(code, number))))
 
 
-def _code(job: JobState) -> str:
-    if job.signal:
+def _code(code: int | None, number: int | None) -> str:
+    if number:
         try:
-            return f"killed by {signal.Signals(job.signal).name}"
+            return f"killed by {signal.Signals(number).name}"
         except ValueError:
             return ""  # such as 125, with which Slurm reports that a job ran out of memory
-    if not job.exit_code:
+    if not code:
         return ""
-    number = job.exit_code - 128
-    by_signal = signal.Signals(number).name if number in list(signal.Signals) else ""
-    known = _SHELL.get(job.exit_code, by_signal)
-    return f"exit code {job.exit_code}" + (f" ({known})" if known else "")
+    by_signal = signal.Signals(code - 128).name if code - 128 in list(signal.Signals) else ""
+    known = _SHELL.get(code, by_signal)
+    return f"exit code {code}" + (f" ({known})" if known else "")
 
 
-def _remedy(cause: str, job: JobState, state: RunState, failure: Failure | None, next_job: str) -> str:
+def _remedy(
+    cause: str,
+    job: JobState,
+    state: RunState,
+    failure: Failure | None,
+    next_job: str,
+    resumption: Resumption | None,
+) -> str:
     if next_job and cause != "failed":
         return f"none: job {next_job} resumes the run"
     text = _REMEDIES[cause]
+    if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
+        text = f"increase --walltime; {HOW_TO_RESUME}"
     if cause == "node" and failure and (command := SCHEDULERS[job.scheduler].exclude_host(failure.host)):
         text += f" ({command})"
     if state.state != "done" and state.step:

@@ -28,6 +28,8 @@ def _fact(report: JobReport) -> str:
         return f"{cause}{ended.what}{next_job}"
     if job is not None and job.phase == "waiting":
         return report.advice or job.reason
+    if job is None and report.verdict == "unknown":
+        return "the scheduler no longer knows the job"
     warning = "warning, see --long" if report.warning else ""
     return ", ".join(filter(None, (_step(report), _time(report), warning)))
 

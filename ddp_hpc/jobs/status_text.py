@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from ddp_hpc.jobs.array_report import ArrayReport
 from ddp_hpc.jobs.job_report import JobReport
 from ddp_hpc.jobs.post_mortem import PostMortem
 from ddp_hpc.text_table import printable
 from ddp_hpc.units import format_walltime
 
 _MAX_ATTEMPTS = 5
+_LINES_PER_TASK = 2
 
 
 def lines_of(report: JobReport) -> Iterator[str]:
@@ -20,6 +22,22 @@ def lines_of(report: JobReport) -> Iterator[str]:
             yield f"{label:<10}{printable(text)}"
     if report.post_mortem is not None:
         yield from _ended(report.post_mortem)
+
+
+def lines_of_array(array: ArrayReport) -> Iterator[str]:
+    """Yields the lines of the report on a job array: the number of tasks by state, and the failed tasks."""
+    named = f" ({array.name} of {array.owner})" if array.name else ""
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
+    yield f"{'job':<10}{printable(f'{array.job_id}{named}: {array.verdict}')}"
+    yield f"{'tasks':<10}{counts}"
+    for one in array.problems:
+        if found := one.post_mortem:
+            yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"
+            yield from (f"  | {printable(line)}" for line in found.lines[-_LINES_PER_TASK:])
+    if more := array.num_problems - len(array.problems):
+        yield f"{'':<10}and {more} more"
+    if array.problems:
+        yield f"{'details':<10}ddp-hpc status {array.problems[0].job_id}"
 
 
 def _facts(report: JobReport) -> Iterator[tuple[str, str]]:

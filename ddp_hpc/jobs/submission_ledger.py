@@ -22,12 +22,16 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs.log_files import is_plain
-from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
+from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script, read_script
+from ddp_hpc.request.program import Program, program_of
+from ddp_hpc.run_state import read_state
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED, RESUME = "submitted", "attempts", "cancelled", "resume"
+JOB = "job.sh"
+"""The copy of the script of the last job that has started."""
 # Enough for thousands of starts. If a file is larger, only its end is read.
 _MAX_BYTES = 4 * 1024 * 1024
 # About 30,000 years; functions of the module `time` fail for larger values.
@@ -248,6 +252,45 @@ def run_dir_in(text: str, work_dir: Path) -> Path | None:
         return None
     value = re.sub(r"^\$(?:PWD|\{PWD\})(?=/|$)", lambda _: str(work_dir), assigned)
     return Path(value) if value.startswith("/") and not re.search(r"[$`\0]", value) else None
+
+
+def last_script(run_dir: Path, submitted: Sequence[SubmissionRecord]) -> str:
+    """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
+    paths = [(one.at_s, Path(one.script)) for one in submitted]
+    started = run_dir / JOB
+    with suppress(OSError):
+        paths.append((int(started.stat().st_mtime), started))
+    for _, path in sorted(paths, reverse=True):
+        with suppress(OSError, RequestError):
+            return read_script(path, str(path))
+    return ""
+
+
+def check_program(run_dir: Path, before: str, now: str, remedy: str) -> None:
+    """Checks that the run in a directory is one of the program that the script `now` starts.
+
+    `before` is the script of the last job of the run. A run that has failed without a snapshot leaves nothing
+    that another program could overwrite.
+
+    Raises:
+        RequestError: the directory contains the run of another program.
+    """
+    old, new, state = _program_in(before), _program_in(now), None
+    with suppress(DdpHpcError):
+        state = read_state(run_dir)
+    has_run = state is not None and (state.state != "failed" or state.step > 0)
+    if has_run and old is not None and new is not None and old != new:
+        raise RequestError(
+            f"{run_dir} contains the run of another program, {old.name}, which {new.name} cannot resume and "
+            f"might overwrite; {remedy}"
+        )
+
+
+def _program_in(text: str) -> Program | None:
+    script = parse_script(text)
+    launches = script.launches() or list(filter(None, [script.supervised]))
+    found = program_of(launches[-1].launched or launches[-1].argv) if launches else None
+    return replace(found, name=os.path.normpath(found.name)) if found else None
 
 
 def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.python_environment import environment_for_job
-from ddp_hpc.lint.parse_script import Script, parse_script, read_script
+from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.run_state import read_state
@@ -185,6 +185,9 @@ def other_run(submission: Submission) -> str:
 
     This is the case for a run of another command, and for a complete run. Returns an empty string in all
     other cases.
+
+    Raises:
+        RequestError: the run directory contains the run of another program.
     """
     run_dir = submission.run_dir
     if run_dir is None:
@@ -199,7 +202,9 @@ def other_run(submission: Submission) -> str:
     remedy = (
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
     )
-    before, now = _program(_last_script(run_dir, submitted)), _program(submission.script.text)
+    last = ledger.last_script(run_dir, submitted)
+    ledger.check_program(run_dir, last, submission.script.text, f"for a new run, {remedy}")
+    before, now = _program(last), _program(submission.script.text)
     if about and before and now and before != now:
         return (
             f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
@@ -207,18 +212,6 @@ def other_run(submission: Submission) -> str:
         )
     if state and state.state == "done":
         return f"the run in {run_dir} is complete (step {state.step}); for a new run, {remedy}"
-    return ""
-
-
-def _last_script(run_dir: Path, submitted: Sequence[ledger.SubmissionRecord]) -> str:
-    """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
-    paths = [(one.at_s, Path(one.script)) for one in submitted]
-    started = run_dir / "job.sh"
-    with suppress(OSError):
-        paths.append((int(started.stat().st_mtime), started))
-    for _, path in sorted(paths, reverse=True):
-        with suppress(OSError, RequestError):
-            return read_script(path, str(path))
     return ""
 
 

@@ -12,6 +12,7 @@ from ddp_hpc import local_mpi
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
+from ddp_hpc.launch.srun_mpi import mpi_option
 from ddp_hpc.render.launch_lines import STEP_SCRIPT
 
 _EXEC = ("ddp-hpc", "exec", "--")
@@ -26,9 +27,9 @@ def resolve(
     """Returns the command to execute and the variables that it needs in addition.
 
     A leading `mpiexec` becomes the path of the machine's mpiexec, and --ppn becomes the corresponding option
-    of this mpiexec. `torchrun_script.sh` and the `ddp-hpc` of `ddp-hpc exec --` become paths. `exported` are
-    the variables that ranks need on other nodes. Without a queue (`has_queue`), which would limit the number
-    of ranks, several ranks may share a core.
+    of this mpiexec. srun gets the --mpi option that a program with mpi4py needs. `torchrun_script.sh` and the
+    `ddp-hpc` of `ddp-hpc exec --` become paths. `exported` are the variables that ranks need on other nodes.
+    Without a queue (`has_queue`), which would limit the number of ranks, several ranks may share a core.
 
     Raises:
         RequestError: no MPI launcher or no ddp-hpc was found.
@@ -37,6 +38,8 @@ def resolve(
     more: dict[str, str] = {}
     if words[0] == "mpiexec":
         words, more = _with_mpiexec(words, environ, exported, has_queue=has_queue)
+    if words[0] == "srun" and (option := mpi_option(words, environ)):
+        words.insert(1, option)
     if STEP_SCRIPT in words:
         words[words.index(STEP_SCRIPT)] = _find_step_script(environ)
     if _EXEC in zip(words, words[1:], words[2:], strict=False):

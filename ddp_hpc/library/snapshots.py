@@ -62,6 +62,7 @@ class Snapshots:
         world = self._world
         mesh = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
         position, _, _ = self._lifecycle.resume(snapshot, self._state(), self._num_samples, mesh)
+        self._lifecycle.begin()
         if self._loader is not None:
             self._loader.position = position
         self._position = self._saved = position

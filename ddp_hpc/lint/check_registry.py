@@ -52,13 +52,15 @@ class LintFinding:
 class Subject:
     """A script to check, with its site and the requested number of nodes if they are known.
 
-    `directory` is the directory from which the script will be submitted.
+    `directory` is the directory from which the script will be submitted. `installed_version` is the version
+    of the scheduler on this machine, which is used if the profile contains none.
     """
 
     script: Script
     site: Site | None = None
     asked_nodes: int | None = None
     directory: Path | None = None
+    installed_version: str = ""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -78,9 +80,9 @@ class Subject:
     @property
     def scheduler_version(self) -> str:
         """The version of the site's scheduler, such as 23.02; empty if it is unknown."""
-        if self.site is None or self.site.scheduler != self.script.scheduler:
-            return ""
-        return self.scheduler.version_of(self.site)
+        is_for_site = self.site is not None and self.site.scheduler == self.script.scheduler
+        version = self.scheduler.version_of(self.site) if self.site is not None and is_for_site else ""
+        return version or self.installed_version
 
     @cached_property
     def num_nodes(self) -> int | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.resumption_of_script import resumption_of_script
+from ddp_hpc.request.resumption import HOW_TO_RESUME
 
 _MAX_BYTES = 256 * 1024
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
@@ -56,3 +58,14 @@ def _needs_variables(start: Start) -> str:
     except OSError:
         return ""
     return name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
+
+
+@check("JOB020", "warning", "a program that is not resumed after the walltime")
+def _not_resumed(subject: Subject) -> Iterator[Problem]:
+    if subject.directory is None or not subject.scheduler.has_queue:
+        return
+    found = resumption_of_script(subject.script, subject.directory)
+    if found is not None and (warning := found.warning(subject.walltime_s)):
+        yield Problem(
+            subject.script.supervised.line if subject.script.supervised else 1, warning, HOW_TO_RESUME
+        )

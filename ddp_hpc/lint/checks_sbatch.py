@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
-from ddp_hpc.schedulers.slurm.check_option_values import expected_value, unknown_mail_types
-from ddp_hpc.schedulers.slurm.contradictions import contradictions
+from ddp_hpc.schedulers.slurm.check_option_values import (
+    expected_value,
+    rejecting_versions,
+    unknown_mail_types,
+)
+from ddp_hpc.schedulers.slurm.contradictions import GPUS_TWICE_SINCE, Contradiction, contradictions
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option
+from ddp_hpc.schedulers.versions import is_between
 
 # Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
 # (NVIDIA), uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES,
@@ -129,6 +134,8 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM004", "warning", "GPUs requested twice, with different numbers")
 def _two_ways_to_gpus(subject: Subject) -> Iterator[Problem]:
+    if (version := subject.scheduler_version) and is_between(version, GPUS_TWICE_SINCE, ""):
+        return  # then SLURM016 reports the two options
     gres = re.search(r"\bgpu:(?:[^:,()]+:)?(\d+)", subject.script.value("--gres") or "")
     per_node = re.fullmatch(r"(?:[^:,]+:)?(\d+)", subject.script.value("--gpus-per-node") or "")
     if gres and per_node and gres[1] != per_node[1]:
@@ -159,21 +166,36 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM016", "error", "options that exclude each other")
 def _contradictions(subject: Subject) -> Iterator[Problem]:
-    given = {
-        d.flag: d.value for d in _options(subject) if not (d.fault or d.component) and "$" not in d.value
-    }
-    for flags, what, remedy in contradictions(given):
-        yield Problem(max(subject.line_of(flag) for flag in flags), what, remedy)
+    version = subject.scheduler_version
+    for found in _all_contradictions(subject):
+        is_for_all = not (found.since or found.until)
+        if is_for_all or (version and is_between(version, found.since, found.until)):
+            yield Problem(subject.line_of(*found.flags), found.what, found.remedy)
+
+
+def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
+    """Yields the contradictions of the first component of the job in any version of Slurm."""
+    options = [d for d in _options(subject) if not (d.fault or d.component) and "$" not in d.value]
+    yield from contradictions({d.flag: d.value for d in options})
 
 
 @check("SLURM017", "error", "a word that does not belong to an option")
 def _stray_word(subject: Subject) -> Iterator[Problem]:
-    lines = set()
+    version, lines = subject.scheduler_version, set()
     for d in _options(subject):
         if d.line in lines or d.fault not in ("stray", "unclosed", "colon"):
             continue
         lines.add(d.line)
-        if d.fault == "unclosed":
+        if "\\ " in subject.script.lines[d.line - 1]:
+            # Since 24.05, a backslash protects a blank.
+            if not (version and is_between(version, "24.05", "")):
+                yield Problem(
+                    d.line,
+                    f"before Slurm 24.05, sbatch does not read the backslash as part of {shown(d.value)}",
+                    "quote a value that contains blanks",
+                    None if version else "warning",
+                )
+        elif d.fault == "unclosed":
             yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
         elif d.fault == "colon":
             yield Problem(
@@ -217,26 +239,29 @@ def _ignored_mail_type(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM020", "warning", "a log directory that does not exist")
 def _no_log_directory(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
+    script, version = subject.script, subject.scheduler_version
+    if version and is_between(version, "23.02", ""):
+        return  # Slurm creates the directory
+    # If the version is unknown, it is probably newer.
+    severity: Severity | None = None if version else "note"
+    before = "" if version else "before Slurm 23.02, "
     chdir = script.value("--chdir")
     start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
     created = created_directories(script)
     for d in script.read_all():
         if d.flag not in ("--output", "--error"):
             continue
-        remedy = "create it before submitting, as Slurm does not: mkdir -p " + shown(
-            d.value.rpartition("/")[0]
-        )
+        remedy = f"create it before submitting: mkdir -p {shown(d.value.rpartition('/')[0])}"
         if line := created.get(directory_of(d.value)):
             yield Problem(
                 d.line,
-                f"Slurm opens this log before line {line} creates its directory, so the job fails",
+                f"{before}Slurm opens this log before line {line} creates its directory, so the job fails",
                 remedy,
+                severity,
             )
         elif directory := missing_directory(d.value, start):
-            yield Problem(
-                d.line, f"the log directory {shown(directory)} does not exist, so the job fails", remedy
-            )
+            what = f"the log directory {shown(directory)} does not exist, so {before}the job fails"
+            yield Problem(d.line, what, remedy, severity)
 
 
 @check("SLURM021", "warning", "= after a short option")
@@ -257,30 +282,33 @@ def _equals_after_letter(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM022", "error", "an option of other versions of Slurm")
 def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
-    # If the site's version is unknown, an option counts as removed only if no version since 20.11 has it.
+    # If the site's version is unknown, an option is an error only if no version since 20.11 has it.
     version = subject.scheduler_version
     for d in _options(subject):
         found = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
         if d.fault or isinstance(found, tuple):
             continue
-        if not found.is_in(version or VERSIONS[2]) and (version or found.until):
+        if found.until if not version else not found.is_in(version):
             have = f"only Slurm up to {found.until}" if found.until else f"only Slurm since {found.since}"
             remedy = _INSTEAD.get(f"--{found.name}", "")
             yield Problem(
                 d.line,
                 f"{have} has --{found.name}" + (f", but the site has {version}" if version else ""),
                 f"use {remedy}" if remedy else "remove it",
+                "warning" if not version and found.is_in(VERSIONS[2]) else None,
             )
 
 
-@check("SLURM023", "warning", "a value that older versions of Slurm reject")
-def _value_of_newer_versions(subject: Subject) -> Iterator[Problem]:
+@check("SLURM023", "warning", "a request that some versions of Slurm reject")
+def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
     if subject.scheduler_version:
-        return  # then SLURM015 reports values that this version rejects
+        return  # then SLURM015 and SLURM016 report what this version rejects
     for d in _options(subject):
-        if not d.fault and expected_value(d.flag, d.value, "23.02") and not expected_value(d.flag, d.value):
-            yield Problem(
-                d.line,
-                f"Slurm before 23.11 rejects {d.flag} {shown(d.value)}",
-                f"write {expected_value(d.flag, d.value, '23.02')}",
-            )
+        versions, expected = rejecting_versions(d.flag, d.value)
+        if versions and not d.fault and not expected_value(d.flag, d.value):
+            yield Problem(d.line, f"Slurm {versions} rejects {d.flag} {shown(d.value)}", f"write {expected}")
+    for found in _all_contradictions(subject):
+        if found.since or found.until:
+            versions = f"since Slurm {found.since}" if found.since else f"up to Slurm {found.until}"
+            what = f"{found.what} ({versions})"
+            yield Problem(subject.line_of(*found.flags), what, found.remedy)

@@ -16,6 +16,8 @@ from ddp_hpc.lint.launch_commands import (
 )
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
+from ddp_hpc.schedulers.slurm.contradictions import GPUS_IN_GRES, GPUS_TWICE_SINCE
+from ddp_hpc.schedulers.versions import is_between
 
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
 # Job steps that start no ranks.
@@ -240,4 +242,22 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
                 "srun does not terminate the other ranks if one dies, so they wait until a timeout or "
                 "the walltime",
                 "use srun --kill-on-bad-exit=1",
+            )
+
+
+@check("SLURM024", "error", "GPUs of a job step with --gres and --gpus-per-node")
+def _two_ways_to_gpus_of_a_step(subject: Subject) -> Iterator[Problem]:
+    version = subject.scheduler_version
+    if version and not is_between(version, GPUS_TWICE_SINCE, ""):
+        return
+    of_job = subject.script.value("--gpus-per-node")
+    for command in _srun(subject):
+        of_step = command.option("--gpus-per-node")
+        if GPUS_IN_GRES.search(command.option("--gres") or "") and (of_job or of_step) is not None:
+            whose = "srun's --gpus-per-node" if of_step is not None else "the --gpus-per-node of the job"
+            yield Problem(
+                command.line,
+                f"srun rejects --gres=gpu with {whose}, since Slurm {GPUS_TWICE_SINCE}",
+                "remove --gres from srun, or use --gpus-per-node there too",
+                None if version else "warning",
             )

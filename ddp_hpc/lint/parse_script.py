@@ -223,7 +223,12 @@ class Script:
     @cached_property
     def is_supervised(self) -> bool:
         """Whether `python -m ddp_hpc.job` runs the job, as in scripts of `ddp-hpc render`."""
-        return any(_SUPERVISOR in command.words[:8] for command in self.commands)
+        return self.supervised is not None
+
+    @cached_property
+    def supervised(self) -> Command | None:
+        """The command `python -m ddp_hpc.job` with what it runs; None if there is none."""
+        return next((one for one in self.commands if _SUPERVISOR in one.words[:8]), None)
 
     def sets(self, name: str) -> bool:
         """Returns whether the script's body assigns a value to this variable."""

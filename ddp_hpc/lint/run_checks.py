@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -23,9 +24,19 @@ from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
+from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
+from ddp_hpc.sites.detect import may_be_here
 from ddp_hpc.sites.site import Site
 
-__all__ = ["CHECKS", "LintFinding", "ask_sbatch", "has_directives", "lint_request", "lint_script"]
+__all__ = [
+    "CHECKS",
+    "LintFinding",
+    "ask_sbatch",
+    "has_directives",
+    "installed_version_for",
+    "lint_request",
+    "lint_script",
+]
 
 # Importing these modules registers their checks.
 _MODULES = (
@@ -51,6 +62,7 @@ def lint_script(
     *,
     num_nodes: int | None = None,
     directory: Path | None = None,
+    installed_version: str = "",
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
@@ -58,14 +70,21 @@ def lint_script(
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
-    submitted; without it, log directories with relative paths are not checked. `select` and `ignore` are
-    ids of checks, or their beginnings.
+    submitted; without it, log directories with relative paths are not checked. `installed_version` is the
+    version of the scheduler if the profile contains none, see `installed_version_for`. `select` and `ignore`
+    are ids of checks, or their beginnings.
 
     Raises:
         RequestError: no check has an id, or the beginning of an id, in `select` or `ignore`.
     """
     checks = chosen_checks(select, ignore)
-    subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes, directory=directory)
+    subject = Subject(
+        script=parse_script(text),
+        site=site,
+        asked_nodes=num_nodes,
+        directory=directory,
+        installed_version=installed_version,
+    )
     found = list(CHECKS[_IS_A_SCRIPT].findings(subject))
     if not found:
         for one in checks:
@@ -79,16 +98,44 @@ def has_directives(text: str) -> bool:
     return bool(parse_script(text).scheduler)
 
 
+def installed_version_for(text: str, site: Site | None) -> str:
+    """Returns the version of the script's scheduler on this machine, such as 25.05.3.
+
+    The version is empty if the scheduler is not installed, and if `site` is another machine or contains the
+    version.
+    """
+    scheduler = SCHEDULERS.get(parse_script(text).scheduler, NO_SCHEDULER)
+    if site is not None and (scheduler.version_of(site) or not may_be_here(site.detect, os.environ)):
+        return ""
+    return scheduler.installed_version()
+
+
 def lint_request(
-    job: Job, site: Site, *, select: Sequence[str] = (), ignore: Sequence[str] = ()
+    job: Job,
+    site: Site,
+    *,
+    directory: Path | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
     """Returns the findings for the script that is rendered for the job; lines refer to that script.
+
+    `directory` is that of `lint_script`.
 
     Raises:
         RequestError: the job cannot be rendered for the site.
     """
-    text = render(job, site)
-    return lint_script(text, site, num_nodes=job.num_nodes, select=select, ignore=ignore)
+    text = render(job, site, directory)
+    version = installed_version_for(text, site)
+    return lint_script(
+        text,
+        site,
+        num_nodes=job.num_nodes,
+        directory=directory,
+        installed_version=version,
+        select=select,
+        ignore=ignore,
+    )
 
 
 @check("SLURM900", "error", "sbatch --test-only rejects the script")

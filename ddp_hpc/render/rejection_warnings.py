@@ -4,12 +4,24 @@ of a profile can be outdated.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ddp_hpc.render.supervisor_line import resumption_of_job
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout, lay_out
+from ddp_hpc.request.resumption import HOW_TO_RESUME
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import counted, format_walltime, parse_walltime_s
+
+
+def never_resumed(job: Job, site: Site, directory: Path) -> str:
+    """Returns that no other job resumes the program of a job, with the remedy; empty if one may."""
+    if job.standalone or not scheduler_of_site(site).has_queue:
+        return ""
+    warning = resumption_of_job(job, directory).warning(lay_out(job, site).walltime_s)
+    return f"{warning}; {HOW_TO_RESUME}" if warning else ""
 
 
 def advice(job: Job, site: Site) -> list[str]:
@@ -28,7 +40,8 @@ def advice(job: Job, site: Site) -> list[str]:
             f"account {account} does not look like the accounts of {site.title}, such as {like}. "
             "Check its name."
         )
-    if scheduler_of_site(site).has_queue and not layout.devices and not site.node.cpu_only:
+    asks_for_none = job.gpus_per_node == 0 or site.node.cpu_only
+    if scheduler_of_site(site).has_queue and not layout.devices and not asks_for_none:
         lines.append(
             f"profile {site.name} defines no GPUs, so none are requested. Use --gpus-per-node to "
             "request GPUs."

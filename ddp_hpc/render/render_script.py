@@ -26,7 +26,12 @@ from ddp_hpc.render.environment_exports import (
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
 from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
-from ddp_hpc.render.supervisor_line import submit_line, supervisor_comments, supervisor_options
+from ddp_hpc.render.supervisor_line import (
+    resumption_of_job,
+    submit_line,
+    supervisor_comments,
+    supervisor_options,
+)
 from ddp_hpc.render.templates import find_template, render_own, render_shipped
 from ddp_hpc.request.job import (
     DEFAULT_COMMAND,
@@ -40,8 +45,11 @@ from ddp_hpc.sites.site import Site, with_fallback
 from ddp_hpc.version import __version__
 
 
-def render(job: Job, site: Site) -> str:
+def render(job: Job, site: Site, directory: Path | None = None) -> str:
     """Returns the job script for a job at a site, exactly as it is submitted.
+
+    With `directory`, from which the script will be submitted, the program is read there, so that the script
+    says how it is resumed.
 
     Raises:
         RequestError: the site, its scheduler or the launcher does not support the request.
@@ -82,7 +90,9 @@ def render(job: Job, site: Site) -> str:
         "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
         "supervisor_options": sh_join(supervisor_options(job, site, layout, scheduler)),
         "own_program": _own_program(job, site),
-        "supervisor_comments": supervisor_comments(site, layout, scheduler),
+        "supervisor_comments": supervisor_comments(
+            site, layout, scheduler, resumption_of_job(job, directory)
+        ),
         "launch_line": launch_line,
     }
     if job.template or site.template:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ddp_hpc.render.environment_exports import local_directory
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumption_of
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
@@ -38,19 +41,39 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
     return words
 
 
-def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> list[str]:
+_WHEN: dict[Way, str] = {
+    "snapshots": "If the run is not complete shortly before the walltime ends, it saves a snapshot, and",
+    "checkpoints": "If the program saves a checkpoint and stops before the walltime ends,",
+    "exit 75": "If the program saves a checkpoint and exits with code 75,",
+    "signal": "If the program has saved a checkpoint when the signal before the end of the walltime ends it,",
+    "unknown": "If the program saves a checkpoint and exits with code 75 (docs/how-to/any-program.md),",
+}
+
+
+def resumption_of_job(job: Job, directory: Path | None) -> Resumption:
+    """Returns how the program of a job is resumed, if the job is submitted from `directory`."""
+    return resumption_of(
+        job.command,
+        directory,
+        on_signal=job.requeue == "on-signal",
+        has_progress=bool(job.progress),
+    )
+
+
+def supervisor_comments(
+    site: Site, layout: Layout, scheduler: Scheduler, resumption: Resumption
+) -> list[str]:
     """Returns the comments about what `python -m ddp_hpc.job` does in this script."""
-    if not scheduler.can_requeue:
+    if scheduler.has_queue and (warning := resumption.warning(layout.walltime_s)):
+        comments = [f"{_sentence(warning)} {_sentence(HOW_TO_RESUME)}"]
+    elif not scheduler.can_requeue:
         comments = ["If the run is not complete at the end, ddp_hpc.job prints how to resume it."]
     elif not site.pbs.submit_from_nodes:
-        comments = [
-            "If the walltime ends before the run is complete, the next job with this script resumes the run."
-        ]
+        comments = [f"{_WHEN[resumption.way]} the next job with this script resumes the run."]
     else:
         comments = [
-            "If the run is not complete shortly before the walltime ends, it saves a snapshot, and "
-            "ddp_hpc.job resubmits this script ($0) with the same account. Failed or cancelled jobs are not "
-            "resubmitted."
+            f"{_WHEN[resumption.way]} ddp_hpc.job resubmits this script ($0) with the same account. Failed "
+            "or cancelled jobs are not resubmitted."
         ]
     options = []
     if layout.walltime_s is not None:
@@ -62,6 +85,10 @@ def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> lis
             '"$@": the arguments of the script; with --num-arguments, a resubmitted job gets them too.'
         )
     return [*comments, " ".join(options)] if options else comments
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def submit_line(job: Job, site: Site, scheduler: Scheduler) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import math
-import resource
 import socket
 from collections.abc import Sequence
 
 from ddp_hpc.discovery.network_interfaces import resolve
+from ddp_hpc.discovery.open_files import raise_file_limit
 from ddp_hpc.errors import RendezvousError
 
 # These ports are below Linux's ephemeral range (32768 to 60999), from which the kernel assigns ports.
@@ -37,7 +36,7 @@ def open_listener(ports: Sequence[int], address: str = "", num_connections: int 
         RendezvousError: no port is free, the address does not belong to this host, or the limit on open files
             is too low.
     """
-    limit = _raise_file_limit()
+    limit = raise_file_limit()
     if num_connections + _OTHER_FILES > limit:
         raise RendezvousError(
             f"rank 0 needs {num_connections + _OTHER_FILES} open files for {num_connections} connections "
@@ -79,13 +78,3 @@ def _listen(address: str, port: int) -> socket.socket:
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )
     return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _raise_file_limit() -> float:
-    """Raises the limit on open files of this process to the hard limit, and returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return math.inf if soft == resource.RLIM_INFINITY else soft

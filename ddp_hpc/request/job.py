@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.request.program import default_name
 from ddp_hpc.request.queue_options import check_queue_options
 from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
 from ddp_hpc.sites.profile_tables import BASHS_OWN, VARIABLE
@@ -23,6 +24,8 @@ DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
 MAX_NAME_CHARS = 128
 
+# The default name of a job, which is replaced by that of its program; not a valid name itself.
+_OF_PROGRAM = "<program>"
 # Job names that both PBS and Slurm accept; they also become part of file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
 
@@ -31,14 +34,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
 class Job:
     """A job request. Its values are checked as far as possible without a site profile.
 
-    For an empty string or None, the default of the profile is used. `max_attempts` includes the first start.
-    With `min_nodes`, torchrun continues with at least that many nodes after node failures.
+    For an empty string or None, the default of the profile is used; the default of `name` is the name of the
+    program, as `default_name` returns it. `gpus_per_node` is 0 for a job without GPUs. `max_attempts`
+    includes the first start. With `min_nodes`, torchrun continues with at least that many nodes after node
+    failures.
 
     Raises:
         RequestError: on construction, for a value that no scheduler accepts.
     """
 
-    name: str = "ddp"
+    name: str = _OF_PROGRAM
     num_nodes: int = 1
     ranks_per_node: int | None = None
     gpus_per_node: int | None = None
@@ -79,6 +84,8 @@ class Job:
     command: tuple[str, ...] = DEFAULT_COMMAND
 
     def __post_init__(self) -> None:
+        if self.name == _OF_PROGRAM:
+            object.__setattr__(self, "name", default_name(self.command))
         if not _NAME.fullmatch(self.name):
             raise RequestError(
                 f"invalid job name {self.name!r}. It must start with a letter, followed by letters, "
@@ -89,10 +96,11 @@ class Job:
                 f"the job name has {len(self.name)} characters, but at most {MAX_NAME_CHARS} are allowed. "
                 "Shorten it."
             )
+        if self.gpus_per_node is not None and self.gpus_per_node < 0:
+            raise RequestError(f"--gpus-per-node must be at least 0 (got {self.gpus_per_node})")
         for option, count in (
             ("--nodes", self.num_nodes),
             ("--ranks-per-node", self.ranks_per_node),
-            ("--gpus-per-node", self.gpus_per_node),
             ("--cpus-per-node", self.cpus_per_node),
             ("--max-attempts", self.max_attempts),
             ("--min-nodes", self.min_nodes),
@@ -239,7 +247,9 @@ class JobOptions:
     )
     nodes: int | None = _option("Number of nodes.", "N")
     ranks_per_node: int | None = _option("Number of ranks per node.", "R", "one per GPU, or 1")
-    gpus_per_node: int | None = _option("Number of GPUs per node, if the profile does not define it.", "G")
+    gpus_per_node: int | None = _option(
+        "Number of GPUs per node, if the profile does not define it; 0 requests none.", "G"
+    )
     cpus_per_node: int | None = _option("Number of CPUs per node, if the profile does not define it.", "C")
     walltime: str | None = _option("Time limit of the job; also 90m, 2h or 1h30m.", "HH:MM:SS")
     queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
@@ -263,7 +273,9 @@ class JobOptions:
     directive: tuple[str, ...] | None = _option(
         "Scheduler option that ddp-hpc lacks, in the scheduler's own syntax; may be repeated.", "OPTION"
     )
-    name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
+    name: str | None = _option(
+        "Job name, at most 15 characters on PBS.", "NAME", "the name of the program, such as train"
+    )
     launcher: str | None = _option(
         "Launcher that starts the ranks, such as mpiexec, srun or torchrun.", "NAME", "the profile's"
     )
@@ -359,7 +371,8 @@ def given_arguments(job: Job) -> list[str]:
             continue
         attribute = _CONVERTED.get(name, name)
         value = getattr(job, attribute)
-        if not value or value == Job.__dataclass_fields__[attribute].default:
+        default = default_name(job.command) if name == "name" else Job.__dataclass_fields__[attribute].default
+        if value in (None, "", (), {}) or value == default:
             continue
         values = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else value
         if value is True:

@@ -73,6 +73,8 @@ def lay_out(job: Job, site: Site) -> Layout:
 
 def _devices(job: Job, site: Site) -> int:
     known = site.node.devices
+    if job.gpus_per_node == 0:
+        return 0
     if job.gpus_per_node and site.node.cpu_only:
         raise RequestError(
             f"{job.gpus_per_node} GPUs per node were requested, but {site.title} has none. "

@@ -105,7 +105,11 @@ class JobCommands(Protocol):
     """The functions in the module `query_and_cancel` of a scheduler, which query and cancel jobs."""
 
     def read_job(self, job_id: str) -> JobState | None:
-        """Returns the state of a job; None if the scheduler does not know it."""
+        """Returns the state of a job; None if the scheduler does not know it. Refuses a job array."""
+        ...
+
+    def read_jobs(self, job_id: str) -> list[JobState]:
+        """Returns the state of a job, or those of the tasks of a job array; empty if it is unknown."""
         ...
 
     def job_id_of(self, answer: str) -> str | None:
@@ -298,6 +302,10 @@ class Scheduler:
 
     def version_of(self, site: Site) -> str:
         """Returns the version of the scheduler at the site; empty if the profile does not contain it."""
+        return ""
+
+    def installed_version(self) -> str:
+        """Returns the version of the scheduler's commands on this machine; empty if it is unknown."""
         return ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:

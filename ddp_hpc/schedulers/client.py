@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
@@ -14,6 +15,7 @@ from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.text_table import printable
 
+T = TypeVar("T")
 # Messages of scontrol without a slurm.conf, and of qstat without a pbs.conf.
 _NOT_HERE = re.compile(
     r"could not establish a configuration source|No default server name|pbsconf error", re.IGNORECASE
@@ -27,15 +29,28 @@ def read_job(job_id: str) -> JobState | None:
     schedulers are queried.
 
     Raises:
-        RequestError: no scheduler's commands are on the PATH.
+        RequestError: no scheduler's commands are on the PATH, or the job is an array.
         DdpHpcError: no scheduler answers.
     """
+    return _first(job_id, lambda scheduler: scheduler.job_commands().read_job(job_id))
+
+
+def read_jobs(job_id: str) -> list[JobState]:
+    """Returns the state of the job, or the states of the tasks of a job array; empty if there is no such job.
+
+    Raises what `read_job` raises.
+    """
+    return _first(job_id, lambda scheduler: scheduler.job_commands().read_jobs(job_id)) or []
+
+
+def _first(job_id: str, ask: Callable[[Scheduler], T | None]) -> T | None:
+    """Returns the first answer of a scheduler that knows the job; None if none knows it."""
     answered: list[str] = []
     problems: dict[str, DdpHpcError] = {}
     for scheduler in _schedulers(job_id):
         try:
-            if (job := scheduler.job_commands().read_job(job_id)) is not None:
-                return job
+            if found := ask(scheduler):
+                return found
             answered.append(scheduler.title)
         except RequestError:
             raise

@@ -13,16 +13,28 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 
 Phase = Literal["waiting", "running", "ended"]
 # How a job ended; "" before its end. `failed` means a non-zero exit code; all other causes are reported by
-# the scheduler. `dropped`: the scheduler does not know the job on which this job depends, or that job did not
-# end as required.
+# the scheduler. `deadline`: the time in sbatch's --deadline has passed. `dropped`: the scheduler does not
+# know the job on which this job depends, or that job did not end as required.
 End = Literal[
-    "", "done", "failed", "walltime", "memory", "node", "cancelled", "preempted", "not started", "dropped"
+    "",
+    "done",
+    "failed",
+    "walltime",
+    "deadline",
+    "memory",
+    "node",
+    "cancelled",
+    "preempted",
+    "not started",
+    "dropped",
 ]
 
 # `12@cm4` is job 12 of the Slurm cluster cm4, which is not the default cluster of this machine.
 _JOB_ID = re.compile(
     r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{1,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254}|@[A-Za-z0-9][A-Za-z0-9_-]{0,62})?"
 )
+SLUID = re.compile("s[0-9A-Z]{13}")
+"""An ID of a Slurm job that is not used again, since 26.05, such as `sBQ5M854NPVZ00`."""
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,8}):([0-9]{2}):([0-9]{2})")
 _SHORT_DURATION = re.compile(r"[0-9]{1,8}:[0-9]{2}")
 
@@ -33,7 +45,9 @@ class JobState:
 
     `word` is the scheduler's name for the state. `reason` is why the job waits or how it ended. `starts_at_s`
     is the estimated start in seconds since the Unix epoch. `log_is_live` is false if the scheduler copies the
-    log to its final path only at the end of the job.
+    log to its final path only at the end of the job. If the scheduler was asked for a job array, `array` is
+    its ID, and the job is one of its tasks. `num_tasks` is the number of tasks that have this state
+    together because they have not started.
     """
 
     job_id: str
@@ -55,11 +69,13 @@ class JobState:
     log_is_live: bool = True
     work_dir: str = ""
     script: str = ""
+    array: str = ""
+    num_tasks: int = 1
 
 
 def is_job_id(text: str) -> bool:
     """Returns whether the text is the id of one job. Other text must not be passed to scheduler commands."""
-    return _JOB_ID.fullmatch(text) is not None
+    return (_JOB_ID.fullmatch(text) or SLUID.fullmatch(text)) is not None
 
 
 def check_job_id(text: str) -> str:

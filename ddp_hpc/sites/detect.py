@@ -45,6 +45,12 @@ def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
     return ""
 
 
+def may_be_here(facts: Detect, environ: Mapping[str, str]) -> bool:
+    """Returns whether a [detect] table matches this machine, or does not say which machines it matches."""
+    is_of_one_site = bool(facts.host_patterns or facts.environment)
+    return not is_of_one_site or bool(match(facts, os.uname().nodename, environ))
+
+
 def _by_command(known: Mapping[str, Detect], environ: Mapping[str, str]) -> tuple[str, str]:
     path = environ.get("PATH", os.defpath)
     by_command = {name: facts for name, facts in known.items() if facts.command}

@@ -54,9 +54,11 @@ class JobClock:
     @property
     def kill_s(self) -> float | None:
         """When the scheduler sends SIGKILL to this job; None if this is unknown."""
+        if self._kill_delay_s is None:
+            return None
         reported_s = self.end_s if self.is_reported else None
         ends_s = [end_s for end_s in (reported_s, self.stopped_s) if end_s is not None]
-        return min(ends_s) + (self._kill_delay_s or 0.0) if ends_s else None
+        return min(ends_s) + self._kill_delay_s if ends_s else None
 
     def left_s(self, limit_s: float) -> float:
         """Returns the time until SIGKILL, at most `limit_s`, and at least 0."""

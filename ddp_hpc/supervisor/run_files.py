@@ -22,6 +22,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs.submission_ledger import (
     ATTEMPTS,
     CANCELLED,
+    JOB,
     RESUME,
     Attempt,
     parse_attempt,
@@ -32,9 +33,9 @@ from ddp_hpc.run_state import RunState, read_state, write_state
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.supervisor.script_copy import script_copy
 
-_JOB, _REFUSED = "job.sh", "refused"
+_REFUSED = "refused"
 _OF_ONE_ATTEMPT = (_REFUSED, CANCELLED, RESUME, RANK_0, FIRST_FAILURE)
-_CHECKED = ("state", ATTEMPTS, *_OF_ONE_ATTEMPT, _JOB)
+_CHECKED = ("state", ATTEMPTS, *_OF_ONE_ATTEMPT, JOB)
 Stamp = tuple[int, int] | None
 
 
@@ -68,7 +69,7 @@ class RunFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.script = path / _JOB
+        self.script = path / JOB
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

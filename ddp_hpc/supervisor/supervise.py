@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.jobs.submission_ledger import check_program
 from ddp_hpc.launch.rank_environment import (
     exported_names,
     launch_id,
@@ -55,6 +56,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     _wait_for_earlier_job(settings.scheduler, environ)
     files = RunFiles(launch.run_dir)
     files.check()
+    _check_program(files, script)
     before = files.state()
     attempt = decisions.begin_attempt(
         job.job_id, before, files.last_attempt(), environ, settings.max_attempts
@@ -102,6 +104,16 @@ def _read_script(settings: Settings) -> str:
             f"--script {settings.script} cannot be read ({error.strerror}); "
             'give the path of the script with --script "$0"'
         ) from None
+
+
+def _check_program(files: RunFiles, script: str) -> None:
+    with suppress(OSError):
+        check_program(
+            files.path,
+            files.script.read_text(encoding="utf-8", errors="replace"),
+            script,
+            "set DDP_HPC_RUN_DIR in the script to another directory (ddp-hpc render --name or --run-dir)",
+        )
 
 
 def _warn_about_walltime(settings: Settings, job: RunningJob, clock: JobClock) -> None:

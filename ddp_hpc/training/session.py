@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_hpc.discovery.launcher_environment import peek_rank, without_exec_variables
+from ddp_hpc.discovery.open_files import raise_file_limit
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, endpoint_of_one_rank, rendezvous
@@ -79,6 +80,7 @@ def _prepare_process(parts: Parts) -> None:
             faulthandler.enable()
     # Without this, c10d logs a warning with C++ frames for each connection that a failing rank closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    raise_file_limit()
     prepare_host_memory()
     keep_kernels_private(os.environ, short_hostname())
 

@@ -132,6 +132,7 @@ class Trainer:
         )  # fmt: skip
         self.exchange_at, self.warned, self.logs = 0, False, False
         self.test: Evaluation | None = None
+        self.lifecycle.begin()
 
     def run(self) -> Result:
         """Runs all remaining steps. Collective: every rank must call this."""

@@ -12,11 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIVES = ("#PBS", "#SBATCH", "#flux:", "#$")
 
-# Prints the environment of the launched program as `KEY=value` entries that end with NUL.
+# Prints the environment of the launched program as `KEY=value` entries that end with NUL. If it stands in for
+# the training, it writes the final state of the run as the training does, unless `then` writes one or fails.
 RECORDER = """#!/bin/bash
 if [[ ${{1:-}} == --version ]]; then echo "{version}"; exit {version_code}; fi
 printf '%s\\0' "$@" >"$RECORD"
 env -0 >"$RECORD.env"
+state=${{DDP_HPC_RUN_DIR:-/nonexistent}}/state
+finish() {{ [[ $1 != 0 || $2 != *ddp_hpc.train* || -e $state ]] || echo done 1 >"$state"; }}
+[[ ! -d ${{state%/state}} ]] || trap 'finish $? "$*"' EXIT
 {then}
 """
 

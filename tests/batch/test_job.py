@@ -71,7 +71,7 @@ def test_a_missing_job_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         ({"num_nodes": 0}, "--nodes must be at least 1 (got 0)"),
         ({"num_nodes": -2}, "--nodes must be at least 1 (got -2)"),
         ({"ranks_per_node": 0}, "--ranks-per-node must be at least 1"),
-        ({"gpus_per_node": 0}, "--gpus-per-node must be at least 1"),
+        ({"gpus_per_node": -1}, "--gpus-per-node must be at least 0"),
         ({"cpus_per_node": 0}, "--cpus-per-node must be at least 1"),
         ({"max_attempts": 0}, "--max-attempts must be at least 1"),
         ({"num_nodes": 4, "min_nodes": 0}, "--min-nodes must be at least 1"),

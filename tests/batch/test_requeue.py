@@ -224,6 +224,22 @@ def test_the_last_attempt_prints_the_resume_command(job: Sandbox) -> None:
 # At the start.
 
 
+def test_the_run_of_another_program_is_not_overwritten(job: Sandbox) -> None:
+    run_dir = folder(job)
+    (run_dir / "job.sh").write_text(script("generic_slurm", command=("python", "other.py")))
+    write_state(run_dir, RunState("requeue", 90, "no time left"))
+    done = run(job)
+    assert (done.returncode, started(job)) == (2, False)
+    assert done.stderr.decode().splitlines()[-1] == (
+        f"error: {run_dir} contains the run of another program, other.py, which ddp_hpc.train cannot resume "
+        "and might overwrite; set DDP_HPC_RUN_DIR in the script to another directory (ddp-hpc render --name "
+        "or --run-dir)"
+    )
+    write_state(run_dir, RunState("failed", 0, "exit code 1"))
+    run(job)
+    assert started(job), "a run that failed without a snapshot leaves nothing to protect"
+
+
 def test_each_start_is_recorded_with_its_first_step(job: Sandbox) -> None:
     folder(job, state="requeue 3\n", attempts="1 7 0 1700000000\n")
     run(job, "say done 9")

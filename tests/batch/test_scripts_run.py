@@ -19,7 +19,7 @@ MODULES = "module() { :; }\nconda() { :; }\nexport -f module conda\n"
 
 
 def script(profile: str, **job: object) -> str:
-    return render(Job(**job), load_site(profile))  # type: ignore[arg-type]
+    return render(Job(**{"name": "ddp", **job}), load_site(profile))  # type: ignore[arg-type]
 
 
 def pbs(sandbox: Sandbox, *hosts: str, **extra: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_ranks_see_the_variables_that_the_trainer_needs(sandbox: Sandbox) -> Non
     seen = sandbox.seen()
     assert seen["DDP_HPC_PROFILE"] == "polaris"
     assert seen["DDP_HPC_FABRIC_SUFFIX"] == ".hsn.cm.polaris.alcf.anl.gov"
-    assert seen["DDP_HPC_KILL_DELAY_S"] == "10"
+    assert seen["DDP_HPC_KILL_DELAY_S"] == "7"  # 3 s of the 10 s are for requesting the next job
     assert seen["DDP_HPC_RUN_DIR"] == f"{sandbox.work}/runs/ddp"
     assert before + 590 <= int(seen["DDP_HPC_DEADLINE"]) <= time.time() + 600
     assert seen["OMP_NUM_THREADS"] == "8"

@@ -10,7 +10,7 @@ num_nodes=1
 num_ranks=$num_nodes
 export DDP_HPC_PROFILE=local  # the default profile of ddp-hpc's commands in this job
 # The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
-export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
+export DDP_HPC_RUN_DIR="$PWD"/runs/run
 # Your own variables (--env).
 export GREETING=$'it\'s "$HOME"\nand `more`'
 

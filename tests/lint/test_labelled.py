@@ -6,7 +6,19 @@ import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.sites.site import load_site
-from tests.lint.labelled import ACCEPTED_BY_SBATCH, REJECTED_BY_SBATCH, SCRIPTS, SEVERITIES, TORQUE, S
+from tests.lint.labelled import (
+    ACCEPTED_BY_NEW_VERSIONS,
+    ACCEPTED_BY_SBATCH,
+    REJECTED_BY_NEW_VERSIONS,
+    REJECTED_BY_ONE_VERSION,
+    REJECTED_BY_SBATCH,
+    SCRIPTS,
+    SEVERITIES,
+    TORQUE,
+    S,
+)
+
+VERSIONS = ("", "22.05.8", "26.05.3")
 
 
 def script_of(directives: str) -> str:
@@ -16,18 +28,45 @@ def script_of(directives: str) -> str:
     return ("#!/bin/bash\n" if has_time else S) + "".join(f"#SBATCH {line}\n" for line in lines)
 
 
-def errors(text: str) -> list[str]:
-    return [found.check for found in lint_script(text) if found.severity == "error"]
+def errors(text: str, version: str = "") -> list[str]:
+    return [
+        found.check for found in lint_script(text, installed_version=version) if found.severity == "error"
+    ]
 
 
 @pytest.mark.parametrize(("check", "directives"), REJECTED_BY_SBATCH)
 def test_a_directive_that_sbatch_rejects_has_an_error(check: str, directives: str) -> None:
-    assert check in errors(script_of(directives))
+    assert all(check in errors(script_of(directives), version) for version in VERSIONS)
 
 
 @pytest.mark.parametrize("directives", ACCEPTED_BY_SBATCH)
 def test_a_directive_that_sbatch_accepts_has_no_error(directives: str) -> None:
-    assert errors(script_of(directives)) == []
+    assert [errors(script_of(directives), version) for version in VERSIONS] == [[], [], []]
+
+
+@pytest.mark.parametrize(("check", "rejects", "changed", "directives"), REJECTED_BY_ONE_VERSION)
+def test_only_the_version_that_rejects_a_directive_has_an_error(
+    check: str, rejects: str, changed: str, directives: str
+) -> None:
+    text = script_of(directives)
+    assert check in errors(text, rejects)
+    assert errors(text, "26.05" if rejects == "22.05" else "22.05") == []
+    assert (check in errors(text, changed)) == (rejects == "26.05")
+    # Without a version, the directive is a warning, as the site may have a version that accepts it.
+    assert errors(text) == []
+    assert {"SLURM017", "SLURM022", "SLURM023"} & {found.check for found in lint_script(text)}
+
+
+@pytest.mark.parametrize(("check", "directives"), REJECTED_BY_NEW_VERSIONS)
+def test_new_options_are_checked_too(check: str, directives: str) -> None:
+    assert check in errors(script_of(directives), "26.05")
+    assert "SLURM022" in errors(script_of(directives), "22.05")
+
+
+@pytest.mark.parametrize("directives", ACCEPTED_BY_NEW_VERSIONS)
+def test_a_directive_that_new_versions_accept_has_no_error(directives: str) -> None:
+    assert errors(script_of(directives), "26.05") == []
+    assert errors(script_of(directives), "22.05")
 
 
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)

@@ -1,4 +1,7 @@
-"""The labels of directives are compared with sbatch, which parses options without a controller."""
+"""The labels of directives are compared with sbatch, which parses options without a controller.
+
+The labels are those of Slurm 22.05 and 26.05; the tests use the installed version.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.lint.labelled import ACCEPTED_BY_SBATCH, REJECTED_BY_SBATCH
+from ddp_hpc.schedulers.versions import is_between
+from tests.lint.labelled import (
+    ACCEPTED_BY_NEW_VERSIONS,
+    ACCEPTED_BY_SBATCH,
+    REJECTED_BY_NEW_VERSIONS,
+    REJECTED_BY_ONE_VERSION,
+    REJECTED_BY_SBATCH,
+)
 from tests.lint.test_labelled import script_of
 
 SBATCH = shutil.which("sbatch")
@@ -52,6 +62,15 @@ def answer_of(directives: str, configuration: Path, folder: Path) -> str:
     return done.stderr.decode()
 
 
+@pytest.fixture
+def version(configuration: Path) -> str:
+    """The version of the installed sbatch, such as 22.05."""
+    assert SBATCH is not None
+    argv, environ = [SBATCH, "--version"], {**os.environ, "SLURM_CONF": str(configuration)}
+    answer = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    return ".".join(answer.split()[1].split(".")[:2])
+
+
 @pytest.mark.parametrize("directives", [directives for _, directives in REJECTED_BY_SBATCH])
 def test_sbatch_rejects_the_directive(directives: str, configuration: Path, tmp_path: Path) -> None:
     answer = answer_of(directives, configuration, tmp_path)
@@ -62,3 +81,26 @@ def test_sbatch_rejects_the_directive(directives: str, configuration: Path, tmp_
 @pytest.mark.parametrize("directives", ACCEPTED_BY_SBATCH)
 def test_sbatch_accepts_the_directive(directives: str, configuration: Path, tmp_path: Path) -> None:
     assert NO_CONTROLLER in answer_of(directives, configuration, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rejects", "changed", "directives"), [label[1:] for label in REJECTED_BY_ONE_VERSION]
+)
+def test_sbatch_rejects_the_directive_in_one_version(
+    rejects: str, changed: str, directives: str, version: str, configuration: Path, tmp_path: Path
+) -> None:
+    is_new = is_between(version, changed, "")
+    answer = answer_of(directives, configuration, tmp_path)
+    assert (NO_CONTROLLER not in answer) == (is_new == (rejects == "26.05"))
+
+
+@pytest.mark.parametrize(
+    ("accepts", "directives"),
+    [(True, label) for label in ACCEPTED_BY_NEW_VERSIONS]
+    + [(False, label) for _, label in REJECTED_BY_NEW_VERSIONS],
+)
+def test_sbatch_accepts_the_directive_only_in_new_versions(
+    accepts: bool, directives: str, version: str, configuration: Path, tmp_path: Path
+) -> None:
+    accepts = accepts and is_between(version, "26.05", "")
+    assert (NO_CONTROLLER in answer_of(directives, configuration, tmp_path)) == accepts

@@ -63,7 +63,19 @@ def ranks(site: Site) -> dict[int, Seen]:
 def render(site: Site, profile: str, *options: str, command: Sequence[str]) -> Path:
     """The script that `ddp-hpc render` writes into the directory of submission."""
     script = site.work / "job.pbs"
-    argv = [sys.executable, "-m", "ddp_hpc", "render", "--profile", profile, *options, "-o", str(script)]
+    argv = [
+        sys.executable,
+        "-m",
+        "ddp_hpc",
+        "render",
+        "--profile",
+        profile,
+        "--name",
+        "ddp",
+        *options,
+        "-o",
+        str(script),
+    ]
     done = subprocess.run(
         [*argv, "--", *command], cwd=site.work, env=clean_environ(), capture_output=True, text=True
     )

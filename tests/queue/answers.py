@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddp_hpc.schedulers.job_state import JobState
+from ddp_hpc.schedulers.slurm.query_and_cancel import parse_scontrol
+
 _SLURM = (
     "JobId={job_id} JobName={name} UserId={user}(1000) GroupId=me(1000) MCS_label=N/A Priority=42949 Nice=0 "
     "Account=(null) QOS=(null) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts=0 "
@@ -37,6 +40,12 @@ def slurm(**changes: str) -> str:
         "log": "/w/ddp-12.out",
     }
     return _SLURM.format(**{**known, **changes})
+
+
+def slurm_job(text: str, job_id: str = "12") -> JobState:
+    """Returns the only job in this output of scontrol."""
+    [job] = parse_scontrol(text, job_id)
+    return job
 
 
 def pbs(**changes: Any) -> dict[str, Any]:

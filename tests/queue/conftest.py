@@ -38,9 +38,10 @@ class Programs:
         self.calls = folder / "calls"
 
     def program(self, name: str, text: str) -> None:
-        """Writes a bash program. Each call of it is recorded as one line of `calls`."""
+        """Writes a bash program without a version. Other calls of it are recorded as lines of `calls`."""
         path = self.folder / name
-        path.write_text(f'#!/bin/bash\nprintf "%s\\n" "{name} $*" >>"{self.calls}"\n{text}\n')
+        unknown = "[[ $* != --version ]] || exit 1"
+        path.write_text(f'#!/bin/bash\n{unknown}\nprintf "%s\\n" "{name} $*" >>"{self.calls}"\n{text}\n')
         path.chmod(0o755)
 
     def answers(self, name: str, text: str, *, code: int = 0, err: str = "") -> None:

@@ -16,9 +16,8 @@ import pytest
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.submission_ledger import Attempt, SubmissionRecord
-from ddp_hpc.schedulers.slurm.query_and_cancel import parse_scontrol
 from tests.conftest import PROJECT
-from tests.queue.answers import slurm
+from tests.queue.answers import slurm, slurm_job
 
 
 def submission(job_id: str, at_s: int = 1000, **changes: str) -> SubmissionRecord:
@@ -150,7 +149,7 @@ def test_the_run_directory_is_read_from_a_script(line: str, found: str | None) -
 def test_the_run_directory_of_a_job_is_found_from_its_directory_of_submission(tmp_path: Path) -> None:
     make_run(tmp_path / "w" / "runs" / "other", "1 7 0 900")
     run = make_run(tmp_path / "w" / "runs" / "ddp", "1 12 0 1000")
-    job = parse_scontrol(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
+    job = slurm_job(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
     assert ledger.find_run_dir("12", job, Path("/")) == run
     assert ledger.find_run_dir("12", None, tmp_path / "w") == run, "the scheduler has forgotten the job"
     assert ledger.find_run_dir("12", None, run) == run
@@ -159,7 +158,7 @@ def test_the_run_directory_of_a_job_is_found_from_its_directory_of_submission(tm
 
 def test_a_reused_job_number_is_another_job(tmp_path: Path) -> None:
     make_run(tmp_path / "here" / "runs" / "old", "1 12 0 1000")
-    job = parse_scontrol(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
+    job = slurm_job(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
     assert ledger.find_run_dir("12", job, tmp_path / "here") is None, (
         "Slurm reports the directory of submission"
     )
@@ -167,7 +166,7 @@ def test_a_reused_job_number_is_another_job(tmp_path: Path) -> None:
 
 def test_the_run_directory_of_a_successor_contains_its_script(tmp_path: Path) -> None:
     run = make_run(tmp_path / "far" / "run", "1 11 0 900", "2 12 30 1000")
-    job = parse_scontrol(slurm(work=str(tmp_path), script=f"{run}/job.sh"), "12")
+    job = slurm_job(slurm(work=str(tmp_path), script=f"{run}/job.sh"), "12")
     assert ledger.find_run_dir("12", job, Path("/")) == run
 
 
@@ -176,7 +175,7 @@ def test_the_run_directory_of_a_waiting_job_is_read_from_its_script(tmp_path: Pa
     run.mkdir(parents=True)
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH -N1\nexport DDP_HPC_RUN_DIR={run}\n")
-    job = parse_scontrol(slurm(work=str(tmp_path), script=str(script)), "12")
+    job = slurm_job(slurm(work=str(tmp_path), script=str(script)), "12")
     assert ledger.find_run_dir("12", job, Path("/")) == run
     script.unlink()
     assert ledger.find_run_dir("12", job, Path("/")) is None

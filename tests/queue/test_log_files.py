@@ -10,8 +10,7 @@ import pytest
 
 from ddp_hpc.jobs.log_files import Reader, log_paths, read_tail, usual_logs
 from ddp_hpc.jobs.training_progress import Progress, read_progress
-from ddp_hpc.schedulers.slurm.query_and_cancel import parse_scontrol
-from tests.queue.answers import slurm
+from tests.queue.answers import slurm, slurm_job
 
 LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"
 
@@ -46,7 +45,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
 def test_the_log_of_a_job_known_only_to_sacct_is_searched_by_its_default_names(
     tmp_path: Path,
 ) -> None:
-    job = parse_scontrol(slurm(log="(null)", work=str(tmp_path)), "12")
+    job = slurm_job(slurm(log="(null)", work=str(tmp_path)), "12")
     assert log_paths(job) == []
     for name in ("ddp-12.out", "ddp-112.out", "ddp-12.out.old"):
         (tmp_path / name).touch()

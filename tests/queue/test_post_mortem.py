@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
+from ddp_hpc.rank_ends import RankEnd
 from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import End, JobState
 
@@ -16,6 +17,35 @@ slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T16:12:29 ***
 slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed
 srun: error: n1: task 0: Terminated
 """
+# The same job on Slurm 26.05.
+OOM_26 = """\
+[2026-11-26T21:58:50.203] error: Detected 1 oom_kill event in StepId=10.0. Some have been OOM Killed.
+srun: error: n2: task 1: Out Of Memory
+srun: Terminating StepId=10.0
+[2026-11-26T21:58:50.226] error: *** STEP 10.0 ON n1 CANCELLED AT 2026-11-26T21:58:50 DUE TO TASK FAILURE ***
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=10.0
+"""
+OVER_MEMORY = (
+    "[2026-11-26T21:58:50.203] error: StepId=45.0 exceeded memory limit (700416 > 204800), being killed\n"
+)
+# srun writes between the lines of a traceback of rank 1, and the job ends with the code of rank 0.
+CUT_TRACEBACK = """\
+Traceback (most recent call last):
+srun: error: n2: task 1: Exited with exit code 1
+  File "train.py", line 5, in <module>
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-26T21:50:35 ***
+    raise ValueError("bad data on rank 1")
+ValueError: bad data on rank 1
+srun: error: n1: task 0: Terminated
+srun: Force Terminated StepId=1.0
+"""
+CUT_TRACEBACK_26 = CUT_TRACEBACK.replace("srun: launch/slurm: _step_signal: ", "srun: ").replace(
+    "slurmstepd-n1: ", "[2026-11-26T21:58:50.492] "
+)
+REQUEUED = "slurmstepd-n1: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-26T22:00:48 DUE TO JOB REQUEUE ***\n"
+REQUEUED_26 = REQUEUED.replace("slurmstepd-n1:", "[2026-11-26T21:58:49.983]")
 EXIT_3 = """\
 hi from 0
 hi from 1
@@ -141,10 +171,68 @@ def test_the_middle_of_a_long_traceback_is_omitted() -> None:
     assert lines[-1] == "E" * 300
 
 
+@pytest.mark.parametrize("log", [CUT_TRACEBACK, CUT_TRACEBACK_26])
+def test_a_traceback_is_complete_although_slurm_writes_between_its_lines(log: str) -> None:
+    found = failed(log, exit_code=143)
+    assert (found.cause, found.what, found.rank, found.host) == ("failed", "exit code 1", 1, "n2")
+    assert found.lines == (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 5, in <module>',
+        '    raise ValueError("bad data on rank 1")',
+        "ValueError: bad data on rank 1",
+        "srun: error: n2: task 1: Exited with exit code 1",
+    )
+
+
+def test_a_traceback_of_another_rank_after_a_signal_is_not_that_of_the_killed_rank() -> None:
+    found = failed("srun: error: n2: task 1: Killed\nstopping\n" + TRACEBACK, exit_code=137)
+    assert found.lines == ("srun: error: n2: task 1: Killed",)
+    assert found.what == "exit code 137 (SIGKILL)"
+
+
+def test_messages_of_slurmstepd_are_not_errors_of_the_training() -> None:
+    log = "[2026-11-26T21:58:50.492] error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-26T21:58:50 ***\n"
+    assert (failed(log).rank, failed(log).host) == (None, "")
+    assert failed(log + "[rank 1/2 n2] error: data.h5: is damaged\n").host == "n2"
+
+
+def test_a_rank_that_was_terminated_first_has_not_failed_first() -> None:
+    first = "srun: error: n1: task 0: Exited with exit code 143\n"
+    found = failed(first + "srun: error: n2: task 1: Exited with exit code 3\n")
+    assert (found.rank, found.what) == (1, "exit code 3")
+    assert failed(first).rank == 0
+
+
+def test_the_rank_that_exec_recorded_first_is_reported() -> None:
+    """Slurm can report the ends of several ranks in another order."""
+    job = JobState(job_id="12", scheduler="slurm", phase="ended", word="FAILED", end="failed", exit_code=143)
+    log = f"{TRACEBACK}srun: error: n1: task 0: Exited with exit code 9\n"
+    end = RankEnd(rank=1, world_size=2, host="n2", exit_code=1, signal=0, at_s=1.0)
+    found = examine(job, None, log, "", recorded=end)
+    assert found is not None
+    assert (found.what, found.rank, found.host) == ("exit code 1", 1, "n2")
+    assert found.lines[-2:] == ("ValueError: the data is odd", "rank 1 on n2: exit code 1")
+
+
+@pytest.mark.parametrize("requeued", [REQUEUED, REQUEUED_26])
+def test_errors_before_a_requeue_are_ignored_in_the_log_of_any_program(requeued: str) -> None:
+    found = failed(f"KeyError: 1\n{OOM}{requeued}{TRACEBACK}{EXIT_3}")
+    assert (found.cause, found.lines[0]) == ("failed", "Traceback (most recent call last):")
+    assert found.lines[-1] == "srun: error: n2: task 1: Exited with exit code 3"
+
+
+def test_a_requeue_that_no_output_follows_ends_the_last_attempt() -> None:
+    log = f"{TRACEBACK}{REQUEUED.replace('JOB REQUEUE', 'NODE FAILURE')}srun: Force Terminated StepId=1.0\n"
+    assert failed(log, end="node").lines[-1] == "ValueError: the data is odd"
+
+
 @pytest.mark.parametrize(
     ("log", "end", "cause"),
     [
         (OOM, "failed", "memory"),
+        (OOM_26, "failed", "memory"),
+        (OVER_MEMORY, "failed", "memory"),
+        ("slurmstepd: error: Exceeded job memory limit\n", "failed", "memory"),
         ("", "memory", "memory"),
         ("=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb\n", "failed", "memory"),
         ("", "walltime", "walltime"),
@@ -195,6 +283,7 @@ def test_the_remedy_depends_on_snapshots_and_on_a_successor() -> None:
     assert failed("", state, end="cancelled").remedy.endswith("; it resumes after step 60")
     assert failed("", state, end="walltime", next_job="13").remedy == "none: job 13 resumes the run"
     assert failed("", state, exit_code=75).cause == "requeue"
+    assert failed("", state, end="cancelled", exit_code=75).cause == "cancelled"
     assert (
         failed(EXIT_3, RunState("running", 0, "")).remedy == "fix the error shown above, then submit it again"
     )

@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 
 from ddp_hpc.jobs import submission_ledger as ledger
+from ddp_hpc.rank_ends import RankEnd, write_first_failure
 from ddp_hpc.run_state import RunState, write_state
 from tests.conftest import PROJECT, clean_environ
 from tests.queue.answers import pbs, slurm
@@ -46,6 +47,22 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
         f"log       {work}/ddp-12.out",
         f"run       {folder}",
     ]
+
+
+def test_the_advice_after_a_timeout_depends_on_how_the_program_is_resumed(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="TIMEOUT", exit="0:15")
+    (work / "train.py").write_text("import torch\n")
+    folder = make_run(work / "runs" / "train", "1 12 0 1000")
+    request = ["--profile", "generic_slurm", "--walltime", "01:00:00"]
+    (folder / "job.sh").write_text(run("render", *request, "--", "python", "train.py").out)
+    assert (
+        "\naction    increase --walltime; if it saves checkpoints and continues from them, add --requeue "
+        "on-signal --progress 'CHECKPOINTS*'; see docs/how-to/any-program.md\n"
+    ) in run("status", "12").out
+    (folder / "job.sh").write_text(run("render", *request).out)
+    assert "\naction    increase --walltime, or save snapshots" in run("status", "12").out
 
 
 def test_a_training_that_will_not_finish_within_its_walltime(
@@ -162,6 +179,103 @@ def test_a_failed_job(work: Path, programs: Programs, run: Run) -> None:
         "  | [rank 1/2 n2] error: data.h5: is damaged",
         "action    fix the error shown above, then submit it again",
     ]
+
+
+def test_a_cancelled_job_is_cancelled_although_its_run_can_be_resumed(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="CANCELLED", exit="75:0")
+    write_state(make_run(work / "runs" / "ddp", "1 12 0 1000"), RunState("requeue", 60, "rank 0 got SIGTERM"))
+    done = run("status", "12")
+    assert (done.code, done.out.splitlines()[0]) == (
+        1,
+        "job       12 (ddp of me): cancelled, CANCELLED on n[1-2]",
+    )
+    assert "cause     cancelled: it was cancelled" in done.out
+    assert "; it resumes after step 60" in done.out
+
+
+def test_the_failure_that_exec_recorded_in_the_last_attempt_is_reported(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="FAILED", exit="143:0").write_text("no word\n")
+    run_dir = make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 0 2000")
+    end = RankEnd(rank=3, world_size=4, host="n2", exit_code=1, signal=0, at_s=1.0)
+    write_first_failure(run_dir, "2 12", end)
+    out = run("status", "12").out
+    assert "cause     failed: exit code 1\nfailed    rank 3 on n2\n" in out
+    (run_dir / "first_failure").unlink()
+    write_first_failure(run_dir, "1 12", end)
+    assert "cause     failed: exit code 143 (SIGTERM)\n" in run("status", "12").out
+
+
+def array(programs: Programs, work: Path) -> None:
+    """Makes scontrol report array 12: task 0 is done, 1 failed, 2 runs, 3 to 6 wait."""
+    records = [
+        ("COMPLETED", "0:0", "0"),
+        ("FAILED", "1:0", "1"),
+        ("RUNNING", "0:0", "2"),
+        ("PENDING", "0:0", "3-6%1"),
+    ]
+    text = ""
+    for number, (state, code, index) in enumerate(records, start=13):
+        script = str(work / "job.sh")
+        job_id = f"{number} ArrayJobId=12 ArrayTaskId={index}"
+        text += slurm(
+            job_id=job_id,
+            state=state,
+            exit=code,
+            work=str(work),
+            log=str(work / f"ddp-12_{index}.out"),
+            script=script,
+        )
+    programs.answers("scontrol", text)
+    for index in range(3):
+        (work / f"ddp-12_{index}.out").write_text(f"task {index}\n" + "ValueError: odd\n" * (index == 1))
+
+
+def test_an_array_is_shown_by_the_states_of_its_tasks_with_the_failed_ones(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    array(programs, work)
+    done = run("status", "12")
+    assert (done.code, done.err) == (1, "")
+    assert done.out.splitlines() == [
+        "job       12 (ddp of me): failed",
+        "tasks     1 done, 4 waiting, 1 running, 1 failed",
+        "task      12_1: failed; failed: exit code 1",
+        "  | task 1",
+        "  | ValueError: odd",
+        "details   ddp-hpc status 12_1",
+    ]
+    found = json.loads(run("status", "12", "--json").out)
+    assert found["counts"] == {"done": 1, "waiting": 4, "running": 1, "failed": 1}
+    assert [one["job_id"] for one in found["problems"]] == ["12_1"]
+
+
+def test_the_logs_of_all_tasks_of_an_array_are_printed(work: Path, programs: Programs, run: Run) -> None:
+    array(programs, work)
+    done = run("logs", "12")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        f"==> {work}/ddp-12_0.out <==\ntask 0\n\n==> {work}/ddp-12_1.out <==\ntask 1\nValueError: odd\n\n"
+        f"==> {work}/ddp-12_2.out <==\ntask 2\n"
+    )
+    refused = run("logs", "12", "--follow")
+    assert refused.code == 2
+    assert "job 12 is a job array; give the ID of one of its jobs, such as 12_0" in refused.err
+
+
+def test_an_array_is_cancelled_with_one_request_and_its_tasks_do_not_resume(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    array(programs, work)
+    programs.answers("scancel", "")
+    tasks = [make_run(work / "runs" / "ddp" / f"task-{index}", f"1 12_{index} 0 1000") for index in (1, 2)]
+    done = run("cancel", "12")
+    assert (done.code, done.out, done.err) == (0, "12\n", "")
+    assert programs.called("scancel") == ["scancel 12"]
+    assert [ledger.is_cancelled(one, f"12_{n}") for n, one in enumerate(tasks, start=1)] == [False, True]
 
 
 @pytest.mark.parametrize(

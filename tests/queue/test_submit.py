@@ -35,7 +35,7 @@ def test_only_the_job_id_is_printed_and_the_script_is_that_of_render(
     rendered = run("render", *REQUEST, "--", "python", "train.py").out
     done = run("submit", *REQUEST, "--", "python", "train.py")
     assert (done.code, done.out) == (0, "12\n")
-    [script] = (work / "runs" / "ddp").glob("job-*.sh")
+    [script] = (work / "runs" / "train").glob("job-*.sh")
     assert script.read_text() == rendered
     assert sbatch.called("sbatch") == [f"sbatch --parsable {script}"]
 
@@ -377,27 +377,35 @@ def test_an_invalid_request_is_one_line(
     assert not sbatch.called()
 
 
-def test_a_run_of_another_program_in_the_run_directory_is_a_warning(
+def test_a_run_of_another_program_in_the_run_directory_is_refused(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     assert "warning: " not in run("submit", *REQUEST, "--", "python", "train.py", "--lr", "1").err
-    write_state(work / "runs" / "ddp", RunState("requeue", 90, "no time left"))
+    write_state(work / "runs" / "train", RunState("requeue", 90, "no time left"))
     again = run("submit", *REQUEST, "--walltime", "01:00:00", "--", "python", "train.py", "--lr", "1")
     assert "warning: " not in again.err, "the same program resumes its run"
-    done = run("submit", *REQUEST, "--", "python", "other.py")
-    assert (done.code, done.out) == (0, "12\n")
+    other = run("submit", *REQUEST, "--", "python", "train.py", "--lr", "2")
+    assert (other.code, other.out) == (0, "12\n")
     assert (
-        f"warning: {work}/runs/ddp contains the run of another command, python train.py --lr 1 (requeue, "
+        f"warning: {work}/runs/train contains the run of another command, python train.py --lr 1 (requeue, "
         "step 90), which this job would resume or overwrite; for a new run, choose another --name or "
         "--run-dir\n"
-    ) in done.err
+    ) in other.err
+    done = run("submit", *REQUEST, "--name", "train", "--", "python", "other.py")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith(
+        f"error: {work}/runs/train contains the run of another program, train.py, which other.py cannot "
+        "resume and might overwrite; for a new run, choose another --name or --run-dir\n"
+    )
+    write_state(work / "runs" / "train", RunState("failed", 0, "exit code 1"))
+    assert run("submit", *REQUEST, "--name", "train", "--", "python", "other.py").code == 0
 
 
 def test_a_pending_job_of_another_program_in_the_run_directory_is_a_warning(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
-    run("submit", *REQUEST, "--", "python", "first.py")
-    done = run("submit", *REQUEST, "--", "python", "second.py")
+    run("submit", *REQUEST, "--name", "same", "--", "python", "first.py")
+    done = run("submit", *REQUEST, "--name", "same", "--", "python", "second.py")
     assert "contains the run of another command, python first.py (job 12), which this job" in done.err
     assert "warning: " not in run("submit", *REQUEST, "--name", "new", "--", "python", "second.py").err
 

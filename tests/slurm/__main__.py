@@ -13,9 +13,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slurm", description=__doc__)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--gpus-per-node", type=int, default=4, help="pretended ones (default %(default)s)")
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
     parser.add_argument("command", nargs="*", help="default: an interactive bash")
     args = parser.parse_args()
-    settings = Settings(num_nodes=args.nodes, gpus_per_node=args.gpus_per_node, node_prefix=random_prefix())
+    settings = Settings(
+        num_nodes=args.nodes,
+        gpus_per_node=args.gpus_per_node,
+        node_prefix=random_prefix(),
+        accounting=args.accounting,
+    )
     try:
         with Cluster(settings) as cluster:
             print(f"nodes {' '.join(cluster.node_names)}, files in {cluster.root}", file=sys.stderr)

@@ -23,10 +23,11 @@ from pathlib import Path
 from types import TracebackType
 
 from . import nodes
+from .accounting import start_accounting
 from .configuration import HEAD, Layout, Settings, write_configuration
 from .head_node import HeadNode, JobEnd
 from .nodes import ClusterError, wait_for
-from .requirements import what_is_missing
+from .requirements import what_is_missing, what_is_missing_for_accounting
 
 __all__ = ["HEAD", "Cluster", "ClusterError", "JobEnd", "Settings", "random_prefix", "what_is_missing"]
 
@@ -72,7 +73,7 @@ class Cluster(HeadNode):
         Raises:
             ClusterError: a daemon or node did not start; with the last lines of all logs.
         """
-        if reason := what_is_missing():
+        if reason := what_is_missing_for_accounting() if self.settings.accounting else what_is_missing():
             raise ClusterError(reason)
         if self._layout is not None:
             raise ClusterError("the cluster is up already")
@@ -85,6 +86,8 @@ class Cluster(HeadNode):
             self._keeper = nodes.start_keeper(layout, os.getpid())
             nodes.connect(layout, HEAD)
             self._start_munged()
+            if self.settings.accounting:
+                start_accounting(layout)
             nodes.call(layout, HEAD, "slurmctld", "-f", layout.conf, "-c")
             for name in self.node_names:
                 nodes.start_node(layout, name)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 HEAD = "head"
 DOMAIN = "cluster.test"
+CLUSTER, DATABASE = "testcluster", "slurm_acct_db"
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_CONTROLLERS = ("freezer", "memory")
 
@@ -39,6 +40,8 @@ class Settings:
     kill_wait_s: int = 5
     slurmd_timeout_s: int = 30
     requeue_wait_s: int = 10
+    # With slurmdbd and MariaDB. The controller then forgets jobs soon after their end.
+    accounting: bool = False
 
     @property
     def node_names(self) -> list[str]:
@@ -84,6 +87,10 @@ class Layout:
     def munge_socket(self) -> Path:
         return self.run / "munge.socket"
 
+    @property
+    def database_socket(self) -> Path:
+        return self.run / "mariadb.socket"
+
     def node(self, name: str) -> Path:
         return self.root / "nodes" / name
 
@@ -112,6 +119,10 @@ def write_configuration(layout: Layout) -> None:
         (node / "first_pid").write_text(f"{first_pid}\n")
 
     layout.conf.write_text(_slurm_conf(layout))
+    if settings.accounting:
+        slurmdbd = root / "etc" / "slurmdbd.conf"  # slurmdbd refuses a file that others can read
+        slurmdbd.touch(mode=0o600)
+        slurmdbd.write_text(_slurmdbd_conf(layout))
     mail = root / "etc" / "mail"
     mail.write_text(f'#!/bin/sh\necho "$*" >>{layout.mails}\n')
     mail.chmod(0o755)
@@ -143,6 +154,33 @@ def has_cgroup_v1() -> bool:
     return all(os.access(CGROUPS / name / "tasks", os.W_OK) for name in CGROUP_CONTROLLERS)
 
 
+def _slurmdbd_conf(layout: Layout) -> str:
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+DbdHost={HEAD}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StorageLoc={DATABASE}
+StorageUser=slurm
+StoragePass=slurm
+LogFile={layout.log}/slurmdbd.log
+PidFile={layout.run}/slurmdbd.pid
+"""
+
+
+def _accounting_options(layout: Layout) -> str:
+    """Returns the options for accounting, and how long the controller knows jobs that have ended."""
+    if not layout.settings.accounting:
+        return "AccountingStorageType=accounting_storage/none\nMinJobAge=3600"
+    # AuthInfo is not used for connections to slurmdbd.
+    return (
+        f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={HEAD}\n"
+        f"AccountingStoragePass={layout.munge_socket}\nMinJobAge=2"
+    )
+
+
 def _slurm_conf(layout: Layout) -> str:
     root, settings = layout.root, layout.settings
     gres = f" Gres=gpu:{settings.gpus_per_node}" if settings.gpus_per_node else ""
@@ -162,7 +200,7 @@ def _slurm_conf(layout: Layout) -> str:
     # cred_expire is also the time before a requeued job can start again (default:
     # 120 s). config_overrides allows nodes with more resources than the machine.
     return f"""\
-ClusterName=testcluster
+ClusterName={CLUSTER}
 SlurmctldHost={HEAD}({settings.address(HEAD)})
 SlurmUser=root
 SlurmdUser=root
@@ -186,7 +224,6 @@ JobRequeue=1
 KillWait={settings.kill_wait_s}
 SlurmctldTimeout=30
 SlurmdTimeout={settings.slurmd_timeout_s}
-MinJobAge=3600
 TCPTimeout=2
 TreeWidth=16
 SchedulerType=sched/backfill
@@ -199,7 +236,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {"GresTypes=gpu" if settings.gpus_per_node else ""}
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{_accounting_options(layout)}
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES DefaultTime=00:10:00 MaxTime=01:00:00 PriorityTier=10
 PartitionName=long Nodes=ALL MaxTime=UNLIMITED PriorityTier=10

@@ -10,6 +10,8 @@ from functools import cache
 from .nodes import SYSTEM_PATH
 
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix-dev iproute2 util-linux"
+ACCOUNTING_PACKAGES = "slurmdbd slurm-wlm-mysql-plugin mariadb-server"
+_ACCOUNTING_PROGRAMS = ["slurmdbd", "sacct", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db"]
 _PROGRAMS = [
     "munged",
     "slurmctld",
@@ -39,4 +41,17 @@ def what_is_missing() -> str | None:
     return (
         f"the Slurm tests lack {', '.join(lacks)}: run pytest as root, after "
         f"`apt-get install -y --no-install-recommends {PACKAGES}` (Debian's package names)"
+    )
+
+
+@cache
+def what_is_missing_for_accounting() -> str | None:
+    """Returns one line like `what_is_missing`, for a cluster with accounting."""
+    missing = [name for name in _ACCOUNTING_PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
+    if not missing:
+        return what_is_missing()
+    packages = f"{PACKAGES} {ACCOUNTING_PACKAGES}"
+    return (
+        f"the tests of Slurm's accounting lack the programs {' '.join(missing)}: run pytest as root, after "
+        f"`apt-get install -y --no-install-recommends {packages}` (Debian's package names)"
     )

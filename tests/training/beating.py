@@ -1,6 +1,8 @@
-"""A rank with a heartbeat, without torch: `beating.py RANK SIZE DIRECTORY FAULT:RANK|all [LIMIT=S ...]`.
+"""A rank with a heartbeat and without torch.
 
-Each step ends with a wait for all ranks, like a collective. The fault occurs in step 3.
+`beating.py RANK SIZE DIRECTORY FAULT:RANK|all[:STEP] [LIMIT=S ...]`.
+
+Each step ends with a wait for all ranks, like a collective. The fault occurs in step 3 by default.
 """
 
 import ctypes
@@ -85,7 +87,8 @@ def fail(kind, heartbeat, step):
 
 def main():
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    kind, _, faulty = sys.argv[4].partition(":")
+    kind, faulty, *at_step = sys.argv[4].split(":")
+    fault_step = int(at_step[0]) if at_step else 3
     limits = {"stuck_s": 60.0, "silent_s": 60.0, "gone_s": 60.0, "first_s": 60.0}
     limits |= {name: float(value) for name, _, value in (word.partition("=") for word in sys.argv[5:])}
     world = World(
@@ -111,14 +114,14 @@ def main():
     assert heartbeat.note == ""
     for step in range(STEPS):
         heartbeat.at(step, "data")
-        if step == 3 and faulty in (str(rank), "all"):
+        if step == fault_step and faulty in (str(rank), "all"):
             fail(kind, heartbeat, step)
         heartbeat.at(step, "backward")
-        if step == 3 and kind == "wait":
+        if step == fault_step and kind == "wait":
             wait_where_all_wait()
-        if step == 3 and kind == "who" and str(rank) == faulty:
+        if step == fault_step and kind == "who" and str(rank) == faulty:
             os._exit(1)
-        if step == 3 and kind == "who":
+        if step == fault_step and kind == "who":
             print(heartbeat.gone_ranks(5.0), flush=True)
             break
         comm.barrier("step")

@@ -126,6 +126,18 @@ def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     assert "Error: planted " in line
 
 
+def test_a_rank_that_dies_in_a_sharded_save_ends_the_run_at_once_with_the_older_snapshot(tmp_path, forks):
+    job = _forked(forks, tmp_path, "die_in_save:1", *SAVING, "--strategy", "fsdp")
+    codes = job.wait()
+    assert time.time() - (tmp_path / "died").stat().st_mtime < 10
+    assert codes == [1, -9, 1], job.words()
+    (line,) = job.errors()
+    assert "rank 1" in line
+    assert "the snapshot of step 2 was NOT saved" in job.words()
+    assert "rank 1 did not write its part before a rank was lost" in job.words()
+    _assert_one_whole_snapshot(tmp_path)
+
+
 def test_a_rank_that_calls_exit_is_reported(tmp_path, forks):
     job = _forked(forks, tmp_path, "exit:1")
     assert job.wait() == [1, 3, 1]
@@ -194,6 +206,16 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     done, took_s = _run(tmp_path, "kill:1", ranks=2)
     assert done.returncode != 0
     assert took_s < 45
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_exits_with_0_in_the_middle_is_named_and_fails_the_job(tmp_path, rank):
+    # Hydra kills the other ranks when it notices such an exit, and returns 0.
+    done, _ = _run(tmp_path, f"leave:{rank}", *SAVING, ranks=2)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+    assert f"error: rank {rank} on " in line
+    assert not (tmp_path / "run" / "state").read_text().startswith(("done", "running"))
 
 
 def test_a_hanging_rank_is_waited_for_only_until_the_timeout(tmp_path, forks):

@@ -128,10 +128,17 @@ def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
 @pytest.mark.parametrize("kind", ["stop", "lock"])
 def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, kind):
     """A stopped process, and one that holds the GIL in C code."""
-    text, code = ranks(f"{kind}:1", "stuck_s=0.4", "first_s=0.4").words_of(0)
+    text, code = ranks(f"{kind}:1", "stuck_s=0.4").words_of(0)
     assert code == LOST
     assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
     assert "no answer: its process is stopped, or Python is blocked in a C call" in text
+
+
+def test_the_limit_of_the_first_step_ends_with_it_even_if_the_rank_then_sends_nothing(ranks):
+    """A rank that stops directly after its first step, in the interval between two beats."""
+    text, code = ranks("stop:1:1", "stuck_s=2", "first_s=60").words_of(0)
+    assert code == LOST
+    assert text.startswith("rank 1 on n1 has been in step 1, data for ")
 
 
 def test_a_killed_rank_is_reported_as_gone(ranks):
@@ -167,11 +174,26 @@ def test_ranks_whose_relay_is_killed_connect_to_rank_0(tmp_path, relay):
     assert text.startswith("rank 2 on n2 is gone: ")  # and not the other ranks of the relay
 
 
-def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path):
+@pytest.mark.parametrize(
+    ("limits", "of_rank_0", "of_rank_1"),
+    [
+        (
+            "silent_s=1",
+            r"rank 1 on n1 is cut off, last seen ",
+            r"lost contact with rank 0 on n0: the node or its network is down",
+        ),
+        (  # the kernel has not given up yet
+            "silent_s=60 stuck_s=1 first_s=1",
+            r"rank 1 on n1 has been .*no answer: its node does not answer: the node, or the network ",
+            r"lost contact with rank 0 on n0: no message for \S+ s, and its node does not answer: ",
+        ),
+    ],
+)
+def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path, limits, of_rank_0, of_rank_1):
     """An unplugged cable closes no connection, so only a time limit detects it."""
     if subprocess.run(["unshare", "-rnpf", "true"], capture_output=True).returncode != 0:
         pytest.skip("no right to a network of its own (unshare -rnpf)")
-    rank = f"{sys.executable} {BEATING} %d 2 {tmp_path} cut:1 silent_s=1"
+    rank = f"{sys.executable} {BEATING} %d 2 {tmp_path} cut:1 {limits}"
     both = f"ip link set lo up; {rank % 0} & {rank % 1}; wait"
     done = subprocess.run(
         ["unshare", "-rnpf", "--kill-child", "sh", "-c", both],
@@ -181,8 +203,9 @@ def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path):
         timeout=30,
     )
     lines = sorted(done.stdout.splitlines())
-    assert lines[0].startswith("lost contact with rank 0 on n0: the node or its network is down")
-    assert lines[1].startswith("rank 1 on n1 is cut off, last seen ")
+    assert re.match(of_rank_1, lines[0]), done.stdout
+    assert re.match(of_rank_0, lines[1]), done.stdout
+    assert "its process is stopped" not in done.stdout
 
 
 @pytest.mark.parametrize(

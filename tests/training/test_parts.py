@@ -1,9 +1,12 @@
 """Parts of the training that need no second process."""
 
 import io
+import json
 import signal
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -224,15 +227,54 @@ def test_no_output_overwrites_the_data_or_a_file_other_than_json(tmp_path):
     assert (data.read_bytes(), notes.read_text()) == (b"\x89HDF\r\n", "mine")
 
 
-def test_a_full_disk_for_the_metrics_is_only_a_warning(capsys):
-    from pathlib import Path
+def _record(step):
+    return StepRecord(step=step, epoch=1, loss=1.0, lr=0.1, samples=1, data_s=0.0, step_s=0.1)
 
+
+def test_a_full_disk_for_the_metrics_is_a_warning_that_names_the_missing_steps(capsys):
     metrics = MetricsFile(Path("/dev/full"))
-    record = StepRecord(step=1, epoch=1, loss=1.0, lr=0.1, samples=1, data_s=0.0, step_s=0.1)
-    metrics.write([record])
-    metrics.write([record])
+    for step in (1, 2, 3):
+        metrics.write([_record(step)])
     metrics.close()
-    assert capsys.readouterr().err.count("stopped writing (No space left on device)") == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == (
+        "warning: --metrics /dev/full: cannot be written (No space left on device); ddp-hpc tries again "
+        "after the next steps"
+    )
+    assert last.endswith("cannot be written (No space left on device); the steps 1 to 3 are missing")
+
+
+def _fill_disk(path):
+    with suppress(OSError), path.open("wb", buffering=0) as filled:
+        while True:
+            filled.write(bytes(4096))
+
+
+@pytest.mark.parametrize("max_waiting", [100, 2])
+def test_the_metrics_continue_when_there_is_space_again(tiny_disk, capsys, monkeypatch, max_waiting):
+    monkeypatch.setattr("ddp_hpc.training.telemetry.metrics_file._MAX_WAITING", max_waiting)
+    path, others = tiny_disk / "m.jsonl", tiny_disk / "others.bin"
+    metrics = MetricsFile(path)
+    metrics.write(
+        [_record(step) for step in range(1, 31)]
+    )  # almost a block, so that a line is cut at its end
+    _fill_disk(others)
+    for step in range(31, 71):
+        metrics.write([_record(step)])
+    others.unlink()
+    metrics.write([_record(71)])
+    metrics.close()
+    written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    first, last = capsys.readouterr().err.splitlines()
+    assert "cannot be written (No space left on device)" in first
+    missing = sorted(set(range(1, 72)) - set(written))
+    assert written == [step for step in range(1, 72) if step not in missing]
+    if max_waiting == 100:
+        assert missing == []
+        assert last.endswith("can be written again; no steps are missing")
+    else:
+        assert len(missing) > 10
+        assert last.endswith(f"can be written again; the steps {missing[0]} to {missing[-1]} are missing")
 
 
 def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():

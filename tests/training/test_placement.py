@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +57,30 @@ def test_a_single_rank_on_one_core_is_a_warning(tmp_path: Path, forks: Forks) ->
     assert job.wait() == [0], job.words()
     assert f"warning: rank 0 on {os.uname().nodename.partition('.')[0]} has CPU {cpu} of" in job.words()
     assert "with OMP_NUM_THREADS=8: all its threads" in job.words()
+
+
+def test_each_rank_raises_its_limit_on_open_files(tmp_path: Path, forks: Forks) -> None:
+    job = forks.start(
+        *SIZES, "--max-steps", "100000", "--epochs", "100000", cwd=tmp_path, ranks=2, program=BOUND,
+        env={"LIMIT": "200:1000"},
+    )  # fmt: skip
+    while "placement: " not in job.words():
+        assert job.running(), job.words()
+        time.sleep(0.01)
+    limits = [resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in job.pids]
+    job.kill()
+    assert limits == [(1000, 1000)] * 2
+    assert placement_lines(job.words())[0].endswith(", no problems found")
+
+
+def test_a_hard_limit_on_open_files_below_the_need_of_the_ranks_is_a_warning(
+    tmp_path: Path, forks: Forks
+) -> None:
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=2, program=BOUND, env={"LIMIT": "250:250"})
+    assert job.wait() == [0, 0], job.words()
+    [warning] = placement_lines(job.words())[1:]
+    assert warning.startswith("warning: rank 0 on ")
+    assert " can open 250 files, and a rank of 2 ranks can need 260, " in warning
 
 
 def test_an_unwritable_run_directory_is_reported_and_training_continues(

@@ -128,6 +128,19 @@ def test_a_missing_hook_is_an_error_before_the_first_step(mine, forks):
     assert "--metrics-hook mine:hok: module 'mine' has no attribute 'hok' (did you mean \"hook\"?)" in line
 
 
+@pytest.mark.parametrize("before", ["", "requeue 12 the walltime\n"])
+def test_a_refused_start_does_not_change_the_state_of_the_run(mine, forks, before):
+    run = mine / "run"
+    run.mkdir()
+    if before:
+        (run / "state").write_text(before)
+    env = {"DDP_HPC_RUN_DIR": str(run), "DDP_HPC_THIS_ATTEMPT": "2 of job 7"}
+    words = [*WORDS, "--metrics-hook", "mine:hok", "--model", "mine:net"]
+    assert forks.start(*words, cwd=mine, ranks=2, env=env).wait() == [2, 2]
+    assert ((run / "state").read_text() if before else (run / "state").exists()) == (before or False)
+    assert (run / "refused").read_text() == "2 of job 7\n"
+
+
 def test_a_missing_hook_does_not_truncate_the_metrics_file(mine, forks):
     (mine / "m.jsonl").write_text("of another run\n")
     words = [*WORDS, "--model", "mine:net", "--metrics", "m.jsonl", "--metrics-hook", "mine:hok"]

@@ -66,6 +66,12 @@ def read_job(job_id: str) -> JobState | None:
     raise DdpHpcError(f"qstat failed: {answer.said}. Try it manually: qstat -xf {job_id}")
 
 
+def read_jobs(job_id: str) -> list[JobState]:
+    """Returns the state of the job, or no state if there is no such job. Raises what `read_job` raises."""
+    job = read_job(job_id)
+    return [] if job is None else [job]
+
+
 def _refuse_array(job_id: str) -> None:
     """Raises RequestError if the job id is the number of a job array; the message names one job of it."""
     number, dot, server = job_id.partition(".")

@@ -1,14 +1,15 @@
 """The values that sbatch accepts for its options.
 
 Source: the functions `arg_set_*` in src/common/slurm_opt.c, and the functions that they call in proc_args.c,
-parse_time.c, tres_bind.c and gres.c of SchedMD/slurm 22.05; differences of later versions are noted. Values
-that only the controller can reject, such as unknown partitions, are not checked.
+parse_time.c, tres_bind.c and gres.c of SchedMD/slurm, in the last releases of 22.05 to 26.05. Values that
+only the controller can reject, such as unknown partitions, are not checked.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ddp_hpc.schedulers.versions import is_between
 
@@ -21,7 +22,7 @@ _MAX_CHARS = 400
 _MAIL = frozenset(
     ("ALL", "ARRAY_TASKS", "BEGIN", "END", "FAIL", "INVALID_DEPEND", "REQUEUE", "STAGE_OUT", "TIME_LIMIT")
 ) | frozenset(f"TIME_LIMIT_{share}" for share in (50, 80, 90))
-_SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU"
+_SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU CHLD PIPE"
 _SIGNAL = re.compile(
     rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)"
     r"(?:@[ ]*[+]?\d{1,5})?",
@@ -30,6 +31,9 @@ _SIGNAL = re.compile(
 _GPU_BIND = re.compile(
     r"(?:verbose,)?(?:c.*|n.*|map_gpu:[\d*,]+|mask_gpu:[0-9a-fx*,]+|per_task:\d+|single:\d+)", re.IGNORECASE
 )
+_FREQUENCY = r"(?:lo\w*|med\w*|hi\w*|\d+)"
+_GOVERNOR = r"(?:co|perf|pow|user|onde|sche)\w*"
+_LIMITS = frozenset(("CPU", "FSIZE", "DATA", "STACK", "CORE", "RSS", "NPROC", "NOFILE", "MEMLOCK", "AS"))
 _PLACES = ("block", "cyclic", "fcyclic", "*")
 _UNITS = "seconds|second|minutes|minute|hours|hour|days|day|weeks|week"
 _CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?[ \t]*(?:[ap]m)?"
@@ -42,8 +46,10 @@ _WHEN = re.compile(
 )
 _COUNT = r"\d{1,18}[kKmMgGtTpP]?"
 # The type of a GPU may contain blanks.
-_GRES_ITEM = re.compile(rf"(?:gres[:/])?[A-Za-z_][\w.-]*(?::[^:,=]+)?(?:[:=]{_COUNT})?(?:\([^)]*\))?")
-_GPU_ITEM = re.compile(rf"(?:[^:,=\s]+:)?{_COUNT}|[^:,=\s\d][^:,=\s]*")
+_GRES_ITEM = re.compile(
+    rf"(?:gres[:/])?[A-Za-z_][\w.-]*(?::(?:[^:,=]+|(?=:)))?(?:[:=]{_COUNT})?(?:\([^)]*\))?"
+)
+_GPU_ITEM = re.compile(rf"(?:[^:,=\s]*:)?{_COUNT}|[^:,=\s\d][^:,=\s]*")
 
 
 def is_time(text: str) -> bool:
@@ -162,6 +168,21 @@ def _is_gpus(text: str) -> bool:
     return all(_GPU_ITEM.fullmatch(item) for item in text.split(","))
 
 
+def _is_signal(text: str) -> bool:
+    seconds = text.partition("@")[2].strip()
+    return bool(_SIGNAL.fullmatch(text)) and (not seconds or int(seconds) <= 65535)
+
+
+def _is_propagated(text: str) -> bool:
+    return text in ("", "ALL", "NONE") or all(word in _LIMITS for word in text.split(",") if word)
+
+
+def _is_tres_per_task(text: str) -> bool:
+    cpus = re.search(r"cpu[=:](\d*)", text, re.IGNORECASE)
+    is_refused = re.search(r"(?:^|,)(?:mem|energy|node|billing|fs|vmem|pages|bb)", text, re.IGNORECASE)
+    return not is_refused and (cpus is None or int(cpus[1] or 0) > 0)
+
+
 def _one_of(*words: str) -> Callable[[str], bool]:
     return lambda text: text.lower() in words
 
@@ -197,14 +218,41 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         _is_mail_type,
         "NONE, BEGIN, END, FAIL, REQUEUE, ALL, TIME_LIMIT or another type of sbatch(1)",
     ),
-    "signal": (_matches(_SIGNAL), "[B:]SIGNAL[@SECONDS], such as B:USR1@120"),
+    "signal": (_is_signal, "[B:]SIGNAL[@SECONDS], such as B:USR1@120"),
     "open-mode": (_matches(r"[at].*"), "append or truncate"),
-    "exclusive": (_one_of("", "exclusive", "oversubscribe", "user", "mcs", "topo"), "user, mcs or topo"),
+    "exclusive": (
+        _one_of("", "exclusive", "oversubscribe", "user", "mcs", "topo", "allocation"),
+        "user, mcs or topo",
+    ),
+    "get-user-env": (_matches(r"[ ]*[+-]?\d*(?:[sl].*)?"), "--get-user-env without a value"),
+    "acctg-freq": (
+        _matches(rf"(?:(?:(?:task|energy|network|filesystem)=)?{_NUMBER}[^,]*|,)*"),
+        "seconds, or task=SECONDS",
+    ),
+    "cpu-freq": (
+        _matches(rf"(?:{_FREQUENCY}(?:-{_FREQUENCY})?(?::{_GOVERNOR})?|{_GOVERNOR})"),
+        "a frequency in kHz, low, medium, high or a governor",
+    ),
+    "gpu-freq": (
+        _matches(r"(?:(?:memory=)?(?:low|medium|high|highm1|\d+)|verbose|,)*"),
+        "a frequency in MHz, low, medium or high",
+    ),
+    "mem-bind": (
+        _matches(r"(?:help|p|prefer|q|quiet|v|verbose|no|none|rank|local|sort|nosort|ma(?:p|sk)_?mem.*|,)*"),
+        "a type of sbatch(1), such as local",
+    ),
+    "propagate": (_is_propagated, "ALL, NONE or names of limits, such as MEMLOCK,STACK"),
+    "tres-per-task": (_is_tres_per_task, "a list of TRES, such as cpu=8,gres/gpu=1"),
+    "mem-update": (_matches(r"[ ]*[+]?0*[1-9]\d{0,4}@.+"), "PERCENT@MINUTES, such as 20@60"),
+    "oom-kill-step": (_one_of("", "0", "1"), "0 or 1"),
+    "requeue": (_one_of("", "expedite"), "--requeue without a value"),
+    "segment": (lambda text: _is_count(text) and int(text) < 65534, "a number"),
     "kill-on-invalid-dep": (_one_of("yes", "no"), "yes or no"),
     "no-kill": (_one_of("", "set", "off", "no"), "off"),
     "gres-flags": (
         _matches(
-            r"(?:disable-binding|enforce-binding|one-task-per-sharing|multiple-tasks-per-sharing|allow-task-sharing|,)+"
+            r"(?!.*disable-binding.*enforce-binding)(?!.*enforce-binding.*disable-binding)"
+            r"(?:disable-binding|enforce-binding|one-task-per-sharing|multiple-tasks-per-sharing|,)+"
         ),
         "disable-binding, enforce-binding or another flag of sbatch(1)",
     ),
@@ -227,8 +275,40 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
 }
 
 
-# Forms that sbatch accepts only since 23.11.
-_NEW_FORMS = {"gres": re.compile(r"^[\w:/]+=\d"), "nodes": re.compile("[,:]")}
+@dataclass(frozen=True)
+class _Form:
+    """A form of values that only some versions accept, and what to write for the others."""
+
+    pattern: re.Pattern[str]
+    expected: str
+    since: str = ""
+    until: str = ""
+
+
+def _form(pattern: str, expected: str, since: str = "", until: str = "") -> _Form:
+    return _Form(re.compile(pattern, re.IGNORECASE), expected, since, until)
+
+
+_FORMS: dict[str, tuple[_Form, ...]] = {
+    "cpu-freq": (_form("[^:]*-[^:]*", "MINIMUM-MAXIMUM:GOVERNOR", until="23.02"),),
+    "exclusive": (
+        _form("topo", "user or mcs", since="24.05"),
+        _form("allocation", "--exclusive without a value", since="26.05"),
+    ),
+    "get-user-env": (_form(".+", "--get-user-env without a value", until="24.11"),),
+    **dict.fromkeys(
+        ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+        (_form("(?:|.*,):.*", "[TYPE:]NUMBER, such as a100:4", since="23.11"),),
+    ),
+    "gres": (
+        _form(r"[\w:/]+=\d.*|gres/.*|.*::.*", "NAME[:TYPE][:NUMBER], such as gpu:4", since="23.11"),
+        _form("gres:.*", "it without gres:", until="23.02"),
+    ),
+    "gres-flags": (_form(".*(?:,|per-sharing).*", "disable-binding or enforce-binding", since="23.11"),),
+    "nodes": (_form("[^,:]*[,:].*", _CHECKS["nodes"][1], since="23.02"),),
+    "requeue": (_form(".+", "--requeue without a value", since="25.11"),),
+    "signal": (_form(r"[RB:]*(?:SIG)?(?:CHLD|PIPE)\b.*", "another signal", since="23.11"),),
+}
 
 
 def expected_value(flag: str, value: str, version: str = "") -> str:
@@ -237,14 +317,24 @@ def expected_value(flag: str, value: str, version: str = "") -> str:
     If no version is given, a value is accepted if at least one version accepts it.
     """
     name = flag[2:]
-    if name not in _CHECKS or len(value) > _MAX_CHARS:
+    if len(value) > _MAX_CHARS:
         return ""
-    if (
-        version
-        and not is_between(version, "23.11", "")
-        and name in _NEW_FORMS
-        and _NEW_FORMS[name].search(value)
-    ):
+    if name in _CHECKS and not _CHECKS[name][0](value):
         return _CHECKS[name][1]
-    is_accepted, expected = _CHECKS[name]
-    return "" if is_accepted(value) else expected
+    form = _form_of(name, value)
+    return form.expected if form and version and not is_between(version, form.since, form.until) else ""
+
+
+def rejecting_versions(flag: str, value: str) -> tuple[str, str]:
+    """Returns the versions that reject a value that others accept, and what to write for them.
+
+    An example is `("before 23.11", "NAME[:TYPE][:NUMBER], such as gpu:4")`; both are empty if there are none.
+    """
+    form = _form_of(flag[2:], value) if len(value) <= _MAX_CHARS else None
+    if form is None:
+        return "", ""
+    return f"before {form.since}" if form.since else f"after {form.until}", form.expected
+
+
+def _form_of(name: str, value: str) -> _Form | None:
+    return next((form for form in _FORMS.get(name, ()) if form.pattern.fullmatch(value)), None)

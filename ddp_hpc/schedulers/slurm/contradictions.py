@@ -1,29 +1,45 @@
 """Options of sbatch that exclude each other, or whose numbers contradict each other.
 
 Source: `validate_options_salloc_sbatch_srun` in src/common/slurm_opt.c, `_opt_verify` in src/sbatch/opt.c,
-and `gres_job_state_validate` with `_test_gres_cnt` in src/common/gres.c of SchedMD/slurm 22.05. Later
-versions still reject these requests.
+and `gres_job_state_validate` with `_test_gres_cnt` in gres.c of SchedMD/slurm, in the last releases of 22.05
+to 26.05.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ddp_hpc.schedulers.slurm.check_option_values import node_range
 
-Contradiction = tuple[tuple[str, ...], str, str]
 
+class Contradiction(NamedTuple):
+    """Options that sbatch rejects together, and the first and the last version that does; empty: all do."""
+
+    flags: tuple[str, ...]
+    what: str
+    remedy: str
+    since: str = ""
+    until: str = ""
+
+
+# Options that exclude each other, and the first version that rejects them.
 _EXCLUSIVE = (
-    ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-    ("--ntasks-per-gpu", "--ntasks-per-node"),
-    ("--ntasks-per-gpu", "--gpus-per-task"),
-    ("--ntasks-per-gpu", "--gpus-per-socket"),
-    ("--core-spec", "--thread-spec"),
-    ("--bb", "--bbf"),
-    ("--quiet", "--verbose"),
+    (("--mem", "--mem-per-cpu", "--mem-per-gpu"), ""),
+    (("--ntasks-per-gpu", "--ntasks-per-node"), ""),
+    (("--ntasks-per-gpu", "--gpus-per-task"), ""),
+    (("--ntasks-per-gpu", "--gpus-per-socket"), ""),
+    (("--ntasks-per-gpu", "--tres-per-task"), ""),
+    (("--core-spec", "--thread-spec"), ""),
+    (("--bb", "--bbf"), ""),
+    (("--exclusive", "--oversubscribe"), "23.02"),
 )
 _GPUS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres")
+_MAY_REQUEST_GPUS = {*_GPUS, "--ntasks-per-gpu", "--ntasks-per-tres", "--tres-per-task"}
+GPUS_IN_GRES = re.compile(r"(?:^|,)(?:gres[:/])?gpu")
+GPUS_TWICE_SINCE = "26.05"
+"""The first version of Slurm that rejects --gres=gpu with --gpus-per-node."""
 _ONE = "keep one of them"
 
 
@@ -32,11 +48,12 @@ def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
 
     `given` has the values of the options of one component of a job, as sbatch read them.
     """
-    for flags in _EXCLUSIVE:
-        both = [flag for flag in flags if flag in given]
+    for flags, since in _EXCLUSIVE:
+        both = tuple(flag for flag in flags if flag in given)
         if len(both) > 1:
-            yield tuple(both), f"sbatch rejects {' with '.join(both)}", _ONE
+            yield Contradiction(both, f"sbatch rejects {' with '.join(both)}", _ONE, since)
     yield from _of_nodes(given)
+    yield from _of_tasks(given)
     gpus = {flag: _gpu_request(given[flag], is_gres=flag == "--gres") for flag in _GPUS if flag in given}
     requests = {flag: request for flag, request in gpus.items() if request}
     yield from _of_types(requests)
@@ -47,11 +64,35 @@ def _of_nodes(given: Mapping[str, str]) -> Iterator[Contradiction]:
     nodes = node_range(given.get("--nodes", ""))
     hosts = _num_hosts(given.get("--nodelist", ""))
     if nodes and hosts and 0 < nodes[1] < hosts:
-        yield (
+        yield Contradiction(
             ("--nodes", "--nodelist"),
             f"--nodelist names {hosts} nodes, but --nodes allows {nodes[1]}",
             "request as many nodes as the list has, or omit --nodelist",
+            until="22.05",
         )
+    is_arbitrary = given.get("--distribution", "").lower().startswith("arbitrary")
+    if is_arbitrary and not ("--nodelist" in given or "--nodefile" in given):
+        what = "sbatch rejects --distribution=arbitrary without --nodelist"
+        yield Contradiction(("--distribution",), what, "add --nodelist")
+    elif nodes and is_arbitrary:
+        what = "sbatch rejects --nodes with --distribution=arbitrary"
+        yield Contradiction(("--nodes", "--distribution"), what, "omit --nodes", "23.11")
+    segment, least = _number(given.get("--segment")), nodes[0] if nodes else 0
+    if segment and least > segment and least % segment:
+        what = f"--nodes={least} is not a multiple of --segment={segment}"
+        yield Contradiction(("--nodes", "--segment"), what, "omit --segment", "26.05")
+
+
+def _of_tasks(given: Mapping[str, str]) -> Iterator[Contradiction]:
+    of_task = given.get("--tres-per-task", "").lower()
+    for name, flag in (("cpu", "--cpus-per-task"), ("cpu", "--cpus-per-gpu"), ("gpu", "--gpus-per-task")):
+        if name in of_task and flag in given:
+            what = f"sbatch rejects {flag} with {name} in --tres-per-task"
+            yield Contradiction((flag, "--tres-per-task"), what, _ONE)
+    per_core, threads = _number(given.get("--ntasks-per-core")), _number(given.get("--threads-per-core"))
+    if threads and per_core > threads:
+        what = f"--ntasks-per-core={per_core} is larger than --threads-per-core={threads}"
+        yield Contradiction(("--ntasks-per-core", "--threads-per-core"), what, _ONE, "23.02")
 
 
 def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
@@ -60,7 +101,7 @@ def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
     if typed and untyped:
         flags = tuple(dict.fromkeys((typed[0], untyped[0])))
         what = f"{typed[0]} has a type of GPU and {untyped[0]} has none, so sbatch rejects them"
-        yield flags, what, "keep one of them, or write the type in both"
+        yield Contradiction(flags, what, "keep one of them, or write the type in both")
 
 
 def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Contradiction]:
@@ -70,21 +111,36 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
         nodes = (given_tasks, given_tasks)  # with fewer tasks than nodes, sbatch requests fewer nodes
     least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
     is_fixed = nodes[0] > 0 and nodes[0] == nodes[1] and "--cpus-per-task" not in given
-    has_tasks = given_tasks or _number(given.get("--ntasks-per-node")) or is_fixed
+    per_node = _number(given.get("--ntasks-per-node"))
+    has_tasks = given_tasks or is_fixed or (per_node and nodes[0] and nodes[0] == nodes[1])
     total, of_task = gpus.get("--gpus", 0), gpus.get("--gpus-per-task", 0)
     of_node = gpus.get("--gres", 0) or gpus.get("--gpus-per-node", 0)
     node_flag = "--gres" if gpus.get("--gres") else "--gpus-per-node"
-    if gpus and "--cpus-per-gpu" in given and "--cpus-per-task" in given:
+    if "--cpus-per-gpu" in given and "--cpus-per-task" in given:
         flags = ("--cpus-per-gpu", "--cpus-per-task")
-        yield flags, "sbatch rejects --cpus-per-gpu with --cpus-per-task", _ONE
+        what = "sbatch rejects --cpus-per-gpu with --cpus-per-task"
+        yield Contradiction(flags, what, _ONE)
+    if "--gpus-per-node" in given and GPUS_IN_GRES.search(given.get("--gres", "")):
+        what = "sbatch rejects --gres=gpu with --gpus-per-node"
+        yield Contradiction(("--gres", "--gpus-per-node"), what, "keep --gpus-per-node", GPUS_TWICE_SINCE)
     if "--mem-per-gpu" in given and not any(flag in given for flag in _GPUS):
-        yield ("--mem-per-gpu",), "--mem-per-gpu is given, but no GPUs are requested", "request GPUs"
-    if of_task and not (total or has_tasks):
-        what = "sbatch rejects --gpus-per-task without --ntasks or --gpus"
-        yield ("--gpus-per-task",), what, "add --ntasks"
+        what = "--mem-per-gpu is given, but no GPUs are requested"
+        yield Contradiction(("--mem-per-gpu",), what, "request GPUs")
+    if "--cpus-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
+        what = "--cpus-per-gpu is given, but no GPUs are requested"
+        yield Contradiction(("--cpus-per-gpu",), what, "request GPUs", "23.02")
+    if "--gpus-per-socket" in given and "--sockets-per-node" not in given:
+        what = "sbatch rejects --gpus-per-socket without --sockets-per-node"
+        yield Contradiction(("--gpus-per-socket",), what, "use --gpus-per-node")
+    if (of_task or "gpu" in given.get("--tres-per-task", "")) and not (total or has_tasks):
+        flag = "--gpus-per-task" if of_task else "--tres-per-task"
+        since = "23.02" if per_node and "--nodes" not in given else ""
+        yield Contradiction(
+            (flag,), f"sbatch rejects {flag} without --ntasks or --gpus", "add --ntasks", since
+        )
     if total and 0 < total < least:
         what = f"--gpus={total} requests fewer GPUs than nodes ({least})"
-        yield (
+        yield Contradiction(
             ("--gpus", "--nodes", "--nodelist"),
             what,
             "--gpus is the number for the whole job; use --gpus-per-node",
@@ -93,13 +149,13 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
         total and of_node and (total % of_node or (nodes[0] and not nodes[0] <= total // of_node <= nodes[1]))
     ):
         what = f"--gpus={total} is not the number of nodes times {node_flag} ({of_node})"
-        yield ("--gpus", node_flag), what, "omit --gpus"
+        yield Contradiction(("--gpus", node_flag), what, "omit --gpus")
     if total and of_task and given_tasks and given_tasks * of_task != total:
         what = f"{given_tasks} tasks with {of_task} GPUs each are not the {total} GPUs of --gpus"
-        yield ("--gpus", "--gpus-per-task", "--ntasks"), what, "omit --gpus"
+        yield Contradiction(("--gpus", "--gpus-per-task", "--ntasks"), what, "omit --gpus")
     elif of_task and of_node and (of_task > of_node or of_node % of_task):
         what = f"--gpus-per-task={of_task} does not divide {node_flag} ({of_node})"
-        yield ("--gpus-per-task", node_flag), what, "omit one of them"
+        yield Contradiction(("--gpus-per-task", node_flag), what, "omit one of them")
 
 
 def _gpu_request(value: str, *, is_gres: bool) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Reads #SBATCH lines as sbatch does: first into words, then into options with getopt_long.
 
-Source: `get_argument` and `_opt_batch_script` in src/sbatch/opt.c of SchedMD/slurm, which are the same in
-22.05 and 26.05; getopt_long(3).
+Source: `get_argument` and `_opt_batch_script` in src/sbatch/opt.c of SchedMD/slurm 22.05; getopt_long(3).
+Since 24.05, a backslash protects a blank.
 """
 
 from __future__ import annotations

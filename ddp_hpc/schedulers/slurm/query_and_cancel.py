@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.job_state import End, JobState, Phase, clock_s, duration_s
+from ddp_hpc.schedulers.job_state import SLUID, End, JobState, Phase, clock_s, duration_s
 from ddp_hpc.text_table import printable
 
-_UNKNOWN_JOB = "Invalid job id"
+# The second message is for a task that the controller has forgotten, unlike other tasks of its array.
+_UNKNOWN_JOB = re.compile(r"Invalid job id|Job \S+ not found")
 _NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 _SUBMITTED = re.compile(
     r"(?:Submitted batch job )?([0-9]{1,18})(?:(?:;| on cluster )([A-Za-z0-9][A-Za-z0-9_-]{0,62}))?"
@@ -36,7 +37,7 @@ _ENDED: dict[str, End] = {
     "COMPLETED": "done",
     "FAILED": "failed",
     "TIMEOUT": "walltime",
-    "DEADLINE": "walltime",
+    "DEADLINE": "deadline",
     "OUT_OF_MEMORY": "memory",
     "NODE_FAIL": "node",
     "BOOT_FAIL": "node",
@@ -49,9 +50,21 @@ _ENDED: dict[str, End] = {
 _WORD = re.compile(r"[A-Z][A-Z_]{1,39}\b")
 # ExitCode 0:53, Reason JobLaunchFailure: the log directory is missing or not writable (Slurm 22.05).
 _NO_LOG = 53
+# The reasons from squeue(1) that explain why a job ended. Other reasons are those for which it has waited,
+# such as BeginTime after a requeue.
+_REASONS_OF_END = re.compile(
+    r"(?:PartitionDown|NodeDown|BadConstraints|SystemFailure|JobLaunchFailure|NonZeroExitCode|TimeLimit|"
+    r"InactiveLimit|InvalidAccount|InvalidQOS|BurstBufferOperation|OutOfMemory|DependencyNeverSatisfied|"
+    r"RaisedSignal|Prolog|ReservationDeleted)"
+)
+# scontrol prints these fields, whose text users choose, after the fields that this module reads first.
+_FREE_TEXT = re.compile(r" (?:Command|SubmitLine|Comment|AdminComment|SystemComment|Extra|WorkDir)=")
+_KNOWN_STATE = re.compile(r" JobState=[A-Z_]{1,40} Reason=")
+# The tasks of an array that have not started: `0-9:3,12%2`. scontrol shortens long lists with `...`.
+_INDICES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 # The fields of sacct in the order of its output. The job name and the directory come last, since they can
 # contain the separator.
-_SACCT = "State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,WorkDir"
+_SACCT = "JobID,State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,WorkDir"
 
 
 def read_job(job_id: str) -> JobState | None:
@@ -61,48 +74,121 @@ def read_job(job_id: str) -> JobState | None:
         RequestError: the job is an array.
         DdpHpcError: Slurm does not answer, or its answer is invalid.
     """
-    number, clusters = _number_and_clusters(job_id)
-    answer = commands.ask("scontrol", *clusters, "--oneliner", "show", "job", number)
-    if answer.code == 0:
-        job = parse_scontrol(answer.out, job_id)
-        if job.end == "cancelled":
-            with suppress(DdpHpcError):  # only sacct reports who cancelled a job
-                if (booked := _from_sacct(job_id)) and booked.end == "cancelled":
-                    return replace(job, reason=booked.reason)
-        return job
-    if _UNKNOWN_JOB in answer.err:
-        return _from_sacct(job_id)
-    raise DdpHpcError(f"scontrol failed: {answer.said}. Try it manually: scontrol show job {job_id}")
+    found = read_jobs(job_id)
+    return _only(found, job_id) if found else None
 
 
-def parse_scontrol(text: str, job_id: str) -> JobState:
-    """Returns the job in the output of `scontrol --oneliner show job`.
+def read_jobs(job_id: str) -> list[JobState]:
+    """Returns the state of the job, or for an array one state per task; empty if there is no such job.
+
+    Tasks that have not started can have one state together.
 
     Raises:
-        RequestError: the job is an array.
+        DdpHpcError: Slurm does not answer, or its answer is invalid.
+    """
+    number, clusters = _number_and_clusters(job_id)
+    answer = commands.ask("scontrol", *clusters, "--oneliner", "show", "job", number)
+    if answer.code and not _UNKNOWN_JOB.search(answer.err):
+        raise DdpHpcError(f"scontrol failed: {answer.said}. Try it manually: scontrol show job {job_id}")
+    if answer.code:
+        return _from_sacct(job_id)
+    known = parse_scontrol(answer.out, job_id)
+    # The controller forgets the tasks of an array one by one, and only sacct reports who cancelled a job.
+    if known[0].array or any(one.end == "cancelled" for one in known):
+        with suppress(DdpHpcError):
+            return _combined(known, _from_sacct(job_id))
+    return known
+
+
+def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
+    reasons = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
+    current = [
+        replace(one, reason=reasons.get(one.job_id, one.reason)) if one.end == "cancelled" else one
+        for one in known
+    ]
+    ids = {one.job_id for one in known}
+    forgotten = (
+        [one for one in booked if one.phase == "ended" and one.job_id not in ids] if known[0].array else []
+    )
+    return sorted([*forgotten, *current], key=_task_index)
+
+
+def _task_index(job: JobState) -> int:
+    match = re.search(r"_\[?([0-9]{1,9})", job.job_id)
+    return int(match[1]) if match else 0
+
+
+def _only(found: list[JobState], job_id: str) -> JobState:
+    if found[0].array:
+        raise RequestError(
+            f"job {job_id} is a job array; give the ID of one of its jobs, such as "
+            f"{_number_and_clusters(job_id)[0]}_{_task_index(found[0])}"
+        )
+    return found[0]
+
+
+def parse_scontrol(text: str, job_id: str) -> list[JobState]:
+    """Returns the jobs in the output of `scontrol --oneliner show job`: several ones for an array.
+
+    Raises:
         DdpHpcError: the output is invalid, or is for another job.
     """
-    fields = fields_of(text)
-    known = {
-        key: "" if value in ("(null)", "None", "N/A", "Unknown") else value for key, value in fields.items()
-    }
-    number, index = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
-    if number and (not index.isdecimal() or text.count("\nJobId=")):
-        raise RequestError(f"job {job_id} is a job array; give the ID of one of its jobs, such as {number}_0")
-    ids = (known.get("JobId", ""), f"{number}_{index}")
-    if _number_and_clusters(job_id)[0] not in ids or not _WORD.match(known.get("JobState", "")):
+    asked = _number_and_clusters(job_id)[0]
+    records = [_known(record) for record in _records(text, asked)]
+    ids = (
+        records[0].get("JobId", ""),
+        f"{records[0].get('ArrayJobId', '')}_{records[0].get('ArrayTaskId', '')}",
+    )
+    array = records[0].get("ArrayJobId", "") == asked
+    is_asked = array or asked in ids or SLUID.fullmatch(asked)
+    if not is_asked or not all(_WORD.match(one.get("JobState", "")) for one in records):
         raise DdpHpcError(
             f"unexpected output of scontrol for job {job_id}: {printable(text[:80])!r}. Try it "
             f"manually: scontrol show job {job_id}"
         )
-    return _state(job_id, known)
+    if not array:
+        named = records[0]["JobId"] if SLUID.fullmatch(asked) else job_id
+        return [_state(named, records[0])]
+    found = [_state(job_id, one) for one in records]
+    indices = [one.get("ArrayTaskId", "") for one in records]
+    return [_task(one, job_id, index) for one, index in zip(found, indices, strict=True)]
+
+
+def _records(text: str, asked: str) -> list[str]:
+    """Returns the part of the output for each task of the array `asked`; the whole output for one job."""
+    lines = re.split(rf"\n(?=JobId=[0-9]+ ArrayJobId={re.escape(asked)} )", text)
+    return lines if re.match(rf"JobId=[0-9]+ ArrayJobId={re.escape(asked)} ", text) else [text]
+
+
+def _task(job: JobState, job_id: str, indices: str) -> JobState:
+    """Returns the state of tasks of the array `job_id`, of which `job` is the state."""
+    number, clusters = job_id.partition("@")[0], job_id.partition("@")[1:]
+    listed = indices.strip("[]").partition("%")[0]
+    ranges = [(int(m[1]), int(m[2] or m[1]), int(m[3] or 1)) for m in _INDICES.finditer(listed)]
+    num_tasks = sum(max(0, last - first) // max(1, step) + 1 for first, last, step in ranges)
+    name = f"{number}_{listed}" if listed.isdecimal() else f"{number}_[{listed}]"
+    return replace(job, job_id=name + "".join(clusters), array=job_id, num_tasks=max(1, num_tasks))
+
+
+def _known(record: str) -> dict[str, str]:
+    fields = fields_of(record)
+    return {
+        key: "" if value in ("(null)", "None", "N/A", "Unknown") else value for key, value in fields.items()
+    }
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """Returns the fields in the output of `scontrol --oneliner show job`."""
-    # The job name can contain text such as JobState=. Since it comes before the real fields, and the last of
-    # two fields with the same name is used, it cannot replace them.
-    return dict(_FIELD.findall(text.rstrip()))
+    """Returns the fields in the output of `scontrol --oneliner show job`.
+
+    The name of the job, which comes before the real fields, and the command line of sbatch, which comes after
+    most of them, can contain text such as `JobState=FAILED`. Of two fields with the same name, the last one
+    before the command line is used.
+    """
+    text = text.rstrip()
+    every = dict(_FIELD.findall(text))
+    state = _KNOWN_STATE.search(text)
+    free = _FREE_TEXT.search(text, state.end()) if state else None
+    return every | dict(_FIELD.findall(text[: free.start()])) if free else every
 
 
 def job_id_of(answer: str) -> str | None:
@@ -143,7 +229,7 @@ def _state(job_id: str, known: dict[str, str]) -> JobState:
         end=end,
         name=known.get("JobName", ""),
         owner=known.get("UserId", "").partition("(")[0],
-        reason=known.get("Reason", ""),
+        reason=_reason(known.get("Reason", ""), phase),
         nodes=known.get("NodeList", ""),
         elapsed_s=duration_s(known.get("RunTime", "")),
         walltime_s=duration_s(known.get("TimeLimit", "")),
@@ -155,6 +241,10 @@ def _state(job_id: str, known: dict[str, str]) -> JobState:
         work_dir=known.get("WorkDir", ""),
         script=known.get("Command", ""),
     )
+
+
+def _reason(text: str, phase: Phase) -> str:
+    return text if phase != "ended" or _REASONS_OF_END.match(text) else ""
 
 
 def _code_and_signal(text: str) -> tuple[int | None, int | None]:
@@ -171,14 +261,15 @@ def _phase_of(word: str) -> tuple[Phase, End]:
     return "running", ""
 
 
-def _from_sacct(job_id: str) -> JobState | None:
-    """Returns the job from sacct; None if it has no such job or accounting is disabled.
+def _from_sacct(job_id: str) -> list[JobState]:
+    """Returns the job from sacct, or for an array one state per task; empty if sacct has no such job, or if
+    accounting is disabled.
 
     Raises:
         DdpHpcError: the accounting data cannot be read.
     """
     if shutil.which("sacct") is None:
-        return None
+        return []
     number, clusters = _number_and_clusters(job_id)
     form = ("--allocations", "--noheader", "--parsable2", f"--format={_SACCT}")
     answer = commands.ask("sacct", *clusters, *form, f"--jobs={number}")
@@ -187,29 +278,36 @@ def _from_sacct(job_id: str) -> JobState | None:
             f"scontrol no longer knows job {job_id}, and sacct failed: {answer.said}. Try it manually: "
             f"sacct -j {number}"
         )
-    lines = answer.out.splitlines()
-    if answer.code or not lines:
-        return None
-    # A requeued job has one line per attempt. The last line shows how the job ended.
-    values = dict(zip(_SACCT.split(","), lines[-1].split("|", _SACCT.count(",")), strict=False))
+    if answer.code:
+        return []
+    # If there are several lines with the same ID, the last one shows how the job ended.
+    lines = {line.partition("|")[0]: line for line in answer.out.splitlines()}
+    tasks = {key: line for key, line in lines.items() if key.startswith(f"{number}_")}
+    if not tasks:
+        return [_from_line(line, job_id) for line in list(lines.values())[-1:]]
+    return [_task(_from_line(line, job_id), job_id, key.partition("_")[2]) for key, line in tasks.items()]
+
+
+def _from_line(line: str, job_id: str) -> JobState:
+    values = dict(zip(_SACCT.split(","), line.split("|", _SACCT.count(",")), strict=False))
     word, _, by = values.get("State", "").partition(" ")
     if not _WORD.match(word):
         raise DdpHpcError(
-            f"unexpected output of sacct for job {job_id}: {printable(lines[-1][:80])!r}. "
+            f"unexpected output of sacct for job {job_id}: {printable(line[:80])!r}. "
             f"Try it manually: sacct -j {job_id}"
         )
     phase, end = _phase_of(word)
     code, signal = _code_and_signal(values.get("ExitCode", ""))
     minutes, elapsed_s = values.get("TimelimitRaw", ""), values.get("ElapsedRaw", "")
     return JobState(
-        job_id=job_id,
+        job_id=values["JobID"] if SLUID.fullmatch(job_id) else job_id,
         scheduler="slurm",
         phase=phase,
         word=word,
         end=end,
         name=values.get("JobName", ""),
         owner=values.get("User", ""),
-        reason=_who(by) or values.get("Reason", "").removeprefix("None"),
+        reason=_who(by) or _reason(values.get("Reason", "").removeprefix("None"), phase),
         nodes=values.get("NodeList", "").removeprefix("None assigned"),
         elapsed_s=int(elapsed_s) if elapsed_s.isdecimal() else None,
         walltime_s=int(minutes) * 60 if minutes.isdecimal() else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -35,6 +36,9 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
 
+# `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
+_VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
+_VERSION_LIMIT_S = 5
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
 
@@ -70,7 +74,7 @@ class Slurm(Scheduler):
     array_index_variables = ("SLURM_ARRAY_TASK_ID",)
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     query_command = "scontrol"
-    job_id_pattern = re.compile("[_@]")
+    job_id_pattern = re.compile("[_@]|^s")
     stand_in = "ddp_hpc.schedulers.slurm.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
@@ -111,6 +115,20 @@ class Slurm(Scheduler):
 
     def version_of(self, site: Site) -> str:
         return site.slurm.version
+
+    def installed_version(self) -> str:
+        try:
+            done = subprocess.run(
+                ["sbatch", "--version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_VERSION_LIMIT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+            return ""
+        found = _VERSION.search(done.stdout)
+        return found[1] if found and done.returncode == 0 else ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:
         # Since 25.05, the last --mail-type counts; before, all of them did (src/common/slurm_opt.c).

@@ -23,7 +23,7 @@ from pathlib import Path
 from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError
-from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch
+from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.relay_server import CUT_OFF, ENDED
 from ddp_hpc.rendezvous.store_client import Relay, open_heartbeat
@@ -194,6 +194,7 @@ class Heartbeat:
     def at(self, step: int, phase: str) -> None:
         """Sets the main thread's position. Call it again if a phase takes minutes."""
         order = _ORDER.get(phase, len(_ORDER) + 1)
+        old_limit_s = self._limit_s()
         old_step, turn, old_order, _, _ = self._place
         if step != old_step:
             turn = 0
@@ -203,6 +204,9 @@ class Heartbeat:
             turn += 1
         # A single assignment, so that the thread never sees a partial update.
         self._place = (step, turn, order, phase, time.monotonic())
+        # Rank 0 applies the limit of the last beat to a process that stops before it sends another one.
+        if self.thread is not None and self._limit_s() < old_limit_s:
+            self.thread.beat_now()
 
     def rest(self) -> None:
         """Suspends the time limit of the main thread until the next call of `at`."""
@@ -214,11 +218,15 @@ class Heartbeat:
         Time before `not_before_s`, on the monotonic clock, is not counted.
         """
         step, turn, order, phase, since_s = self._place
-        is_first = step in (NOT_BEGUN, self._first_step)
-        limit_s = self._limits.first_s if is_first else self._limits.stuck_s
+        for_s = time.monotonic() - max(since_s, not_before_s)
+        return Beat(step, turn, order, for_s, self._limit_s(), phase)
+
+    def _limit_s(self) -> float:
+        step, _, _, phase, _ = self._place
         if phase == RESTING:
-            limit_s = math.inf
-        return Beat(step, turn, order, time.monotonic() - max(since_s, not_before_s), limit_s, phase)
+            return math.inf
+        is_first = step in (NOT_BEGUN, self._first_step)
+        return self._limits.first_s if is_first else self._limits.stuck_s
 
     def gone_ranks(self, wait_s: float = 1.0) -> str:
         """Lists the ranks whose connection closed without a goodbye, as in `rank 3 on n2`; empty if none did.
@@ -261,10 +269,22 @@ class _BeatSender(HeartbeatThread):
         self._connection = link.connect()
         self._limits, self._now, self._on_lost = limits, now, on_lost
         self._buffer, self._cut_off = b"", False
+        self._has_beaten = threading.Event()
+
+    def beat_now(self) -> None:
+        self._has_beaten.clear()
+        self._ring()
+        self._has_beaten.wait(self._limits.answer_s)
+
+    def _is_beat_requested(self) -> bool:
+        with suppress(OSError):
+            return bool(self._doorbell.recv(64))
+        return False
 
     def _run(self) -> None:
         with self._doorbell, self._bell, selectors.DefaultSelector() as selector:
             self._connection.settimeout(self._limits.answer_s)
+            self._doorbell.setblocking(False)
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(self._doorbell, selectors.EVENT_READ)
             if text := self._beat_until_lost(selector):
@@ -291,15 +311,20 @@ class _BeatSender(HeartbeatThread):
                     now  # this process was suspended and resumed, so do not count the time in between
                 )
             before_s = now
+            is_requested = self._is_beat_requested()
             beat = self._now(resumed_s)
-            if now >= next_s:
+            if is_requested or now >= next_s:
                 self._send(beat.line())
                 next_s = now + limits.period_s
+            if is_requested:
+                self._has_beaten.set()
             if now - heard_s > beat.limit_s / 2 and self._leave_relay(selector):
                 heard_s, next_s = now, 0.0
                 continue
             if now - heard_s > beat.limit_s:
-                return rank_0_mute_text(self._host, now - heard_s)
+                silence_s = now - heard_s
+                answers = node_answers(self._connection, within_s=silence_s / 2)
+                return rank_0_mute_text(self._host, silence_s, answers)
             ready = selector.select(max(next_s - time.monotonic(), 0.0))
             if any(key.fileobj is self._connection for key, _ in ready):
                 try:

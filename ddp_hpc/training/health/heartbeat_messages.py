@@ -10,6 +10,7 @@ _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
 NOT_BEGUN = -1  # the step that a rank reports before its first step
 STUCK_OPTION = "--hang-timeout"
 _MUTE = "its process is stopped, or Python is blocked in a C call"
+_CUT = "its node does not answer: the node, or the network between the two nodes, is down"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,7 @@ class RankStatus:
     for_s: float = 0.0  # time spent at this place so far
     where: str = ""  # position in the code; empty if the rank did not answer
     stack: str = ""
+    node_answers: bool = True  # False: the node's kernel did not acknowledge the request for stack traces
 
 
 def name_ranks(ranks: Sequence[RankStatus]) -> str:
@@ -121,12 +123,18 @@ def rank_0_cut_off_text(host: str, silent_s: float) -> str:
     )
 
 
-def rank_0_mute_text(host: str, silence_s: float) -> str:
-    """Returns the error line that another rank reports if rank 0 is silent although its node answers."""
-    return (
-        f"lost contact with rank 0 on {host}: no message for {seconds(silence_s)}, though its node answers. "
-        f"Either {_MUTE}; if the work was only slow, raise {STUCK_OPTION}"
-    )
+def rank_0_mute_text(host: str, silence_s: float, node_answers: bool | None) -> str:
+    """Returns the error line that another rank reports if rank 0 is silent.
+
+    `node_answers` tells whether the kernel of rank 0's node answers; None: that is not known.
+    """
+    text = f"lost contact with rank 0 on {host}: no message for {seconds(silence_s)}"
+    slow = f"if the work was only slow, raise {STUCK_OPTION}"
+    if node_answers is False:
+        return f"{text}, and {_CUT}"
+    if node_answers is None:
+        return f"{text}. Either {_MUTE}, or {_CUT}; {slow}"
+    return f"{text}, though its node answers. Either {_MUTE}; {slow}"
 
 
 def rank_0_gone_text(host: str) -> str:
@@ -163,7 +171,8 @@ def _places(ranks: Sequence[RankStatus]) -> str:
     """
     places: dict[str, list[RankStatus]] = {}
     for seen in ranks:
-        places.setdefault(f"at {seen.where}" if seen.where else f"no answer: {_MUTE}", []).append(seen)
+        silence = _MUTE if seen.node_answers else _CUT
+        places.setdefault(f"at {seen.where}" if seen.where else f"no answer: {silence}", []).append(seen)
     if len(places) == 1:
         return next(iter(places))
     fewest_first = sorted(places.items(), key=lambda item: len(item[1]))

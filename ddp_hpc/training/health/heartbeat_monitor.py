@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_hpc.discovery.world import World
-from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch
+from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.health.heartbeat_messages import (
     Beat,
@@ -101,8 +101,14 @@ class HeartbeatThread:
     def stop(self) -> None:
         """Stops the thread, which sends a goodbye message on all of its connections."""
         self._stopped.set()
+        self._ring()
+
+    def _ring(self) -> None:
         with suppress(OSError):
             self._bell.send(b"!")
+
+    def beat_now(self) -> None:
+        """Sends a beat without waiting for the next interval; returns when the kernel has it."""
 
     def set_gone(self, names: str) -> None:
         """Sets the ranks whose connection closed without a goodbye; empty if they have connected again."""
@@ -357,6 +363,10 @@ class Monitor(HeartbeatThread):
         end_s = time.monotonic() + self._limits.answer_s
         while time.monotonic() < end_s and not all(r.dumped for r in self._active()):
             self._listen(0.05)
+        for rank in self._active():
+            if rank.connection is not None:
+                answers = node_answers(rank.connection.socket, within_s=self._limits.answer_s / 2)
+                rank.node_answers = answers is not False
         self._updated_s = time.monotonic()
 
     def _write(self, laggards: Iterable[_Rank]) -> Path | None:

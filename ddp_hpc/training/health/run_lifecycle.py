@@ -122,6 +122,7 @@ class RunLifecycle:
         self._last_save_s = time.monotonic()
         self._num_exchanges = 0
         self._opened = False
+        self._begun = False
         self._over = False  # the run was ended by an error
         self._writing_state = threading.Lock()  # prevents the saving thread from overwriting `failed`
         self._start_step: int | None = None  # set by `resume`
@@ -152,15 +153,10 @@ class RunLifecycle:
         snapshot, keep = None, self._config.snapshots.keep
         with self._group.failing_together():
             if self._group.world.rank == 0:
-                try:
-                    self._writer = self._directory = SnapshotDirectory(
-                        self._directories.snapshots, keep, self._progress.say, self._on_saved
-                    )
-                    snapshot = self._directory.newest_valid()
-                except RequestError:
-                    with suppress(DdpHpcError):  # report the first error
-                        write_refused(self._directories.run, os.environ)
-                    raise
+                self._writer = self._directory = SnapshotDirectory(
+                    self._directories.snapshots, keep, self._progress.say, self._on_saved
+                )
+                snapshot = self._directory.newest_valid()
         self._opened = True
         return self._on_all_ranks(snapshot)
 
@@ -214,11 +210,25 @@ class RunLifecycle:
             num_bytes //= self._group.world.world_size if state.is_sharded else 1
             self._stop_requests.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
         self._start_step = position.step
-        if self._directories is not None and self._group.world.rank == 0:
-            keep_config(self._directories.run, self._config)
-        self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         self._last_save_s = time.monotonic()
         return position, losses, self._lr_ranks
+
+    def begin(self) -> None:
+        """Records in the run directory that the run is running. Call it when no more errors of the user are
+        possible: a start that is refused must not change the state of the run.
+        """
+        assert self._start_step is not None  # `resume` was called
+        self._begun = True
+        if self._directories is not None and self._group.world.rank == 0:
+            keep_config(self._directories.run, self._config)
+        self._write_state("running", self._start_step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._last_save_s = time.monotonic()
+
+    def refused(self) -> None:
+        """Tells the supervisor of the job that this attempt was refused before it began."""
+        if self._directories is not None and self._group.world.rank == 0 and not self._begun:
+            with suppress(DdpHpcError):  # report the first error
+                write_refused(self._directories.run, os.environ)
 
     def _restore(
         self, snapshot: Snapshot | None, state: TrainingState, num_samples: int | None
@@ -421,10 +431,13 @@ class RunLifecycle:
         if locked:
             self._writing_state.release()
 
-    def finish_writing(self, limit_s: float) -> None:
-        """Waits for the snapshot that is being written, although the run ends with an error."""
+    def finish_writing(self, limit_s: float, has_lost_rank: Callable[[], bool]) -> None:
+        """Waits for the snapshot that is being written, although the run ends with an error.
+
+        If a rank was lost before it has written its part, the snapshot is discarded.
+        """
         if self._writer is not None:
-            self._writer.finish_writing(limit_s)
+            self._writer.finish_writing(limit_s, has_lost_rank)
 
     def close(self) -> None:
         """Releases the directory after the snapshot that is being written is complete."""
@@ -439,8 +452,7 @@ class RunLifecycle:
 
     def _write_failed(self, run: Path, reason: str, again: bool) -> None:
         found = read_state(run)
-        begun = self._start_step is not None
-        if found is not None and (found.state == "done" or (begun and found.state != "running")):
+        if found is not None and (found.state == "done" or (self._begun and found.state != "running")):
             return  # the run has already ended, or another rank has reported its failure
         step = found.step if found is not None else 0
         goes_on = again and self._start_step is not None and step > self._start_step

@@ -26,6 +26,7 @@ from ddp_hpc.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REQUEUE,
+    EXIT_WRONG_REQUEST,
     DdpHpcError,
     RendezvousError,
     ReportedElsewhereError,
@@ -62,6 +63,9 @@ class Parts:
     reword: Callable[[str], str] = str
     """Changes messages of this package before they are printed, for example the names of options."""
 
+    has_lost_rank: bool = False
+    """Whether the heartbeat has lost a rank."""
+
     @property
     def is_alone(self) -> bool:
         """Returns whether this process is the only rank, as far as is known."""
@@ -73,6 +77,7 @@ class Parts:
 
     def on_lost(self, text: str) -> NoReturn:
         """Ends this process because the heartbeat has lost a rank. Called in its thread."""
+        self.has_lost_rank = True
         # If rank 0 is lost, so is the store, and the ranks cannot hold an election.
         is_rank_0 = self.world is not None and self.world.rank == 0
         election = _elect(DdpHpcError(text), self, together=False) if is_rank_0 else ErrorElection.NO_STORE
@@ -81,7 +86,10 @@ class Parts:
     def finish_writing(self, limit_s: float) -> None:
         """Waits for the snapshot that is being written, at most `limit_s`."""
         if self.lifecycle is not None:
-            self.lifecycle.finish_writing(limit_s)
+            self.lifecycle.finish_writing(limit_s, self._has_lost_rank)
+
+    def _has_lost_rank(self) -> bool:
+        return self.has_lost_rank or (self.heartbeat is not None and bool(self.heartbeat.gone_ranks(0.0)))
 
     def is_lost(self) -> bool:
         """Returns whether another rank failed, in which case this rank ends without a message."""
@@ -151,6 +159,8 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
         parts.finish_writing(_SAVING_S)
     if parts.lifecycle is not None and election is not ErrorElection.LOST and code == EXIT_FAILED:
         parts.lifecycle.failed(_reason(text), again=_is_lost_contact(error, timeout_s))
+    if parts.lifecycle is not None and code == EXIT_WRONG_REQUEST:
+        parts.lifecycle.refused()
     if together:
         # All ranks have reached this point, so none of them is stuck in a collective.
         if parts.watch is not None:

@@ -7,14 +7,17 @@ The messages use the ranks' store and not torch's collectives, which the trainin
 from __future__ import annotations
 
 import json
+import threading
 import time
 import zlib
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreTimeoutError
 
 _ANSWER_S = 60.0
+_LOOK_S = 0.5  # the interval at which rank 0 checks whether the run is ending
 
 
 class NotSavedError(OSError):
@@ -32,6 +35,16 @@ class JointSave:
     token: str
     """A part of the names of directories that are being written; the same on all ranks."""
     _decided: str | None = None
+    _given_up: threading.Event = field(default_factory=threading.Event)
+
+    def give_up(self) -> None:
+        """Stops waiting for parts, because a rank was lost. Can be called from any thread."""
+        self._given_up.set()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether `give_up` was called."""
+        return self._given_up.is_set()
 
     def exchange(self, step: int, own: dict[str, Any] | OSError) -> list[dict[str, Any]]:
         """Sends this rank's part, or its error. Returns the parts of all ranks on rank 0, and [] on others.
@@ -68,7 +81,8 @@ class JointSave:
                 if len(missing) == 1
                 else f"ranks {names} did not write their"
             )
-            error = error or NotSavedError(0, f"{ranks} part within {self.limit_s:g} s")
+            when = "before a rank was lost" if self.is_given_up else f"within {self.limit_s:g} s"
+            error = error or NotSavedError(0, f"{ranks} part {when}")
         if error is not None:
             raise error
         return parts
@@ -101,13 +115,17 @@ class JointSave:
         self.store.set(self._key(key, step), zlib.compress(json.dumps(message).encode()), _ANSWER_S)
 
     def _take_part(self, rank: int, step: int, end_s: float) -> Any:
-        key, left_s = self._key(f"part/{rank}", step), end_s - time.monotonic()
+        key = self._key(f"part/{rank}", step)
+        while not self.is_given_up and (left_s := end_s - time.monotonic()) > 0:
+            with suppress(StoreTimeoutError):
+                self.store.wait([key], min(left_s, _LOOK_S))
+                break
         # After the limit, a rank that has already reported must not be taken for a missing one.
-        if left_s > 0 or self.store.check([key], _ANSWER_S):
-            [content] = self.store.get([key], left_s if left_s > 0 else _ANSWER_S)
-            self.store.delete(key, _ANSWER_S)
-            return _decoded(content)
-        raise StoreTimeoutError(f"rank {rank} has not reported")
+        if not self.store.check([key], _ANSWER_S):
+            raise StoreTimeoutError(f"rank {rank} has not reported")
+        [content] = self.store.get([key], _ANSWER_S)
+        self.store.delete(key, _ANSWER_S)
+        return _decoded(content)
 
     def _key(self, key: str, step: int) -> str:
         return f"snapshot/{self.token}/{step}/{key}"

@@ -62,6 +62,7 @@ _TRANSIENT = {
 }
 _NICE = 10
 _TICK_S = 5.0
+_LOOK_S = 0.1
 _RETRY_AFTER_S = (1.0, 4.0, 15.0)
 
 Say = Callable[[str], None]
@@ -143,9 +144,17 @@ class SnapshotWriter:
                 self._writer = None
         return self.saved
 
-    def finish_writing(self, limit_s: float) -> None:
-        """Waits until nothing is being written, at most `limit_s`. Can be called from any thread."""
-        self._nothing_to_write.wait(limit_s)
+    def finish_writing(self, limit_s: float, has_lost_rank: Callable[[], bool] = lambda: False) -> None:
+        """Waits until nothing is being written, at most `limit_s`. Can be called from any thread.
+
+        A snapshot for which the part of a lost rank is missing is discarded immediately.
+        """
+        end_s = time.monotonic() + limit_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if self.joint is not None and has_lost_rank():
+                self.joint.give_up()
+            if self._nothing_to_write.wait(min(left_s, _LOOK_S)):
+                return
 
     def close(self) -> None:
         """Waits until nothing is being written."""
@@ -326,9 +335,10 @@ class SnapshotDirectory(SnapshotWriter):
             else "there is no snapshot yet"
         )
         reason = getattr(error, "strerror", None) or error
+        ends = self.joint is not None and self.joint.is_given_up
         self._say(
-            f"WARNING: the snapshot of step {step}{size} was NOT saved in "
-            f"{self.path}: {reason}; {newest}. Training continues; {_remedy(error)}"
+            f"WARNING: the snapshot of step {step}{size} was NOT saved in {self.path}: {reason}; {newest}. "
+            + ("The run ends" if ends else f"Training continues; {_remedy(error)}")
         )
 
     def _check_lock(self) -> None:

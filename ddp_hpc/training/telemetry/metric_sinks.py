@@ -22,7 +22,7 @@ class Sink(Protocol):
     """Receives the records of steps in order, on rank 0."""
 
     def write(self, records: list[StepRecord]) -> None:
-        """Writes the records. If that fails, prints a single warning, and the training continues."""
+        """Writes the records. If that fails, prints a warning, and the training continues."""
 
     def close(self) -> None:
         """Closes the sink after the last record."""

@@ -6,14 +6,19 @@ import contextlib
 import json
 import os
 import platform
+from collections import deque
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from ddp_hpc.atomic_files import begins_with, write_atomically
 from ddp_hpc.errors import RequestError
+
+# Lines that are kept while the file cannot be written: about 20 MB.
+_MAX_WAITING = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,40 +42,80 @@ class MetricsFile:
     """Writes JSON lines to `path`.
 
     A run that resumes after `start_step` steps appends to the file, after removing the lines of later steps,
-    which are repeated.
+    which are repeated. Lines that cannot be written are kept in memory, and written with the next ones.
 
     Raises:
-        RequestError: the file cannot be written.
+        RequestError: on construction: the file cannot be written.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
         # torchrun restarts failed ranks: keep the lines of the earlier attempt.
         appends = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        self._path, self._problem = path, ""
+        self._waiting: deque[tuple[int, bytes]] = deque()  # the steps and lines that are not in the file
+        self._dropped: list[int] = []  # the first and last step of the lines that were dropped
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if start_step and path.exists():
                 _cut_after(path, start_step)
-            self._file: TextIO | None = path.open("a" if appends else "w", encoding="utf-8")
+            self._file: FileIO | None = FileIO(path, "a" if appends else "w")
+            self._end = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise RequestError(f"cannot write to --metrics {path}; use another file") from error
 
     def write(self, records: list[StepRecord]) -> None:
-        """Appends the records as complete lines."""
-        if self._file is not None:
-            try:
-                self._file.write("".join(json.dumps(vars(record)) + "\n" for record in records))
-                self._file.flush()
-            except OSError as error:
-                # The training continues if the disk is full.
-                text = f"warning: --metrics {self._file.name}: stopped writing ({error.strerror})"
-                click.echo(text, err=True)
-                self._file = None
+        """Appends the records as complete lines. If that fails, the training continues."""
+        self._waiting += [(one.step, json.dumps(vars(one)).encode() + b"\n") for one in records]
+        try:
+            self._append(b"".join(line for _, line in self._waiting))
+        except OSError as error:
+            self._close()
+            if not self._problem:
+                self._warn(f"cannot be written ({error.strerror}); ddp-hpc tries again after the next steps")
+            self._problem = error.strerror or str(error)
+            self._drop()
+        else:
+            self._waiting.clear()
+            if self._problem:
+                self._warn(f"can be written again; {self._missing() or 'no steps are missing'}")
+            self._problem, self._dropped = "", []
 
     def close(self) -> None:
-        """Closes the file."""
+        """Writes the remaining lines and closes the file; says which steps are missing."""
+        if self._waiting:
+            self.write([])
+        if self._problem:
+            self._warn(f"cannot be written ({self._problem}); {self._missing()}")
+        self._close()
+
+    def _append(self, lines: bytes) -> None:
+        if self._file is None:
+            self._file = FileIO(self._path, "a")
+            if os.fstat(self._file.fileno()).st_size > self._end:
+                os.ftruncate(self._file.fileno(), self._end)  # remove a part that the failed write has left
+        left = memoryview(lines)
+        while left:
+            left = left[self._file.write(left) :]
+        self._end = os.fstat(self._file.fileno()).st_size
+
+    def _close(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
+        self._file = None
+
+    def _drop(self) -> None:
+        """Drops the oldest lines if too many are waiting."""
+        while len(self._waiting) > _MAX_WAITING:
+            step, _ = self._waiting.popleft()
+            self._dropped = [*self._dropped[:1], step] if self._dropped else [step, step]
+
+    def _missing(self) -> str:
+        steps = [*self._dropped, *(step for step, _ in self._waiting)]
+        return f"the steps {steps[0]} to {steps[-1]} are missing" if steps else ""
+
+    def _warn(self, text: str) -> None:
+        click.echo(f"warning: --metrics {self._path}: {text}", err=True)
 
 
 def _cut_after(path: Path, step: int) -> None:

@@ -1,0 +1,120 @@
+"""In a job with a supervisor, `ddp-hpc exec` records how the ranks of any program end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.rank_ends import first_failure, rank_0_end
+from tests.conftest import Launch, clean_environ
+from tests.waiting import wait_until
+
+from .conftest import OPENMPI_SETTINGS
+
+ATTEMPT = "1 17"
+EXEC = (sys.executable, "-m", "ddp_hpc.exec", sys.executable, "-c")
+MPI_SIZE = "import time; from mpi4py.MPI import COMM_WORLD as c; print('size', c.size); time.sleep(1)"
+
+
+def job(run_dir: Path, **more: str) -> dict[str, str]:
+    return {"DDP_HPC_RUN_DIR": str(run_dir), "DDP_HPC_THIS_ATTEMPT": ATTEMPT, **more}
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code", "signal_number"),
+    [
+        ("os._exit(3)", 3, 0),
+        ("os.kill(os.getpid(), 9)", 137, 9),
+    ],
+)
+def test_the_rank_that_fails_first_is_recorded(
+    launch: Launch, mpiexec: Path, tmp_path: Path, program: str, exit_code: int, signal_number: int
+) -> None:
+    text = f"import os, sys, time\nif os.environ['RANK'] == '1': {program}\ntime.sleep(60)"
+    # The launcher's exit code is lost, as in `mpiexec ... | tee log`.
+    lost = ["sh", "-c", 'mpiexec=$1; shift; "$mpiexec" "$@"; exit 0', "sh", mpiexec, "-n", "2"]
+    with_init = "import mpi4py.MPI\n" + text  # without MPI_Init, Hydra lets the other rank continue
+    assert launch([*lost, *EXEC, with_init], env=job(tmp_path)).exit_code == 0
+    end = first_failure(tmp_path, ATTEMPT)
+    assert end is not None
+    assert (end.rank, end.world_size, end.exit_code, end.signal) == (1, 2, exit_code, signal_number)
+    assert rank_0_end(tmp_path, ATTEMPT) is None  # it was terminated
+
+
+def test_a_rank_ends_as_its_program_ended(launch: Launch, tmp_path: Path) -> None:
+    assert launch([*EXEC, "exit(3)"], env=job(tmp_path)).exit_code == 3
+    killed = launch([*EXEC, "import os; os.kill(os.getpid(), 9)"], env=job(tmp_path))
+    assert killed.exit_code == -signal.SIGKILL
+    assert rank_0_end(tmp_path, ATTEMPT) == 137
+
+
+def test_exit_code_75_is_not_a_failure(launch: Launch, tmp_path: Path) -> None:
+    assert launch([*EXEC, "exit(75)"], env=job(tmp_path)).exit_code == 75
+    assert (rank_0_end(tmp_path, ATTEMPT), first_failure(tmp_path, ATTEMPT)) == (75, None)
+
+
+def test_a_signal_reaches_the_program_once_and_its_end_is_not_a_failure(
+    launch: Launch, tmp_path: Path
+) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "got = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: got.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not got: time.sleep(0.01)\n"
+        "time.sleep(0.3); print(len(got)); sys.exit(9)\n"
+    )
+    process = launch.start([*EXEC, program], env=job(tmp_path))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGTERM)  # launchers send signals to the whole process group
+    ended = launch.end(process)
+    assert (ended.stdout, ended.exit_code) == ("1\n", 9)
+    assert (rank_0_end(tmp_path, ATTEMPT), first_failure(tmp_path, ATTEMPT)) == (9, None)
+
+
+def test_the_program_does_not_outlive_a_killed_rank(launch: Launch, tmp_path: Path) -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    process = launch.start([*EXEC, program], env=job(tmp_path))
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    assert rank_0_end(tmp_path, ATTEMPT) is None
+
+
+def test_a_full_disk_does_not_prevent_the_end(launch: Launch) -> None:
+    ended = launch([*EXEC, "exit(3)"], env=job(Path("/proc/nonesuch")))
+    assert ended.exit_code == 3
+    assert "warning: /proc/nonesuch/" in ended.stderr
+
+
+def test_a_program_whose_mpi_knows_all_ranks_is_done(launch: Launch, mpiexec: Path, tmp_path: Path) -> None:
+    ended = launch([mpiexec, "-n", "2", *EXEC, MPI_SIZE], env=job(tmp_path))
+    assert ended.stdout == "size 2\nsize 2\n"
+    assert "warning: 2 ranks were started, but rank 0's program uses" not in ended.stderr
+    assert first_failure(tmp_path, ATTEMPT) is None
+
+
+def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
+    launch: Launch, mpiexec: Path, openmpi_python: Path, tmp_path: Path
+) -> None:
+    """mpi4py with Open MPI under the mpiexec of MPICH."""
+    argv = [mpiexec, "-n", "2", openmpi_python, *EXEC[1:3], openmpi_python, "-c", MPI_SIZE]
+    ended = launch(argv, env=job(tmp_path, **OPENMPI_SETTINGS))
+    assert ended.stdout == "size 1\nsize 1\n"
+    assert ended.stderr.count("warning: 2 ranks were started, but rank 0's program uses Open MPI") == 1
+    end = first_failure(tmp_path, ATTEMPT)
+    assert end is not None
+    assert "each of the 2 ranks is an MPI world of its own" in end.reason
+    assert end.exit_code == 1
+
+
+def test_without_a_supervisor_the_program_replaces_the_rank(launch: Launch) -> None:
+    program = "import os; print(os.getpid())"
+    process = launch.start([*EXEC, program], env=clean_environ())
+    assert launch.end(process).stdout == f"{process.pid}\n"
