@@ -1,6 +1,7 @@
-"""A random part of a job fails in the last minute before its walltime: the run completes, or says how to resume.
+"""A random part of a job fails in the last minute before its walltime.
 
-Parts are killed, stopped or blocked: a rank, mpiexec, the supervisor, or PBS's server for 20 s.
+The run then completes, or says how to resume it. Parts are killed, stopped or blocked: a rank, mpiexec, the
+supervisor, or PBS's server for 20 s.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.schedulers.pbs.stand_in import server
 from tests.fakes.site import PROJECT, Site
 from tests.pbs.conftest import MakeSite
@@ -82,10 +84,8 @@ def run_dir(site: Site) -> Path:
 @contextmanager
 def blocked(pid: int) -> Iterator[None]:
     """Keeps a connection to each port of mpiexec, as a port scanner does, which blocks Hydra."""
-    inodes = {link.split("[")[1].rstrip("]") for link in _sockets(pid)}
-    connections = []
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
+    inodes, connections = sockets_of(pid), []
+    for fields in tcp_sockets(Path(f"/proc/{pid}/net")):
         if fields[3] == "0A" and fields[9] in inodes:
             port = int(fields[1].rpartition(":")[2], 16)
             connections.append(socket.create_connection(("127.0.0.1", port), timeout=5))
@@ -94,14 +94,6 @@ def blocked(pid: int) -> Iterator[None]:
     yield
     for connection in connections:
         connection.close()
-
-
-def _sockets(pid: int) -> list[str]:
-    found = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            found.append(os.readlink(path))
-    return [link for link in found if link.startswith("socket:")]
 
 
 @contextmanager
