@@ -117,7 +117,7 @@ def test_the_progress_of_a_training_and_its_killed_rank_are_reported(
     running = ddp_hpc(cluster, tmp_path, "status", job_id)
     assert running.returncode == 0
     lines = dict(line.split(maxsplit=1) for line in running.stdout.splitlines())
-    assert lines["job"].startswith(f"{job_id} (ddp of root): running, RUNNING on ")
+    assert lines["job"].startswith(f"{job_id} (slow_training of root): running, RUNNING on ")
     assert " of 200, loss " in lines["step"]
     assert "before the walltime ends" in lines["eta"]
     pid = (tmp_path / "pid-1").read_text()
