@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from ddp_hpc import __version__
 from ddp_hpc.cli import cli
+from ddp_hpc.request.job import JobOptions
 from tests.batch.conftest import ROOT, clean_environ, run_cli
+from tests.queue.test_ledger import make_run
 
 
 def error_of(*args: str, cwd: Path | None = None, **environ: str) -> str:
@@ -208,9 +212,67 @@ def test_help_shows_the_examples_line_by_line() -> None:
     assert "    ddp-hpc render --step -o torchrun_script.sh" in lines
 
 
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        (["render"], "--output"),
+        (["submit"], "--dry-run"),
+        (["lint"], "--list"),
+        (["bench", "scaling"], "--dir"),
+    ],
+)
+def test_help_shows_the_options_of_a_job_in_sections(command: list[str], own: str) -> None:
+    text = run_cli(*command, "--help").stdout.decode()
+    parts = re.split(r"^([A-Z][a-z]+):$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert [*sections] == ["Job", "Scheduler", "Software", "Launcher", "Resuming", "Script", "Options"]
+    shown = {option: title for title in sections for option in re.findall(r"--[a-z-]+", sections[title])}
+    options = [f"--{name.replace('_', '-')}" for name in JobOptions.__dataclass_fields__ if name != "command"]
+    assert not [option for option in options if shown.get(option) == "Options"]
+    assert own in sections["Options"]
+    assert "[COMMAND]" not in sections["Options"], "COMMAND is an argument"
+
+
+def completed(words: str, **options: Any) -> list[str]:
+    """Returns the words that bash would offer for the last word."""
+    count = len(words.split(" ")) - 1
+    environ = {"_DDP_HPC_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    return [line.partition(",")[2] for line in run_cli(**options, **environ).stdout.decode().splitlines()]
+
+
 def test_shell_completion_knows_the_commands() -> None:
-    environ = {"_DDP_HPC_COMPLETE": "bash_complete", "COMP_WORDS": "ddp-hpc ren", "COMP_CWORD": "1"}
-    assert run_cli(**environ).stdout == b"plain,render\n"
+    assert completed("ddp-hpc ren") == ["render"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ddp-hpc profiles show polar",
+        *(f"ddp-hpc {command} --profile polar" for command in ("render", "submit", "lint")),
+        *(f"ddp-hpc {command} --profile polar" for command in ("launch", "estimate", "rehearse")),
+    ],
+)
+def test_shell_completion_knows_the_profiles(words: str) -> None:
+    assert completed(words) == ["polaris"]
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_shell_completion_knows_the_jobs_of_the_runs_without_asking_a_scheduler(
+    tmp_path: Path, command: str
+) -> None:
+    for name, job_ids in (("old", ("12", "13")), ("new", ("14",))):
+        make_run(tmp_path / "runs" / name, *(f"1 {job_id} 0 {job_id}" for job_id in job_ids))
+    assert completed(f"ddp-hpc {command} ", cwd=tmp_path) == ["14", "13", "12"]
+    assert completed(f"ddp-hpc {command} --run-dir runs/old 13", cwd=tmp_path) == ["13"]
+
+
+def test_profiles_are_printed_as_json() -> None:
+    [polaris] = [
+        one for one in json.loads(run_cli("profiles", "list", "--json").stdout) if one["name"] == "polaris"
+    ]
+    assert (polaris["scheduler"], polaris["title"]) == ("pbs", "Polaris (ALCF)")
+    shown = json.loads(run_cli("profiles", "show", "polaris", "--json").stdout)
+    assert (shown["name"], shown["scheduler"], shown["node"]["devices"]) == ("polaris", "pbs", 4)
 
 
 def test_a_closed_pipe_causes_no_traceback() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options_without
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, job_options_without
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.pip_extras import require
 
@@ -218,7 +218,7 @@ def comm(**options: Any) -> None:
     bench_comm.command(**options)
 
 
-@command.command("scaling", context_settings=TAKES_A_COMMAND)
+@command.command("scaling", cls=JobCommand, context_settings=TAKES_A_COMMAND)
 @click.option("--ranks", metavar="N,N,...",
               help="Numbers of ranks to measure.  [default: 1,2,4,... up to all available]")  # fmt: skip
 @click.option("--nodes", metavar="N,N,...",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import DdpHpcError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     "--only", is_flag=True, help="Cancel only this job, so that the next job of the chain resumes the run."
 )
 @run_dir_option
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 def command(job: str, only: bool, run_dir: Path | None) -> None:
     """Cancel a job or a job array and, if it is part of a chain, the jobs that were queued to run after it.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.errors import RequestError
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def _number(text: str) -> Fraction | None:
 )
 @click.option(
     "--profile",
+    shell_complete=complete_profiles,
     metavar="NAME",
     help="Site profile that defines the number of GPUs per node and the memory per GPU; see "
     "`ddp-hpc profiles list`.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import click
 
+from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job, JobOptions, job_default, make_job, read_job_file, with_account
 
@@ -34,6 +35,7 @@ def _click_option(name: str) -> Callable[[F], F]:
         help=declared["help"] + (f"  [{default}]" if default else ""),
         type=int if kind == int | None else str,
         multiple=kind not in (int | None, str | None),
+        shell_complete=complete_profiles if name == "profile" else None,
     )
 
 
@@ -47,6 +49,37 @@ _JOB_FILE = click.option(
 )
 _OPTIONS = {"profile": _click_option("profile"), "job_file": _JOB_FILE}
 _OPTIONS |= {name: _click_option(name) for name in _KINDS if name not in ("profile", "command")}
+
+
+# The sections of --help. Other options of a command are in the last section.
+_SECTIONS = {
+    "Job": ("profile job_file nodes ranks_per_node gpus_per_node cpus_per_node walltime name run_dir"),
+    "Scheduler": (
+        "queue qos account mem exclusive constraint reservation dependency array mail_user mail_type "
+        "filesystems directive"
+    ),
+    "Software": "setup conda_env python_env container after",
+    "Launcher": "launcher launcher_arg mpi env env_style min_nodes fallback",
+    "Resuming": "max_attempts requeue signal progress",
+    "Script": "template standalone",
+}
+
+
+class JobCommand(click.Command):
+    """A command with the options of a job, which --help shows in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options by section."""
+        section_of = {name: title for title, names in _SECTIONS.items() for name in names.split()}
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, "Options")}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):
+                found[section_of.get(parameter.name or "", "Options")].append(record)
+        for title, records in found.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def job_options(function: F) -> F:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import Any
 
 import click
 
+from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, name_and_value
 from ddp_hpc.errors import RequestError
 
@@ -26,6 +26,7 @@ from ddp_hpc.errors import RequestError
 )
 @click.option(
     "--profile",
+    shell_complete=complete_profiles,
     metavar="NAME",
     help="Site profile; `ddp-hpc profiles list` lists the names.  [default: detected]",
 )
@@ -69,8 +70,9 @@ def command(
     """Start COMMAND on the nodes of the current allocation, or on this machine.
 
     As in a rendered job script, the site's profile determines the launcher, its CPU binding and the
-    environment variables. Load the modules that COMMAND needs before you run this command. The launcher
-    replaces this process, so it receives all signals, and its exit code is the exit code of the command.
+    environment variables. Load the modules that COMMAND needs before you run this command. The exit code
+    is that of the launcher. Ctrl-C ends the ranks, with SIGTERM and after 10 s with SIGKILL; the exit code is
+    then 130. The launcher gets SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2.
 
     \b
     Examples:
@@ -83,6 +85,7 @@ def command(
     if not command:
         raise RequestError("no command given. Example: ddp-hpc launch -n 8 -- python -m ddp_hpc.train")
     from ddp_hpc.launch.launch_here import plan
+    from ddp_hpc.launch.run_launcher import run_launcher
     from ddp_hpc.request.job import Job
 
     given = {name: value for name, value in options.items() if value not in (None, "")}
@@ -93,12 +96,4 @@ def command(
         sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
         return
     click.echo(launch.about, err=True)
-    # Python ignores these signals. Restore the default, which the launcher inherits.
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
-    try:
-        os.execve(launch.argv[0], launch.argv, launch.environ(os.environ))  # noqa: S606 - an argv list
-    except OSError as error:
-        raise RequestError(
-            f"cannot start {launch.argv[0]}: {error.strerror}. Check that the file is an executable program."
-        ) from None
+    click.get_current_context().exit(run_launcher(launch.argv, launch.environ(os.environ)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddp_hpc.commands.job_options import given_options, job_options, request_of
+from ddp_hpc.commands.job_options import JobCommand, given_options, job_options, request_of
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _REQUEST = "the request"
 
 
-class ScriptOrRequest(click.Command):
+class ScriptOrRequest(JobCommand):
     """A command with an optional SCRIPT. The arguments after `--` are the command of the job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

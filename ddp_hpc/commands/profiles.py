@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from ddp_hpc.commands.completion import complete_profiles
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 @click.group("profiles")
@@ -25,7 +31,8 @@ def command() -> None:
 
 
 @command.command("list")
-def list_profiles() -> None:
+@_AS_JSON
+def list_profiles(as_json: bool) -> None:
     """List all profiles, one per line.
 
     The columns are the name, the scheduler, the confidence, the date of the last check, and the title.
@@ -33,6 +40,10 @@ def list_profiles() -> None:
     from ddp_hpc.sites.site import load_site, profile_files
 
     sites = [load_site(name) for name in profile_files()]
+    if as_json:
+        names = ("name", "scheduler", "confidence", "checked", "title")
+        _print_json([{name: getattr(site, name) for name in names} for site in sites])
+        return
     width = max(len(site.name) for site in sites)
     for site in sites:
         sure = site.confidence or "-"
@@ -40,14 +51,18 @@ def list_profiles() -> None:
 
 
 @command.command("show")
-@click.argument("name")
-def show_profile(name: str) -> None:
-    """Print the TOML file of a profile.
+@_AS_JSON
+@click.argument("name", shell_complete=complete_profiles)
+def show_profile(name: str, as_json: bool) -> None:
+    """Print the TOML file of a profile. With --json, print its values, with those that it inherits.
 
     The file cites the source of each fact. Use it as an example or as a starting point for your own profile.
     """
-    from ddp_hpc.sites.site import profile_file
+    from ddp_hpc.sites.site import load_site, profile_file
 
+    if as_json:
+        _print_json(asdict(load_site(name)))
+        return
     path = Path(name) if name.endswith(".toml") else profile_file(name)
     sys.stdout.buffer.write(path.read_bytes())
 
@@ -67,3 +82,7 @@ def check_profiles(files: tuple[Path, ...]) -> None:
         click.echo(f"error: {fault}", err=True)
     if faults:
         raise RequestError(faults[-1])
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 )
 @click.option(
     "--profile",
+    shell_complete=complete_profiles,
     default="",
     metavar="NAME",
     help="Site profile; `ddp-hpc profiles list` lists the names.  [default: the profile of the script, if "

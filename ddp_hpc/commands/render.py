@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from ddp_hpc.commands.job_options import TAKES_A_COMMAND, given_options, job_options, request_of
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, given_options, job_options, request_of
 from ddp_hpc.errors import RequestError
 
 
-@click.command("render", context_settings=TAKES_A_COMMAND)
+@click.command("render", cls=JobCommand, context_settings=TAKES_A_COMMAND)
 @job_options
 @click.option(
     "--step",

@@ -6,12 +6,17 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
+
+if TYPE_CHECKING:
+    from ddp_hpc.jobs.array_report import ArrayReport
+    from ddp_hpc.jobs.job_report import JobReport
 
 # The exit code for each verdict; with several jobs, for the verdict of the last one.
 _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_REQUEUE}
@@ -19,14 +24,15 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
+@click.option("--long", "is_long", is_flag=True, help="Without JOB, print all lines about each job.")
 @run_dir_option
-@click.argument("job", required=False)
-def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
+@click.argument("job", required=False, shell_complete=complete_jobs)
+def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
-    Without JOB, the command shows the last job of the run in --run-dir, or of each run in the directory runs/
-    of the current directory. For a job array of Slurm, it shows the number of tasks by state, and why tasks
-    failed.
+    Without JOB, the command prints one line about the last job of the run in --run-dir, or of each run in the
+    directory runs/ of the current directory. With --long, it prints as much as with JOB. For a job array of
+    Slurm, it shows the number of tasks by state, and why tasks failed.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.
@@ -34,22 +40,21 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     \b
     Examples:
       ddp-hpc status
+      ddp-hpc status --long
       ddp-hpc status 1234
       ddp-hpc status 1234_2
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
+    from ddp_hpc.jobs.array_report import report_job_or_array
     from ddp_hpc.jobs.job_report import last_jobs
-    from ddp_hpc.jobs.status_text import lines_of, lines_of_array
 
     verdict, found = "", []
     for one in [report_job_or_array(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
         else:  # print each job at once, since the next one needs a slow query of the scheduler
-            lines = lines_of_array(one) if isinstance(one, ArrayReport) else lines_of(one)
-            click.echo(("\n" if verdict else "") + "\n".join(lines))
+            click.echo("\n" * bool(verdict and is_long) + "\n".join(_lines(one, is_long or job is not None)))
         verdict = one.verdict
     if not verdict:
         raise RequestError(
@@ -59,6 +64,16 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(found if job is None else found[0], indent=2))
     click.get_current_context().exit(_EXIT_CODES.get(verdict, EXIT_FAILED))
+
+
+def _lines(report: JobReport | ArrayReport, is_long: bool) -> list[str]:
+    from ddp_hpc.jobs.job_report import JobReport
+    from ddp_hpc.jobs.status_line import line_of
+    from ddp_hpc.jobs.status_text import lines_of, lines_of_array
+
+    if not isinstance(report, JobReport):
+        return [*lines_of_array(report)]
+    return [*lines_of(report)] if is_long else [line_of(report, Path.cwd())]
 
 
 def _plain_numbers(value: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,15 +41,23 @@ _OVERRIDDEN = "JOB007"
     help="Submit a PBS script as N jobs that run one after the other, for sites where compute "
     "nodes cannot submit jobs.",
 )
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per job, each on its line: the job ID, the run directory and others.",
+)
 @click.argument("script", required=False, type=click.Path(path_type=Path))
-def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, **options: Any) -> None:
+def command(
+    script: Path | None, dry_run: bool, force: bool, chain: int | None, as_json: bool, **options: Any
+) -> None:
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
-    Standard output contains only the job ID. The command first checks the script with `ddp-hpc lint`, and
-    does not submit it if there are errors. With SCRIPT, the options --account, --name, --nodes, --qos,
-    --queue and --walltime are passed to sbatch or qsub, where they override the directives; if neither
-    --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the arguments after -- are
-    passed to the script.
+    Standard output contains only the job ID, or with --json an object. The command first checks the script
+    with `ddp-hpc lint`, and does not submit it if there are errors. With SCRIPT, the options --account,
+    --name, --nodes, --qos, --queue and --walltime are passed to sbatch or qsub, where they override the
+    directives; if neither --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the
+    arguments after -- are passed to the script.
 
     \b
     Examples:
@@ -64,6 +73,10 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     from ddp_hpc.schedulers.run_command import need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
+    if dry_run and as_json:
+        raise RequestError(
+            "--json cannot be combined with --dry-run, as no job is submitted; omit one of them"
+        )
     submission, found = _submission(script, {**options, "command": command})
     check_findings(found, force=force)
     scheduler = submission.scheduler
@@ -81,11 +94,29 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     )
     submit_module.prepare(submission)
     sent = submit_module.submit_chain(submission, chain) if chain else submit_module.submit_one(submission)
-    _print_jobs(sent, program, chain)
+    _print_jobs(sent, program, chain, _json_line(submission) if as_json else str)
 
 
-def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None) -> None:
-    """Prints the ID of each job as soon as it is submitted."""
+def _json_line(submission: Submission) -> Callable[[str], str]:
+    """Returns a function that describes a job as one line of JSON."""
+
+    def line(job_id: str) -> str:
+        facts = {
+            "job_id": job_id,
+            "scheduler": submission.scheduler.name,
+            "script": str(submission.work_dir / submission.path),
+            "run_dir": str(submission.run_dir) if submission.run_dir else None,
+            "work_dir": str(submission.work_dir),
+        }
+        return json.dumps(facts)
+
+    return line
+
+
+def _print_jobs(
+    sent: Iterator[tuple[str, str]], program: str, chain: int | None, line_of: Callable[[str], str]
+) -> None:
+    """Prints a line about each job as soon as it is submitted."""
     from ddp_hpc.schedulers.run_command import held_interrupt
 
     queued: list[str] = []
@@ -99,7 +130,7 @@ def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None
             for job_id, problem in sent:
                 queued.append(job_id)
                 # Print the ID immediately: the job exists even if this process fails now.
-                click.echo(job_id)
+                click.echo(line_of(job_id))
                 if problem:
                     click.echo(f"warning: {problem}", err=True)
                 if is_interrupted():

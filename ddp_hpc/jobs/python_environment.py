@@ -10,25 +10,22 @@ from pathlib import Path
 from ddp_hpc.request.job import Job
 
 
-def own_environment(work_dir: Path) -> str:
-    """Returns the directory of the virtual or conda environment that contains this ddp-hpc.
-
-    Returns an empty text for a Python that belongs to the system or a module, and for `.venv` in `work_dir`,
-    which scripts activate by themselves.
-    """
-    prefix = Path(sys.prefix)
-    is_environment = sys.prefix != sys.base_prefix or (prefix / "conda-meta").is_dir()
-    is_default = prefix.resolve() == (work_dir / ".venv").resolve()
-    return sys.prefix if is_environment and not is_default and ":" not in sys.prefix else ""
-
-
 def environment_for_job(work_dir: Path, environ: Mapping[str, str]) -> str:
-    """Returns the environment that a job submitted from `work_dir` does not find by itself; empty if none.
+    """Returns the environment of this ddp-hpc, if a job submitted from `work_dir` does not find it by itself.
 
-    An environment that is not active, such as that of pipx, does not replace a `.venv` that contains ddp-hpc.
+    Scripts use an active environment, or else `.venv`. An environment that is not active, such as that of
+    pipx, does not replace a `.venv` that contains ddp-hpc. Returns an empty text if the job finds ddp-hpc,
+    and for a Python that belongs to the system or a module.
     """
-    own = own_environment(work_dir)
-    return own if _is_active(own, environ) or not (work_dir / ".venv/bin/ddp-hpc").exists() else ""
+    own, default = sys.prefix, work_dir / ".venv"
+    is_environment = own != sys.base_prefix or (Path(own) / "conda-meta").is_dir()
+    if not is_environment or ":" in own:  # a colon separates the entries of PATH
+        return ""
+    is_default = Path(own).resolve() == default.resolve()
+    active = _active(environ)
+    uses_default = not active or Path(active).resolve() == default.resolve()
+    finds_ddp_hpc = uses_default and (is_default or (default / "bin" / "ddp-hpc").exists())
+    return "" if finds_ddp_hpc else own
 
 
 def with_own_environment(job: Job, work_dir: Path, environ: Mapping[str, str]) -> Job:
@@ -43,9 +40,9 @@ def explain(python_env: str, environ: Mapping[str, str], *, is_passed: bool = Fa
 
     `is_passed` means that the script itself does not name the environment, but gets it as a variable.
     """
-    if not python_env or _is_active(python_env, environ):
+    active = _active(environ)
+    if python_env in ("", active):
         return ""
-    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
     instead = f", not in the active environment {active}" if active else ""
     effect = (
         f"the script gets VIRTUAL_ENV={python_env}" if is_passed else f"the job runs {python_env}/bin/python"
@@ -56,5 +53,5 @@ def explain(python_env: str, environ: Mapping[str, str], *, is_passed: bool = Fa
     )
 
 
-def _is_active(python_env: str, environ: Mapping[str, str]) -> bool:
-    return python_env in (environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"))
+def _active(environ: Mapping[str, str]) -> str:
+    return environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or ""

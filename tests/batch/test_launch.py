@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here, ranks_for
 from ddp_hpc.launch.launch_here import Launch, plan
+from ddp_hpc.process_control import is_running
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -509,3 +511,53 @@ def test_ranks_on_this_machine_connect_through_the_local_mpiexec(tmp_path: Path)
     )
     assert sorted(done.stdout.splitlines()) == [b"0 2 b c", b"1 2 b c"], done.stderr
     assert time.monotonic() - start < 30
+
+
+RANK = """import os, signal, sys, time
+if sys.argv[1] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("rank is", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["usual", "stubborn"])
+def test_ctrl_c_ends_all_ranks_without_tracebacks_and_exits_with_130(tmp_path: Path, kind: str) -> None:
+    """As in a terminal, which sends SIGINT to the process group."""
+    (tmp_path / "rank.py").write_text(RANK)
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local", "-n", "2", "--", "python"]
+    with subprocess.Popen(
+        [*argv, "rank.py", kind],
+        env=clean_environ(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        os.killpg(process.pid, signal.SIGINT)
+        while kind == "stubborn" and process.poll() is None:
+            time.sleep(0.2)
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in out + err
+    assert err.splitlines()[-1] == b"interrupted"
+    assert not any(is_running(rank) for rank in ranks)
+
+
+def test_a_rank_reads_from_the_terminal(tmp_path: Path) -> None:
+    """With a debugger, for example. The terminal stops processes in the background that read from it."""
+    terminal, other_end = os.openpty()
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local", "-n", "1", "--", "python", "-c"]
+    with subprocess.Popen(
+        [*argv, "print('got', input())"],
+        env=clean_environ(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin"),
+        cwd=tmp_path,
+        stdin=other_end,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        os.write(terminal, b"this line\n")
+        assert b"got this line\n" in process.communicate(timeout=60)[0]

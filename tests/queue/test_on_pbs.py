@@ -58,7 +58,9 @@ def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
     assert (first["verdict"], first["exit"], first["next_job"]) == ("requeue", 75, "13.pbs-srv")
     assert (last["verdict"], last["exit"], last["post_mortem"]) == ("done", 0, None)
     assert [one["job_id"] for one in last["attempts"]] == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]  # type: ignore[attr-defined]
-    assert ddp_hpc(site, "status").stdout.startswith("job       14.pbs-srv (ddp of pbsuser): done, F")
+    assert ddp_hpc(site, "status", "--long").stdout.startswith(
+        "job       14.pbs-srv (ddp of pbsuser): done, F"
+    )
 
 
 def test_all_jobs_of_a_queued_chain_are_cancelled(site: Site) -> None:

@@ -60,6 +60,8 @@ def test_ddp_hpc_in_the_environment_of_the_directory_comes_before_one_that_is_no
     assert f" --python-env {environment}\n" in done.out
     assert "note:" not in done.err
     monkeypatch.setattr(sys, "prefix", str(work / ".venv"))
+    assert f" --python-env {work}/.venv\n" in run("submit", *REQUEST).out, "another one is active"
+    monkeypatch.setenv("VIRTUAL_ENV", str(work / ".venv"))
     assert "--python-env" not in run("submit", *REQUEST).out
 
 

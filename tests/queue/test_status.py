@@ -342,10 +342,32 @@ def test_without_an_argument_the_last_job_of_each_run_is_reported(
         (programs.folder / job_id).write_text(text)
     make_run(work / "runs" / "one", "1 11 0 900", "2 12 0 1000")
     ledger.record(make_run(work / "runs" / "two"), submission("14", 2000))
-    done = run("status")
+    done = run("status", "--long")
     assert [line.split()[1] for line in done.out.splitlines() if line.startswith("job ")] == ["12", "14"]
     assert len(json.loads(run("status", "--json").out)) == 2
-    assert run("status", "--run-dir", "runs/one").out.startswith("job       12 ")
+    assert run("status", "--long", "--run-dir", "runs/one").out.startswith("job       12 ")
+
+
+def test_without_an_argument_one_line_is_printed_for_each_run(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.program("scontrol", f'cat "{programs.folder}/$4"')
+    states = {"12": "RUNNING", "13": "FAILED", "14": "PENDING", "15": "COMPLETED"}
+    for job_id, state in states.items():
+        reason = {"reason": "Resources"} if state == "PENDING" else {}
+        exit_ = {"exit": "1:0"} if state == "FAILED" else {}
+        log = work / f"{job_id}.out"
+        text = slurm(job_id=job_id, state=state, work=str(work), log=str(log), **reason, **exit_)
+        (programs.folder / job_id).write_text(text)
+        log.write_text("" if state == "PENDING" else LOG)
+        make_run(work / "runs" / f"run{job_id}", f"1 {job_id} 0 {job_id}")
+    write_state(work / "runs" / "run13", RunState("failed", 0, "data.h5: is damaged"))
+    assert run("status").out.splitlines() == [
+        "12           running   runs/run12           step 100 of 640, 00:10:00 of 01:00:00",
+        "13           failed    runs/run13           exit code 1; data.h5: is damaged",
+        "14           waiting   runs/run14           Resources",
+        "15           done      runs/run15           step 100 of 640",
+    ]
 
 
 def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:
@@ -363,7 +385,7 @@ def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
 ) -> None:
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
     write_state(folder, RunState("done", 640, "all steps are trained"))
-    done = run("status")
+    done = run("status", "--long")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[:2] == [
         "job       12: done; the scheduler no longer knows it",
@@ -711,7 +733,7 @@ def test_the_last_job_on_another_cluster_is_queried_there(work: Path, programs: 
     jobs(programs, work, j12="RUNNING")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
     ledger.record(folder, submission("12@cm4"))
-    assert run("status").out.startswith("job       12@cm4 (ddp of me): running")
+    assert run("status").out.startswith("12@cm4       running   runs/ddp ")
     assert programs.called() == ["scontrol --clusters=cm4 --oneliner show job 12"]
 
 
@@ -733,7 +755,7 @@ def test_each_run_is_reported_as_soon_as_its_state_is_known(work: Path, programs
     make_run(work / "runs" / "two", "1 13 0 2000")
     done = run("status")
     assert done.code == 1
-    assert done.out.startswith("job       12 (ddp of me): running"), "although the second query failed"
+    assert done.out.startswith("12           running   runs/one "), "although the second query failed"
     assert done.err.startswith("error: scontrol failed: ")
 
 

@@ -520,3 +520,26 @@ def test_the_full_stop_of_the_schedulers_message_is_not_repeated(
     assert "rejected the job: Account_Name is required to be set. No job was queued. " in (
         run("submit", "job.pbs").err
     )
+
+
+def test_json_describes_each_job_on_a_line(work: Path, programs: Programs, run: Run) -> None:
+    programs.program("qsub", f'echo x >>"{programs.folder}/n"; echo "1$(wc -l <"{programs.folder}/n").srv"')
+    (programs.folder / "wc").symlink_to("/usr/bin/wc")
+    run("render", "--profile", "generic_pbs", "-o", "job.pbs")
+    done = run("submit", "--json", "--chain", "2", "job.pbs")
+    assert [json.loads(line) for line in done.out.splitlines()] == [
+        {
+            "job_id": job_id,
+            "scheduler": "pbs",
+            "script": f"{work}/job.pbs",
+            "run_dir": f"{work}/runs/ddp",
+            "work_dir": str(work),
+        }
+        for job_id in ("11.srv", "12.srv")
+    ]
+
+
+def test_json_of_a_dry_run_is_refused(work: Path, sbatch: Programs, run: Run) -> None:
+    done = run("submit", *REQUEST, "--json", "--dry-run")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: --json cannot be combined with --dry-run")
