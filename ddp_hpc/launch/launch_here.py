@@ -17,6 +17,7 @@ from ddp_hpc.launch.capacity import fit
 from ddp_hpc.launch.find_allocation import find_allocation
 from ddp_hpc.launch.rank_environment import kernel_cache_paths, launch_id, local_dir
 from ddp_hpc.launch.resolve_launcher import resolve
+from ddp_hpc.process_control import UMASK, umask_text
 from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,
@@ -161,7 +162,7 @@ def _exports_of(job: Job, site: Site, layout: Layout) -> list[Export]:
 def _of_this_launch(site: Site, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that the supervisor would set in a job and that are not in `environ`."""
     scheduler = scheduler_of_site(site)
-    variables = {"DDP_HPC_LAUNCH": launch_id()}
+    variables = {"DDP_HPC_LAUNCH": launch_id(), UMASK: umask_text()}
     if scheduler.has_queue:
         variables |= kernel_cache_paths(environ, local_dir(site.node, environ))
         variables |= kill_delay_variable(scheduler)

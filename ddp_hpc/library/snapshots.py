@@ -117,7 +117,7 @@ class Snapshots:
         if 0 < self.start == self._position.step and not self._stop:
             self._world.progress.say(
                 f"note: no step was left to do after step {self.start}; for a new run, use another directory "
-                "for the snapshots; to go on, increase the number of steps"
+                "for the snapshots; to continue this run, increase the number of steps"
             )
         tick = partial(self._world.at, self._position.step, "snapshot")
         self._lifecycle.finish(self._position, self._stop, tick)

@@ -63,7 +63,7 @@ def state_of_program(
     Exit code 75, or the signal that ended the program before the deadline (`at_deadline`), means that the
     program has saved a checkpoint and must be run again. A run without progress is not resumed. The step is
     that of the last checkpoint, and unknown if the program does not record a greater step than before. A
-    completed program has gone on after its last checkpoint, so that its step is 0.
+    completed program has run beyond its last checkpoint, so that its step is 0.
     """
     code, step = end.code, attempt.first_step
     if has_progressed := progress.has_advanced():

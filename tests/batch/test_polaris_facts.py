@@ -58,6 +58,7 @@ def test_the_directives_are_these_and_no_others(script: list[str]) -> None:
         "#PBS -q debug",  # 1 to 2 nodes: RUNNING_JOBS
         "#PBS -A datascience",  # required: RUNNING_JOBS
         "#PBS -k doe",  # the site always sets this: RUNNING_JOBS
+        "#PBS -W umask=022",  # PBS sets 077, with which nobody else can read the files of the job
         "#PBS -j oe",
     ]
 

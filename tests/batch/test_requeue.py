@@ -511,7 +511,8 @@ def test_variables_that_the_site_requires_are_passed_to_all_jobs_of_a_chain(job:
     ]
     subprocess.run(argv, cwd=job.work, env=job.environ(), check=True)
     said = [re.findall(r"-v (\S+)", line) for line in calls(job, "qsub")]
-    assert said == [[f"USE_SSH=1,DDP_HPC_ATTEMPT={n},DDP_HPC_CHAINED=2"] for n in (1, 2)]
+    own = f"VIRTUAL_ENV={sys.prefix}"  # this environment is not active, so the job does not find it
+    assert said == [[f"USE_SSH=1,{own},DDP_HPC_ATTEMPT={n},DDP_HPC_CHAINED=2"] for n in (1, 2)]
 
 
 def test_a_job_of_a_chain_submits_nothing_itself(job: Sandbox) -> None:

@@ -100,7 +100,10 @@ def test_a_full_disk_does_not_prevent_the_requeue_of_another_program(
         **slurm(job, 1, SLURM_JOB_ID="7", SLURM_JOB_END_TIME=end, PYTHONPATH=path),
     )
     assert (done.returncode, calls(job, "scontrol")) == (75, ["requeue 7"])
-    assert "error: no space left on device; the state of the run is: requeue 1 " in done.stderr.decode()
+    assert (
+        "error: no space left on device; the state of the run is: requeue the program exited"
+        in done.stderr.decode()
+    )
 
 
 def test_variables_of_the_user_take_precedence_over_the_supervisors(job: Sandbox) -> None:
