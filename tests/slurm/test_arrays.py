@@ -11,24 +11,14 @@ import pytest
 
 from tests.conftest import clean_environ
 
+from . import submission
 from .cluster import Cluster
 from .survival_runs import PROJECT
 from .test_queue import ddp_hpc, status
 
 pytestmark = pytest.mark.slurm
 
-REQUEST = [
-    "--profile",
-    "generic_slurm",
-    "--name",
-    "ddp",
-    "--nodes",
-    "1",
-    "--ranks-per-node",
-    "1",
-    "--walltime",
-    "00:05:00",
-]
+REQUEST = [*submission.REQUEST, "--nodes", "1", "--ranks-per-node", "1"]
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
 # Stops after its first attempt and completes in its second. Prints its arguments.
 PROGRAM = """#!/bin/bash

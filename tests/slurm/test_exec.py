@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
+from .submission import SUBMIT
 from .test_training import BIN, ENVIRONMENT, PROJECT
 
 pytestmark = pytest.mark.slurm
@@ -19,19 +20,7 @@ TRAINS = PROJECT / "tests" / "mpi" / "trains.py"
 def test_a_submitted_program_is_one_world_on_both_nodes(
     cluster: Cluster, tmp_path: Path, launcher: str
 ) -> None:
-    argv = [
-        str(BIN / "python"),
-        "-m",
-        "ddp_hpc",
-        "submit",
-        "--profile",
-        "generic_slurm",
-        "--name",
-        "ddp",
-        "--nodes",
-        "2",
-    ]
-    argv += ["--ranks-per-node", "2", "--launcher", launcher, "--walltime", "00:05:00"]
+    argv = [*SUBMIT, "--nodes", "2", "--ranks-per-node", "2", "--launcher", launcher]
     queued = cluster.run([*argv, "--", "python", str(TRAINS)], env=ENVIRONMENT, cwd=tmp_path)
     assert queued.returncode == 0, queued.stderr
     job = queued.stdout.strip()
@@ -52,7 +41,7 @@ def test_a_program_that_trains_separately_on_each_node_causes_a_warning(
     program = "import time; time.sleep(2); print('trained')"
     argv = ["srun", "--nodes=2", str(BIN / "ddp-hpc"), "exec", "--", str(BIN / "python"), "-c", program]
     # Slurm kills the remaining processes of a step, on a busy node possibly before the warning is written.
-    for _ in range(3):
+    for _ in range(6):
         done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "trained\ntrained\n"), done.stderr
         if "warning:" in done.stderr:

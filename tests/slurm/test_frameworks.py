@@ -13,6 +13,7 @@ from tests.integrations.conftest import EXAMPLES, NEEDS
 
 from .cluster import Cluster
 from .nodes import wait_for
+from .submission import SUBMIT
 from .test_queue import status
 from .test_training import BIN, ENVIRONMENT
 
@@ -32,19 +33,7 @@ def run_to_the_end(
 ) -> tuple[str, str]:
     """Returns the job ID and the whole log of a run of the example."""
     folder.mkdir()
-    argv = [
-        str(BIN / "python"),
-        "-m",
-        "ddp_hpc",
-        "submit",
-        "--profile",
-        "generic_slurm",
-        "--name",
-        "ddp",
-        "--nodes",
-        "2",
-    ]
-    argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *options]
+    argv = [*SUBMIT, "--nodes", "2", "--ranks-per-node", "1", *options]
     argv += ["--", "python", str(EXAMPLES / name), *arguments]
     queued = cluster.run(argv, env=ENVIRONMENT, cwd=folder)
     assert queued.returncode == 0, queued.stderr

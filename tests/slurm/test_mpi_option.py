@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
+from .submission import SUBMIT
 from .test_training import BIN, ENVIRONMENT
 
 pytestmark = pytest.mark.slurm
@@ -20,8 +21,7 @@ if world.rank == 0:
 
 def submit(cluster: Cluster, folder: Path, *options: str) -> tuple[str, str]:
     (folder / "uses_mpi.py").write_text(PROGRAM)
-    argv = [str(BIN / "python"), "-m", "ddp_hpc", "submit", "--profile", "generic_slurm", "--nodes", "2"]
-    argv += ["--walltime", "00:05:00", *options, "--", str(BIN / "python"), "uses_mpi.py"]
+    argv = [*SUBMIT, "--nodes", "2", *options, "--", str(BIN / "python"), "uses_mpi.py"]
     queued = cluster.run(argv, env=ENVIRONMENT, cwd=folder)
     assert queued.returncode == 0, queued.stderr
     job = queued.stdout.strip()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from . import submission
 from .cluster import Cluster
 from .configuration import has_cgroup_v1
 from .nodes import wait_for
@@ -19,18 +20,7 @@ from .survival_runs import OPTIONS, PROJECT, PYTHON, SLOW
 
 pytestmark = pytest.mark.slurm
 
-REQUEST = [
-    "--profile",
-    "generic_slurm",
-    "--name",
-    "ddp",
-    "--nodes",
-    "2",
-    "--ranks-per-node",
-    "1",
-    "--walltime",
-    "00:05:00",
-]
+REQUEST = [*submission.REQUEST, "--nodes", "2", "--ranks-per-node", "1"]
 # Prints the trainer's messages without training: the first attempt runs out of time, the second completes.
 TRAINER = """#!/bin/bash
 if [[ $SLURM_PROCID != 0 ]]; then exit 0; fi
