@@ -25,13 +25,16 @@ import pytest
 
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.units import format_walltime
 from tests.fakes.site import PROJECT, Site
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 from tests.pbs.test_kills import active_jobs, processes
 
 NUM_STEPS = 360
-WALLTIME_S = 45
+WALLTIME_S = 60
+# Enough for two cores: the runs sleep most of the time.
+NUM_AT_ONCE = 5
 # A step takes 0.2 s, so the run needs two jobs.
 MODEL = """
 import time
@@ -65,8 +68,8 @@ def machine(make_site: MakeSite) -> Site:
     site = make_site(nodes=(socket.gethostname(),), obituary_s=1.0)
     site.dotfile(site.pbs_bin, Path(sys.prefix) / "bin")
     (site.work / "slow.py").write_text(MODEL)
-    walltime = f"00:00:{WALLTIME_S}"
-    options = ["--ranks-per-node", "2", "--walltime", walltime, "--env", "OMP_NUM_THREADS=1"]
+    options = ["--ranks-per-node", "2", "--walltime", format_walltime(WALLTIME_S)]
+    options += ["--env", "OMP_NUM_THREADS=1"]
     render(site, "generic_pbs", *options, command=["python", "-m", "ddp_hpc.train", *OPTIONS])
     return site
 
@@ -172,7 +175,7 @@ def test_a_fault_in_the_last_minute_loses_no_run(make_site: MakeSite, num_runs: 
     seed = int(os.environ.get("DDP_HPC_TEST_SEED", "0")) or random.randrange(10**6)
     print("seed", seed)  # shown if the test fails
     sites = [machine(make_site) for _ in range(num_runs)]
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         ended = list(pool.map(lambda number: one_run(sites[number], number, seed), range(num_runs)))
     for site in sites:
         assert last_loss(site) == last_loss(whole), site.logs()
