@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# In a script, `make test &` ignores Ctrl-C, because the shell has no job control. The processes that tests
-# start would inherit that.
+# In a script, `make test &` ignores Ctrl-C, because the shell has no job control, and nohup ignores SIGHUP.
+# The processes that tests start would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

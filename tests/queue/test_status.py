@@ -373,7 +373,7 @@ def test_without_an_argument_one_line_is_printed_for_each_run(
 def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:
     programs.answers("scontrol", slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-3", state="PENDING"))
     ledger.record(make_run(work / "runs" / "ddp"), submission("12"))
-    done = run("status")
+    done = run("status", "--long")
     assert (done.code, done.out.splitlines()[0]) == (
         0,
         "job       12_[0-3] (ddp of me): waiting, PENDING on n[1-2]",

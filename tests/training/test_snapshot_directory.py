@@ -22,6 +22,8 @@ from tests.training.streams import stream_of
 from .forked import Forks
 from .runs import LINEAR
 
+FOREIGN = "was not written by ddp-hpc"
+
 
 @dataclass
 class Run:
@@ -258,18 +260,19 @@ def test_a_run_that_lost_its_directory_does_not_write_to_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "said"),
     [
-        ("position", {"step": "1"}),
-        ("position", {"step": -1}),
-        ("losses", {"first": "low"}),
-        ("lr_ranks", 10**30),
-        ("lr_ranks", float("nan")),
-        ("global_batch", "9" * 5000),
+        ("position", {"step": "1"}, FOREIGN),
+        # The name of the directory is compared with the step first.
+        ("position", {"step": -1}, "none of its 1 snapshots is valid"),
+        ("losses", {"first": "low"}, FOREIGN),
+        ("lr_ranks", 10**30, FOREIGN),
+        ("lr_ranks", float("nan"), FOREIGN),
+        ("global_batch", "9" * 5000, FOREIGN),
     ],
 )
 def test_a_run_does_not_resume_from_invalid_contents(
-    tmp_path: Path, forks: Forks, name: str, value: object
+    tmp_path: Path, forks: Forks, name: str, value: object, said: str
 ) -> None:
     words = [*LINEAR, "--num-samples", "8", "--max-steps", "1", "--snapshot-dir", "run"]
     forks.run(*words, cwd=tmp_path, ranks=1)
@@ -282,5 +285,5 @@ def test_a_run_does_not_resume_from_invalid_contents(
     job = forks.start(*words, cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
     (line,) = job.errors()
-    assert "was not written by ddp-hpc" in line
+    assert said in line
     assert "Traceback" not in job.words()
