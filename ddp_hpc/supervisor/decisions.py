@@ -123,6 +123,9 @@ def program_end(
         missing = "the training has not written its final state" if writes_state else "rank 0 did not end"
         reason = f"{launcher} exited with code 0, but {missing}; look for the cause in the log"
         return ProgramEnd(code=EXIT_FAILED, reason=reason, is_plain=False)
+    if was_ended and code:
+        reason = f"{launcher} did not end and was killed; look in the log for ranks that hang"
+        return ProgramEnd(code=code, reason=reason, is_plain=False)
     return ProgramEnd(code=code, reason=f"exit code {code}" if code else "", is_plain=True)
 
 

@@ -34,7 +34,7 @@ from tests.pbs.test_kills import active_jobs, processes
 NUM_STEPS = 360
 WALLTIME_S = 60
 # Enough for two cores: the runs sleep most of the time.
-NUM_AT_ONCE = 5
+NUM_AT_ONCE = 8
 # A step takes 0.2 s, so the run needs two jobs.
 MODEL = """
 import time
@@ -138,7 +138,8 @@ def how_to_resume(site: Site, job_id: str) -> str:
     found = re.findall(r"(cd \S+ && qsub .*)", said)
     if found:
         return str(found[-1])
-    return "qsub job.pbs" if "submit" in said else ""
+    # The advice for a run that has saved nothing is another walltime.
+    return "qsub job.pbs" if "submit" in said or "increase --walltime" in said else ""
 
 
 def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:

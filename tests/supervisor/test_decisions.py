@@ -18,6 +18,7 @@ FAILED = RankEnd(rank=1, world_size=2, host="n2", exit_code=3, signal=0, at_s=1.
 KILLED = RankEnd(rank=1, world_size=2, host="n2", exit_code=137, signal=9, at_s=1.0)
 LOOK = "look for the cause in the log"
 WITHOUT_STATE = "mpiexec exited with code 0, but the training has not written its final state"
+KILLED_LAUNCHER = "mpiexec did not end and was killed; look in the log for ranks that hang"
 ALONE = RankEnd(rank=0, world_size=2, host="n1", exit_code=1, signal=0, at_s=1.0, reason="has no other ranks")
 
 
@@ -54,7 +55,7 @@ def end_of(**given: object) -> ProgramEnd:
         ({"is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
         # The launcher hung after the end of the program, and was killed.
         ({"was_ended": True, "code": 137, "is_recorded": True, "rank_0": 0}, 0, "rank 0 exited with code 0"),
-        ({"was_ended": True, "code": 137, "is_recorded": True}, 137, "exit code 137"),
+        ({"was_ended": True, "code": 137, "is_recorded": True}, 137, KILLED_LAUNCHER),
     ],
 )  # fmt: skip
 def test_how_a_program_ended(given: dict[str, object], code: int, reason: str) -> None:
