@@ -185,6 +185,10 @@ class NoJob:
     is_error: bool = False
 
 
+LAUNCHER_HUNG = NoJob(why="nothing is submitted, because the ranks may hang again", remedy="to resume anyway")
+"""The launcher had to be killed although the program has not written a state."""
+
+
 def why_no_job(
     stop: Stop,
     *,

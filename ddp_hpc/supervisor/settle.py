@@ -70,6 +70,8 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         program = _program_end(ended, files)
         after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
         if after.state != "requeue":
+            if ended.end.was_ended and after.state == "failed":
+                _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
             return program.code
     elif not after.state:  # the file is damaged, or was written by other software
         return code
@@ -152,16 +154,24 @@ class _NextJob:
         )
         if refusal is None:
             self._submit()
-            return EXIT_REQUEUE
+        else:
+            self.refuse(refusal)
+        return EXIT_REQUEUE
+
+    def refuse(self, refusal: decisions.NoJob) -> None:
+        """Prints why no job is requested and how to resume.
+
+        Raises:
+            DdpHpcError: the job has failed.
+        """
         if not refusal.needs_command:
             say(f"ddp-hpc: {self._stopped}; {refusal.why}")
-            return EXIT_REQUEUE
+            return
         command = self._resume_command(refusal.submit_line)
         self._keep(command, refusal.why)
         if refusal.is_error:
             raise DdpHpcError(f"{refusal.why} and {self._stopped}; {refusal.remedy}: {command}")
         say(f"ddp-hpc: {self._stopped}; {refusal.why}; {refusal.remedy}: {command}")
-        return EXIT_REQUEUE
 
     def _submit(self) -> None:
         command, number = self._resume_command(), self._attempt.number + 1

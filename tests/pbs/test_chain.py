@@ -441,3 +441,16 @@ def test_an_invalid_chain_is_refused_and_nothing_is_queued(site: Site, num_jobs:
     assert said in done.stderr
     assert site.num_jobs() == 0
     assert not list(site.work.glob("canary"))
+
+
+def test_ranks_that_hang_until_the_walltime_leave_the_command_that_resumes_the_run(site: Site) -> None:
+    """A rank that was stopped before the training began has written no state."""
+    script = chain_script(site, "10", "20", "requeue", options=["--walltime", "00:00:02"])
+    program(site.root / "bin" / "mpiexec", HANGS)
+    program(site.root / "trainer.sh", "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.1; done\n")
+    job = site.wait(site.submit(script))
+    log = site.log(job)
+    assert "error: mpiexec did not end and was killed; look in the log for ranks that hang\n" in log
+    command = (run_dir(site) / "resume").read_text().splitlines()[0]
+    assert command.startswith(f"cd {site.work} && qsub ")
+    assert f"; to resume anyway: {command}\n" in log

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
+from ddp_hpc.rehearse import jobs
 from ddp_hpc.schedulers.pbs.stand_in import server
 from ddp_hpc.units import format_walltime
 from tests.fakes.site import PROJECT, Site
@@ -129,8 +130,9 @@ def until_no_job(site: Site) -> None:
         time.sleep(0.5)
 
 
-def how_to_resume(site: Site, job_id: str) -> str:
+def how_to_resume(site: Site) -> str:
     """Returns the command that `status` or the log gives to a user; empty if there is none."""
+    job_id = f"{max(jobs.numbers(site.root))}.pbs-srv"
     argv = [sys.executable, "-m", "ddp_hpc", "status", job_id]
     said = site.run(*argv, env={"PYTHONPATH": str(PROJECT)}).stdout + site.logs()
     if (kept := run_dir(site) / "resume").exists():
@@ -146,7 +148,7 @@ def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:
     """Runs to the end, and returns the fault and how the run came to its end."""
     chance = random.Random(seed + number)
     kind, how = FAULTS[number % len(FAULTS)]
-    job_id = site.submit("job.pbs")
+    site.submit("job.pbs")
     time.sleep(chance.uniform(5.0, WALLTIME_S + 5.0))
     with fault(site, kind, how, chance):
         until_no_job(site)
@@ -155,11 +157,10 @@ def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:
     if state.startswith("done"):
         return (kind, how), "complete"
     for _ in range(4):
-        command = how_to_resume(site, job_id)
+        command = how_to_resume(site)
         assert command, f"{what}: nobody says how to resume\n{site.logs()}"
         done = site.run("bash", "-c", command)
         assert done.returncode == 0, f"{what}: {command}: {done.stderr}"
-        job_id = done.stdout.strip()
         until_no_job(site)
         if (run_dir(site) / "state").read_text().startswith("done"):
             return (kind, how), "resumed by hand"
