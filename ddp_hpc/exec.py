@@ -68,7 +68,8 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
             # mpiexec leaves some of its sockets open.
             watch = SeparateRanks(world.world_size, port, sockets_of(os.getpid()), environ)
     try:
-        if (recording := _recording(environ)) is not None and given:
+        # torchrun, which needs no variables, starts failed ranks again: their ends say nothing about the job.
+        if given and (recording := _recording(environ)) is not None:
             end_like(run_recorded(path, program, environ, recording, watch))
         if watch is not None:
             _watch_in_the_background(watch)
@@ -83,11 +84,7 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
 
 
 def _recording(environ: Mapping[str, str]) -> Recording | None:
-    """Returns how the end of this rank is recorded; None outside a job with a supervisor.
-
-    torchrun starts failed ranks again, so their ends say nothing about the job: only `given` variables, which
-    it does not need, lead to a record.
-    """
+    """Returns how the end of this rank is recorded; None outside a job with a supervisor."""
     attempt, run_dir = environ.get("DDP_HPC_THIS_ATTEMPT", ""), environ.get("DDP_HPC_RUN_DIR", "")
     if not attempt or not run_dir:
         return None
