@@ -30,7 +30,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
 from ddp_hpc.schedulers.slurm.parse_directives import read_options
 from ddp_hpc.schedulers.slurm.submit_options import submit_options
 from ddp_hpc.schedulers.versions import is_between
-from ddp_hpc.sites.site import Site, queue_entries
+from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
@@ -92,11 +92,10 @@ class Slurm(Scheduler):
             "gpus": _gpu_option(site, layout),
             "queue_option": site.slurm.queue_option,
             **({} if site.slurm.queue_option else {"queue": ""}),
-            "qos": optional_value("QOS", job.qos)
-            or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
+            "qos": optional_value("QOS", layout.queue.qos),
             # job.constraint has been checked already. It may contain brackets, which optional_value rejects.
             "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
-            "options": site.slurm.options,
+            "options": [*site.slurm.options, *([f"--mem={layout.memory_mib}M"] if layout.memory_mib else [])],
         }
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
