@@ -63,17 +63,18 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
             "Check its name."
         ]
     sizes = [
-        size_of(job, site, entry, layout.ranks_per_node, layout.devices, layout.walltime_s)
+        (entry, size_of(job, site, entry, layout.ranks_per_node, layout.devices, layout.walltime_s))
         for entry in entries
     ]
-    if any(map(takes, entries, sizes)):
+    if any(takes(entry, size) for entry, size in sizes):
         return []
     limits = "; ".join(map(limits_of, entries))
-    limited = max((size.num_devices for entry, size in zip(entries, sizes) if entry.max_devices), default=0)
+    limited = max((size.num_devices for entry, size in sizes if entry.max_devices), default=0)
     gpus = f" with {limited} GPUs" if limited else ""
+    walltime = format_walltime(layout.walltime_s or 0)
     return [
-        f"{counted(job.num_nodes, 'node')}{gpus} for {format_walltime(layout.walltime_s or 0)} exceed the limits "
-        f"of {queue} on {site.checked} ({limits}), so the scheduler may reject the job"
+        f"{counted(job.num_nodes, 'node')}{gpus} for {walltime} exceed the limits of {queue} on "
+        f"{site.checked} ({limits}), so the scheduler may reject the job"
     ]
 
 

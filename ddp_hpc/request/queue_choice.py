@@ -1,4 +1,4 @@
-"""Chooses the queue of a job by the limits in the site profile, and then by the profile's order of preference."""
+"""Chooses the queue of a job by the limits in the site profile, then by the profile's order of preference."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def choose_queue(
     Raises:
         RequestError: no queue takes the job, and the user did not choose one.
     """
-    size_in = {
-        id(entry): size_of(job, site, entry, ranks_per_node, devices, walltime_s) for entry in site.queues
-    }
+
+    def size(entry: Queue) -> Size:
+        return size_of(job, site, entry, ranks_per_node, devices, walltime_s)
 
     def fits(entry: Queue) -> bool:
-        return takes(entry, size_in[id(entry)])
+        return takes(entry, size(entry))
 
     if job.queue:
         entries = queue_entries(site, job.queue, job.qos)
@@ -65,18 +65,19 @@ def choose_queue(
         return QueueChoice(name=site.default_queue, qos=entry.qos)
     for entry in filter(fits, others):
         what = f"queue {entry.name}" + (f" with QOS {entry.qos}" if entry.qos else "")
-        size = _described(size_in[id(entry)], entry)
-        passed = _called(first[0], site)
-        why = f"{what}, because {passed} does not take {size} ({_all_limits(first)} on {site.checked})"
+        why = (
+            f"{what}, because {_called(first[0], site)} does not take {_described(size(entry), entry)} "
+            f"({_all_limits(first)} on {site.checked})"
+        )
         return QueueChoice(name=entry.name, qos=entry.qos, why=why)
-    raise RequestError(_refusal(site, [(entry, size_in[id(entry)]) for entry in (*first, *others)]))
+    raise RequestError(_refusal(site, [(entry, size(entry)) for entry in (*first, *others)]))
 
 
 def preferences(site: Site, qos: str) -> tuple[list[Queue], list[Queue]]:
-    """Returns the entries of the default queue and those of the other queues, both in the order of the profile.
+    """Returns the entries of the default queue, and those of the others that may be chosen without the user.
 
-    Without a default queue, the first list has the queues that the scheduler chooses. Of the other queues, only
-    those are returned that may be chosen without the user.
+    Both are in the order of the profile. Without a default queue, the first list has the queues from which
+    the scheduler chooses.
     """
     entries = [entry for entry in site.queues if not qos or entry.qos == qos]
     if site.default_queue:

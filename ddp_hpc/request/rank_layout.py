@@ -1,4 +1,4 @@
-"""Layout of ranks, cores, memory and devices on one node, derived from the job request and the site profile."""
+"""Layout of ranks, cores, memory and devices on one node, from the job request and the site profile."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Layout:
 
     `cpus_per_rank` is a number of CPUs as Slurm counts them, which are hardware threads at some sites.
     `threads_per_rank` is a number of cores. Both are 0 if unknown. `memory_mib` is the main memory that comes
-    with the devices of the node; it is 0 if it is unknown, if whole nodes are allocated, or if the job requests
-    an amount of its own.
+    with the devices of the node. It is 0 if it is unknown, if whole nodes are allocated, or if the job
+    requests an amount of its own.
     """
 
     launcher: str

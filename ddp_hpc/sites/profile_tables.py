@@ -132,8 +132,9 @@ class Node:
     `cores` and `threads` are the numbers of cores and hardware threads that jobs may use. One rank uses one
     of the `devices`, so a GPU with two dies counts twice; `device_memory_gib` is per device. `cpu_only` means
     that the node has no device, since `devices = 0` means an unknown number. If jobs can request a part of a
-    node, `devices` is 0, and a job gets `cores_per_device` cores with `threads_per_device` hardware threads and
-    `memory_mib_per_device` MiB of main memory with each device. `local_folder` is a directory on a local disk or in the memory of the node.
+    node, `devices` is 0, and a job gets `cores_per_device` cores with `threads_per_device` hardware threads
+    and `memory_mib_per_device` MiB of main memory with each device. `local_folder` is a directory on a local
+    disk or in the memory of the node.
     """
 
     cores: int = 0
@@ -166,8 +167,9 @@ class Node:
         per_device = (self.cores_per_device, self.threads_per_device, self.memory_mib_per_device)
         if self.devices and any(per_device):
             raise RequestError(
-                f"jobs get whole nodes of {self.devices} devices. Remove cores_per_device, threads_per_device "
-                "and memory_mib_per_device, or remove devices if jobs can request a part of a node."
+                f"jobs get whole nodes of {self.devices} devices. Remove cores_per_device, "
+                "threads_per_device and memory_mib_per_device, or remove devices if jobs can request a part "
+                "of a node."
             )
         if self.threads and self.threads < self.cores:
             raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
@@ -187,7 +189,9 @@ class Queue:
     Without --queue, a job gets `default_queue` if it is within its limits, otherwise the first entry of the
     profile that takes it, so the entries are sorted by preference: first the cheapest and the one that starts
     jobs the soonest. Entries with `automatic = false` are never chosen, for example because their jobs can be
-    stopped at any time. Entries with `cpu_only` take only jobs without GPUs. An entry without a `name` has the limits of jobs that name no queue. A queue whose walltime depends on the
+    stopped at any time. Entries with `cpu_only` take only jobs without GPUs.
+
+    An entry without a `name` has the limits of jobs that name no queue. A queue whose walltime depends on the
     number of nodes has one entry per range, and a queue whose limits depend on the QOS has one entry per
     `qos`. Jobs cannot be submitted to a queue with `submit = false`. `max_devices` is the maximum number of
     devices per job. `resources` replaces the `resources` of the scheduler's table.
@@ -227,9 +231,10 @@ class Pbs:
     """Options of a PBS site.
 
     `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices}, {cpus} and {memory_mib} per
-    node; {all_ranks}, {all_devices}, {all_cpus} and {all_memory_mib} of the whole job. The default is one chunk per node with cores,
-    ranks and GPUs. `options` become directives without changes. With `submit_from_nodes = false`,
-    job scripts do not call qsub. `version` is the version of PBS, such as 2022.1.3.
+    node; {all_ranks}, {all_devices}, {all_cpus} and {all_memory_mib} of the whole job. The default is one
+    chunk per node with cores, ranks, GPUs and memory. `options` become directives without changes. With
+    `submit_from_nodes = false`, job scripts do not call qsub. `version` is the version of PBS, such as
+    2022.1.3.
     """
 
     resources: tuple[str, ...] = ()
