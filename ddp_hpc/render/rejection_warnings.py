@@ -25,6 +25,15 @@ def never_resumed(job: Job, site: Site, directory: Path) -> str:
     return f"{warning}; {HOW_TO_RESUME}" if warning else ""
 
 
+def choices_made(job: Job, site: Site) -> list[str]:
+    """Returns one line for each choice that was made for the user, who may want another one."""
+    layout = lay_out(job, site)
+    lines = [layout.queue.why]
+    if job.gpus_per_node is None and layout.devices and not site.node.devices:
+        lines.append(f"{counted(layout.devices, 'GPU')} per node; --gpus-per-node requests another number")
+    return list(filter(None, lines))
+
+
 def advice(job: Job, site: Site) -> list[str]:
     """Returns one line for each property of the job that the scheduler may reject."""
     layout = lay_out(job, site)
@@ -40,6 +49,12 @@ def advice(job: Job, site: Site) -> list[str]:
         lines.append(
             f"account {account} does not look like the accounts of {site.title}, such as {like}. "
             "Check its name."
+        )
+    if layout.devices and not (site.node.devices or layout.cpus_per_rank):
+        memory = "" if job.mem else " and the default memory of the queue"
+        lines.append(
+            f"neither profile {site.name} nor {scheduler_of_site(site).title} says how many cores and how "
+            f"much memory come with a GPU, so each rank gets one CPU{memory}. Use --cpus-per-node and --mem."
         )
     asks_for_none = job.gpus_per_node == 0 or site.node.cpu_only
     if scheduler_of_site(site).has_queue and not layout.devices and not asks_for_none:

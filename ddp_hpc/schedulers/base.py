@@ -24,6 +24,7 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.allocation import Allocation
+    from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.job_state import JobState
     from ddp_hpc.schedulers.running_job import RunningJob
 
@@ -309,6 +310,15 @@ class Scheduler:
         ddp-hpc that sets the default; by default none, for a scheduler that passes the umask itself.
         """
         return []
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        """Asks the scheduler of this machine which share of a node comes with one GPU of a queue; None if it
+        does not say.
+
+        Raises:
+            RequestError: the nodes have fewer GPUs than requested.
+        """
+        return None
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""

@@ -34,6 +34,7 @@ from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
+    from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.running_job import RunningJob
 
 # `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
@@ -105,6 +106,11 @@ class Slurm(Scheduler):
             if name in site.slurm.forbidden:
                 raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
         return found
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        from ddp_hpc.schedulers.slurm import ask_nodes
+
+        return ask_nodes.device_share(queue, gpus_per_node)
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":
