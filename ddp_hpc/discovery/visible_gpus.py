@@ -15,7 +15,7 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def correct_visible_gpus(environ: MutableMapping[str, str], driver: Path = _DRIVER) -> str:
-    """Removes CUDA_VISIBLE_DEVICES if it has the UUIDs of all GPUs of another node; returns a line that says so.
+    """Removes CUDA_VISIBLE_DEVICES with the UUIDs of another node; returns a line that says so.
 
     PBS can set the variable to the UUIDs of each node's GPUs, but mpiexec passes the value of the first node
     on to all of them (ASPIRE 2A's guide, version 1.4, page 151). On the other nodes, no GPU would be visible.
