@@ -316,8 +316,7 @@ class Launch:
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
     used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
-    `apptainer exec IMAGE`. With `one_device_a_rank`, the scheduler makes a single device visible to each
-    rank.
+    `apptainer exec IMAGE`.
     """
 
     default: str
@@ -326,7 +325,6 @@ class Launch:
     own_mpiexec: bool = False
     options: tuple[str, ...] = ()
     wrap: tuple[str, ...] = ()
-    one_device_a_rank: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

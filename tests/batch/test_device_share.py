@@ -1,8 +1,8 @@
 """The share of cores and memory of one GPU, from the answers of Slurm and PBS.
 
 The commands are stand-ins that print what the real ones print: the answers of Slurm have the fields of
-version 22.05 and of public documentation of several sites, those of PBS have the fields of OpenPBS's pbsnodes.
-tests/slurm/test_device_share.py asks a real Slurm.
+version 22.05 and of public documentation of several sites, those of PBS have the fields of OpenPBS's
+pbsnodes. tests/slurm/test_device_share.py asks a real Slurm.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_the_script_contains_both_the_qos_and_the_partition() -> None:
     asked = render(Job(qos="boost_qos_dbg"), load_site("leonardo"))
     assert "\n#SBATCH --partition=boost_usr_prod\n#SBATCH --qos=boost_qos_dbg\n" in asked
     assert "--qos boost_qos_dbg" in asked.partition(" with: ")[2]
-    assert "qos" not in render(Job(), load_site("leonardo"))
+    assert "qos" not in render(Job(num_nodes=9), load_site("leonardo"))
 
 
 def test_a_machine_without_gpus_gets_no_advice_about_gpus() -> None:

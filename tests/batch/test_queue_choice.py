@@ -91,7 +91,8 @@ REQUESTS = (
     row("perlmutter", 512, "48:00:00", Named(qos="regular")),
     row("perlmutter", 1, "49:00:00", near("regular", "--walltime 48:00:00")),
     # OLCF user documentation, Frontier User Guide, 2026-07-07
-    row("frontier", 2, "1:00:00", Named(queue="batch", qos="debug")),
+    # The debug QOS takes it too, but prohibits chains of jobs, and the scripts submit their next job.
+    row("frontier", 2, "1:00:00", *BATCH),
     row("frontier", 92, "6:00:00", *BATCH),
     row("frontier", 2, "3:00:00", queue("extended")),
     row("frontier", 2000, "12:00:00", *BATCH),
@@ -141,7 +142,8 @@ REQUESTS = (
         Named(qos="qos_gpu_a100-dev"),
         Named(queue="gpu_p5", qos="qos_gpu_a100-dev"),
     ),
-    row("jean_zay_a100", 5, "1:00:00", *T3),
+    # The number of GPUs that the QOS for A100 allows is not documented. The one for H100 allows 32.
+    row("jean_zay_h100", 9, "1:00:00", Named(qos="qos_gpu_h100-t3")),
     row("jean_zay_a100", 1, "3:00:00", *T3),
     row("jean_zay_a100", 8, "20:00:00", *T3),
     row("jean_zay_a100", 1, "21:00:00", near("qos_gpu_a100-t3", "--walltime 20:00:00")),
