@@ -20,6 +20,7 @@ from typing import NoReturn
 from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
+from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
 from ddp_hpc.process_control import set_umask
@@ -59,6 +60,8 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
     set_umask(environ)
+    if corrected := correct_visible_gpus(environ):
+        print_once_per_node(f"[{short_hostname()}] warning: {corrected}", environ)
     met: list[tuple[World, int]] = []
     given = make_torchrun_environment(environ, lambda world, port: met.append((world, port)))
     environ = {**environ, **given}

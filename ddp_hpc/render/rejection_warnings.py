@@ -4,6 +4,7 @@ of a profile can be outdated.
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from pathlib import Path
 
 from ddp_hpc.render.supervisor_line import resumption_of_job
@@ -34,10 +35,10 @@ def choices_made(job: Job, site: Site) -> list[str]:
     return list(filter(None, lines))
 
 
-def advice(job: Job, site: Site) -> list[str]:
+def advice(job: Job, site: Site, today: date | None = None) -> list[str]:
     """Returns one line for each property of the job that the scheduler may reject."""
     layout = lay_out(job, site)
-    lines = _queue_advice(job, layout, site)
+    lines = [*_queue_advice(job, layout, site), *_old_facts(site, today or date.today())]
     if site.account.required and not job.account:
         lines.append(
             f"{site.title} requires an account. Use --account PROJECT or DDP_HPC_ACCOUNT, or pass it on the "
@@ -65,12 +66,27 @@ def advice(job: Job, site: Site) -> list[str]:
     return lines
 
 
+def _old_facts(site: Site, today: date) -> list[str]:
+    """Returns a warning if the limits of queues or the modules were last read more than a year ago."""
+    read = {
+        what: max((source.read for source in site.sources if key in source.of and source.read), default="")
+        for key, what in (("queues", "the limits of queues"), ("software", "the modules"))
+    }
+    year_ago = (today - timedelta(days=366)).isoformat()
+    if not (old := {what: day for what, day in read.items() if day and day < year_ago}):
+        return []
+    return [
+        f"{' and '.join(old)} in profile {site.name} were last compared with the site's documents on "
+        f"{min(old.values())}, more than a year ago. Check them with: ddp-hpc profiles confirm {site.name}"
+    ]
+
+
 def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     """Returns a warning if the user chose a queue that does not take the job; others are chosen by limits."""
-    if not (job.queue and site.queues):
+    if not ((job.queue or job.qos) and site.queues):
         return []
-    queue = f"queue {job.queue}" + (f" with QOS {job.qos}" if job.qos else "")
-    entries = queue_entries(site, job.queue, job.qos)
+    queue = f"queue {layout.queue.name}" + (f" with QOS {job.qos}" if job.qos else "")
+    entries = queue_entries(site, layout.queue.name, job.qos)
     if not entries:
         known = ", ".join(dict.fromkeys(_called(entry) for entry in site.queues))
         return [

@@ -37,7 +37,7 @@ class Size:
 def choose_queue(
     job: Job, site: Site, ranks_per_node: int, devices: int, walltime_s: int | None
 ) -> QueueChoice:
-    """Returns the queue of a job: the user's, otherwise the first one in the profile whose limits it meets.
+    """Returns the queue of a job: the user's, otherwise the first one in the profile that takes the job.
 
     The default queue is the first choice, then come the others in the order of the profile. A profile without
     a default queue leaves the choice to the scheduler if one of its own queues takes the job.
@@ -52,15 +52,15 @@ def choose_queue(
     def fits(entry: Queue) -> bool:
         return takes(entry, size(entry))
 
-    if job.queue:
-        entries = queue_entries(site, job.queue, job.qos)
+    if job.queue or job.qos:
+        named = job.queue or site.default_queue
+        entries = queue_entries(site, named, job.qos)
         chosen = next(filter(fits, entries), None) or next(iter(entries), None)
-        return QueueChoice(name=job.queue, qos=job.qos or (chosen.qos if chosen else ""))
+        return QueueChoice(name=named, qos=job.qos or (chosen.qos if chosen else ""))
 
-    first, others = preferences(site, job.qos)
-    default = QueueChoice(name=site.default_queue, qos=job.qos or (first[0].qos if first else ""))
+    first, others = _preferences(site)
     if not first:  # the limits of the default are unknown
-        return default
+        return QueueChoice(name=site.default_queue)
     for entry in filter(fits, first):
         return QueueChoice(name=site.default_queue, qos=entry.qos)
     for entry in filter(fits, others):
@@ -73,23 +73,24 @@ def choose_queue(
     raise RequestError(_refusal(site, [(entry, size(entry)) for entry in (*first, *others)]))
 
 
-def preferences(site: Site, qos: str) -> tuple[list[Queue], list[Queue]]:
+def _preferences(site: Site) -> tuple[list[Queue], list[Queue]]:
     """Returns the entries of the default queue, and those of the others that may be chosen without the user.
 
     Both are in the order of the profile. Without a default queue, the first list has the queues from which
     the scheduler chooses.
     """
-    entries = [entry for entry in site.queues if not qos or entry.qos == qos]
+    open_to_users = [entry for entry in site.queues if entry.name and entry.submit and entry.automatic]
     if site.default_queue:
-        first = [entry for entry in entries if entry.name == site.default_queue and entry.submit]
+        first = [entry for entry in open_to_users if entry.name == site.default_queue]
     else:
-        first = [entry for entry in entries if not (entry.name and entry.submit)]
-    others = [
-        entry
-        for entry in entries
-        if entry.name and entry.submit and entry.automatic and entry.name != site.default_queue
-    ]
-    return [entry for entry in first if entry.automatic or len(first) == 1], others
+        first = [entry for entry in site.queues if not (entry.name and entry.submit)]
+    return first, [entry for entry in open_to_users if entry not in first]
+
+
+def largest_num_nodes(site: Site) -> int | None:
+    """Returns the largest number of nodes that a queue takes for a job with GPUs; None without a limit."""
+    limits = [entry.max_nodes for entry in site.queues if not entry.cpu_only]
+    return max(limits) if limits and all(limits) else None
 
 
 def size_of(
@@ -168,7 +169,8 @@ def _refusal(site: Site, sizes: Sequence[tuple[Queue, Size]]) -> str:
 def _remedies(size: Size, near: Size) -> Iterator[str]:
     if near.num_nodes != size.num_nodes:
         yield f"--nodes {near.num_nodes}"
-    if near.num_devices * size.num_nodes < size.num_devices * near.num_nodes:
+    per_node = size.num_devices // size.num_nodes
+    if per_node * near.num_nodes > near.num_devices < size.num_devices:
         yield f"--gpus-per-node {max(1, near.num_devices // near.num_nodes)}"
     if near.walltime_s != size.walltime_s:
         yield f"--walltime {format_walltime(near.walltime_s)}"

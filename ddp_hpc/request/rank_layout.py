@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.part_of_node import part_of_node
 from ddp_hpc.request.queue_choice import QueueChoice, choose_queue
 from ddp_hpc.sites.site import Site
 from ddp_hpc.units import parse_walltime_s
@@ -38,6 +39,7 @@ def lay_out(job: Job, site: Site) -> Layout:
         RequestError: there are more ranks than devices or cores, the devices cannot be divided evenly among
             the ranks, the request exceeds the node, or no queue takes it.
     """
+    site = part_of_node(job, site)
     devices = _devices(job, site)
     ranks = job.ranks_per_node or devices or 1
     if devices:

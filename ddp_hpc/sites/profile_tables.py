@@ -92,7 +92,8 @@ class Detect:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Source:
-    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it.
+    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it,
+    such as `slurm` for a whole table or `slurm.constraint` for one value.
 
     A source whose `kind` is `computed` says from which facts values were computed, and one whose kind is
     `not documented` says where facts that the profile lacks were looked for.
@@ -131,9 +132,10 @@ class Node:
 
     `cores` and `threads` are the numbers of cores and hardware threads that jobs may use. One rank uses one
     of the `devices`, so a GPU with two dies counts twice; `device_memory_gib` is per device. `cpu_only` means
-    that the node has no device, since `devices = 0` means an unknown number. If jobs can request a part of a
-    node, `devices` is 0, and a job gets `cores_per_device` cores with `threads_per_device` hardware threads
-    and `memory_mib_per_device` MiB of main memory with each device. `local_folder` is a directory on a local
+    that the node has no device, since `devices = 0` means an unknown number. If jobs request
+    single devices, `devices` is 0, and a job gets `cores_per_device` cores with `threads_per_device` hardware
+    threads and `memory_mib_per_device` MiB of main memory with each device. The memory also counts for jobs
+    in queues that are `shared`. `local_folder` is a directory on a local
     disk or in the memory of the node.
     """
 
@@ -164,13 +166,6 @@ class Node:
             threads_per_device=self.threads_per_device,
             memory_mib_per_device=self.memory_mib_per_device,
         )
-        per_device = (self.cores_per_device, self.threads_per_device, self.memory_mib_per_device)
-        if self.devices and any(per_device):
-            raise RequestError(
-                f"jobs get whole nodes of {self.devices} devices. Remove cores_per_device, "
-                "threads_per_device and memory_mib_per_device, or remove devices if jobs can request a part "
-                "of a node."
-            )
         if self.threads and self.threads < self.cores:
             raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
         if self.cpu_only and self.devices:
@@ -189,7 +184,8 @@ class Queue:
     Without --queue, a job gets `default_queue` if it is within its limits, otherwise the first entry of the
     profile that takes it, so the entries are sorted by preference: first the cheapest and the one that starts
     jobs the soonest. Entries with `automatic = false` are never chosen, for example because their jobs can be
-    stopped at any time. Entries with `cpu_only` take only jobs without GPUs.
+    stopped at any time. Entries with `cpu_only` take only jobs without GPUs. In entries with `shared`, a job
+    can request a part of a node, even if the profile says how many `devices` a node has.
 
     An entry without a `name` has the limits of jobs that name no queue. A queue whose walltime depends on the
     number of nodes has one entry per range, and a queue whose limits depend on the QOS has one entry per
@@ -206,6 +202,7 @@ class Queue:
     submit: bool = True
     automatic: bool = True
     cpu_only: bool = False
+    shared: bool = False
     qos: str = ""
     resources: tuple[str, ...] = ()
 

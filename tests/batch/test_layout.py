@@ -153,13 +153,26 @@ def test_a_request_for_more_gpus_than_the_queue_gives_is_warned_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "fits"), [({}, True), ({"num_nodes": 2}, False), ({"walltime_s": 73 * 3600}, False)]
+    ("job", "remedy"),
+    [
+        ({"num_nodes": 2}, "--nodes 1"),
+        ({"walltime_s": 73 * 3600}, "--walltime 72:00:00"),
+        ({"gpus_per_node": 9}, "--gpus-per-node 8"),
+    ],
 )
-def test_without_a_queue_a_request_is_compared_with_the_queues_of_the_scheduler(
-    job: dict[str, object], fits: bool
+def test_a_request_that_no_queue_of_the_scheduler_takes_is_refused(
+    job: dict[str, object], remedy: str
 ) -> None:
-    lines = lines_about_queues("cx3", gpus_per_node=2, **job)
-    assert [("(1 node and 8 GPUs up to 72:00:00)" in line) for line in lines] == ([] if fits else [True])
+    with pytest.raises(RequestError) as caught:
+        lay_out(Job(**{"gpus_per_node": 2, **job}), load_site("cx3"))  # type: ignore[arg-type]
+    assert str(caught.value).endswith(f"Use {remedy}.")
+    assert "which takes 1 node and 8 GPUs up to 72:00:00" in str(caught.value)
+
+
+def test_a_site_where_jobs_request_single_gpus_gives_one_unless_another_number_is_requested() -> None:
+    assert lay_out(Job(), load_site("cx3")).devices == 1
+    assert lay_out(Job(gpus_per_node=0), load_site("cx3")).devices == 0
+    assert lay_out(Job(), load_site("generic_pbs")).devices == 0
 
 
 @pytest.mark.parametrize(("ranks", "fits"), [(1, True), (8, False)])

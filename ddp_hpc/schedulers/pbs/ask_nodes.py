@@ -32,7 +32,7 @@ def device_share(queue: str, gpus_per_node: int) -> DeviceShare | None:
 def _kinds(nodes: dict[str, dict[str, object]], queue: str) -> Iterator[NodeKind]:
     for name, node in nodes.items():
         resources = node.get("resources_available") if isinstance(node, dict) else None
-        if not isinstance(resources, dict) or node.get("queue", queue) != queue:
+        if not isinstance(resources, dict) or not _takes_jobs_of(queue, node.get("queue"), resources):
             continue
         yield NodeKind(
             name=name,
@@ -41,6 +41,14 @@ def _kinds(nodes: dict[str, dict[str, object]], queue: str) -> Iterator[NodeKind
             threads_per_core=1,  # PBS does not say whether its CPUs are cores
             memory_mib=_mib(str(resources.get("mem", ""))),
         )
+
+
+def _takes_jobs_of(queue: str, only_queue: object, resources: dict[str, object]) -> bool:
+    """Returns whether a node may belong to the queue: by its attribute, or by the custom resource Qlist."""
+    if only_queue is not None:
+        return only_queue == queue
+    queues = resources.get("Qlist")
+    return not queue or queues is None or queue in str(queues).split(",")
 
 
 def _number(value: object) -> int:

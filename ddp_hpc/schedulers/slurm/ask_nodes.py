@@ -11,8 +11,8 @@ from ddp_hpc.schedulers.device_share import DeviceShare, NodeKind, answer_of, sm
 # sinfo(1): partition (with * if it is the default), nodes, CPUs, memory in MiB and generic resources. With
 # --exact, nodes with different numbers are on different lines.
 _NODES = ("sinfo", "--noheader", "--exact", "--format=%P|%N|%c|%m|%G")
-# `gpu:4`, `gpu:a100:4(S:0-1)`; other generic resources follow after a comma.
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]*[^:,()\d][^:,()]*)?:(\d+)")
+# `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:3090:2`; other generic resources follow after a comma.
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)(?=[,(]|$)")
 _FIELD = re.compile(r"([A-Za-z]+)=(\S*)")
 
 

@@ -1,0 +1,44 @@
+"""Jobs that request a part of a node at a site where jobs usually get whole nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import Site, without_variables
+
+# With these options, a job gets or needs a whole node.
+_WHOLE_NODE = ("--mem", "--exclusive")
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def part_of_node(job: Job, site: Site) -> Site:
+    """Returns the site for a job that requests fewer GPUs than a node has, in a queue with shared nodes.
+
+    The scheduler then chooses the cores and GPUs, so those that the profile binds ranks to are not used. If
+    the job requests whole nodes, or a queue without shared nodes, `site` itself is returned.
+    """
+    node = site.node
+    queues = tuple(one for one in site.queues if one.shared and job.queue in ("", one.name))
+    if not (job.gpus_per_node and job.gpus_per_node < node.devices and queues):
+        return site
+    cores = node.cores // node.devices
+    threads = (node.threads or node.cores) // node.devices
+    return replace(
+        site,
+        queues=queues,
+        default_queue=next((one.name for one in queues if one.name == site.default_queue), queues[0].name),
+        node=replace(node, cores=0, threads=0, devices=0, cores_per_device=cores, threads_per_device=threads),
+        slurm=replace(
+            site.slurm,
+            options=_without(_WHOLE_NODE, site.slurm.options),
+            srun_options=_without(("--cpu-bind",), site.slurm.srun_options),
+        ),
+        launch=replace(site.launch, cpu_bind=()),
+        env=without_variables(site.env, _VISIBLE_DEVICES),
+        why={name: why for name, why in site.why.items() if name not in (*_VISIBLE_DEVICES, "cpu_bind")},
+    )
+
+
+def _without(names: tuple[str, ...], options: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(option for option in options if option.partition("=")[0] not in names)
