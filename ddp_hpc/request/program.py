@@ -13,6 +13,8 @@ DEFAULT_NAME = "ddp"
 _TRAINER = "ddp_hpc.train"
 # The longest name of a job that PBS accepts.
 _MAX_NAME_CHARS = 15
+# Commands that start each other are read recursively.
+_MAX_WORDS = 200
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
 # Programs and modules that start the Python file or module after their options as one or several ranks.
 _AGENTS = frozenset(
@@ -59,7 +61,7 @@ def program_of(command: Sequence[str]) -> Program | None:
     """Returns the program that a command starts; None if the command does not show it."""
     if not command:
         return None
-    name, rest = PurePosixPath(command[0]).name, command[1:]
+    name, rest = PurePosixPath(command[0]).name, command[1:_MAX_WORDS]
     if name == "ddp-hpc":
         if rest and rest[0] == "train":
             return Program("module", _TRAINER)
