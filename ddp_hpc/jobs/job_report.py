@@ -33,8 +33,9 @@ class JobReport:
 
     `verdict` is waiting, running, done, requeue (the state is saved, and another job can resume the
     run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
-    None if the run directory contains the state of a later job. `advice` is set if the job can never start,
-    `warning` if its ranks may have trained separately.
+    None if the run directory contains the state of a later job. `resume` is the shell command that the job
+    has left because no other job resumes the run; empty without one. `advice` is set if the job can never
+    start, `warning` if its ranks may have trained separately.
     """
 
     job_id: str
@@ -45,6 +46,7 @@ class JobReport:
     state: RunState | None
     attempts: tuple[ledger.Attempt, ...]
     next_job: str
+    resume: str
     logs: tuple[str, ...]
     progress: Progress | None
     log_age_s: float
@@ -112,6 +114,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         state=state,
         attempts=starts,
         next_job=next_job,
+        resume=ledger.resume_command(run_dir) if run_dir and is_last and not next_job else "",
         logs=tuple(map(str, paths)),
         progress=_progress(job, run_dir if is_last else None, log, starts),
         log_age_s=age_s(paths, time.time()) if running else 0.0,

@@ -273,6 +273,8 @@ def test_if_the_server_stays_unreachable_the_job_leaves_the_command_that_resumes
     assert command.endswith(f" {run_dir(site)}/job.sh")
     assert why.startswith("# attempt 1 stopped at step 10: no time left; no successor could be queued: ")
     assert f"resume with: {command}" in log.read_text()
+    status = site.run(sys.executable, "-m", "ddp_hpc", "status", job_id, env={"PYTHONPATH": str(PROJECT)})
+    assert status.stdout.splitlines()[-1] == f"resume    {command}"
     # The command works as it is.
     done = site.run("bash", "-c", command)
     assert site.wait(done.stdout.strip())["Exit_status"] == 0
