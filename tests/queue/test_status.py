@@ -381,7 +381,11 @@ def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the
     folder = make_run(work / "runs" / "ddp", f"1 12 0 {int(time.time()) - 60}")
     write_state(folder, RunState("requeue", 60, "no time left"))
     (folder / "resume").write_text(f"cd {work} && sbatch runs/ddp/job.sh\n# the scheduler is down\n")
-    assert run("status", "12").out.splitlines()[-1] == f"resume    cd {work} && sbatch runs/ddp/job.sh"
+    lines = run("status", "12").out.splitlines()
+    assert lines[-1] == f"resume    cd {work} && sbatch runs/ddp/job.sh"
+    assert (
+        "action    resume the run with the command in `resume`; it resumes after step 60" in lines
+    ) == is_known
     make_run(folder, f"1 12 0 {int(time.time()) - 60}", "2 13 60 1900000000")
     assert "\nresume " not in run("status", "12").out
 
