@@ -23,6 +23,8 @@ def lines_of(report: JobReport) -> Iterator[str]:
             yield f"{label:<10}{printable(text)}"
     if report.post_mortem is not None:
         yield from _ended(report.post_mortem)
+    if report.resume:
+        yield f"{'resume':<10}{printable(report.resume)}"
 
 
 def lines_of_array(array: ArrayReport) -> Iterator[str]:

@@ -379,6 +379,26 @@ def test_without_an_argument_one_line_is_printed_for_each_run(
     ]
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the_run(
+    work: Path, programs: Programs, run: Run, is_known: bool
+) -> None:
+    if is_known:
+        answer(programs, work, state="FAILED", exit="75:0", reason="NonZeroExitCode")
+    else:
+        programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified")
+    folder = make_run(work / "runs" / "ddp", f"1 12 0 {int(time.time()) - 60}")
+    write_state(folder, RunState("requeue", 60, "no time left"))
+    (folder / "resume").write_text(f"cd {work} && sbatch runs/ddp/job.sh\n# the scheduler is down\n")
+    lines = run("status", "12").out.splitlines()
+    assert lines[-1] == f"resume    cd {work} && sbatch runs/ddp/job.sh"
+    assert (
+        "action    resume the run with the command in `resume`; it resumes after step 60" in lines
+    ) == is_known
+    make_run(folder, f"1 12 0 {int(time.time()) - 60}", "2 13 60 1900000000")
+    assert "\nresume " not in run("status", "12").out
+
+
 def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:
     programs.answers("scontrol", slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-3", state="PENDING"))
     ledger.record(make_run(work / "runs" / "ddp"), submission("12"))
