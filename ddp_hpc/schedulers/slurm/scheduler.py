@@ -35,6 +35,7 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.device_share import DeviceShare
+    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
     from ddp_hpc.schedulers.running_job import RunningJob
 
 # `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
@@ -111,6 +112,16 @@ class Slurm(Scheduler):
         from ddp_hpc.schedulers.slurm import ask_nodes
 
         return ask_nodes.device_share(queue, gpus_per_node)
+
+    def questions(self) -> tuple[Question, ...]:
+        from ddp_hpc.schedulers.slurm.ask_machine import QUESTIONS
+
+        return QUESTIONS
+
+    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
+        from ddp_hpc.schedulers.slurm import ask_machine
+
+        return ask_machine.read_answers(answers, site)
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":
