@@ -120,8 +120,9 @@ def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path 
     end, the script shows how to submit a job on two nodes, whose log is added to the answers.
 
     With ANSWERS, the output of the script (- for stdin), this prints for each fact what the profile says,
-    what the machine says, and the result: confirmed, differs, new (the profile lacks it) or no answer. Nothing
-    in the file is executed. The exit code is 1 if a fact differs, and 2 if the file does not contain answers.
+    what the machine says, and the result: confirmed, differs, new (the profile lacks it) or no answer.
+    Nothing in the file is executed. The exit code is 1 if a fact differs, and 2 if the file does not contain
+    answers for the profile.
 
     \b
     Examples:

@@ -88,8 +88,8 @@ def read_answers(text: str, site: Site) -> Answers:
     if marks != {first_line(site)}:
         other = cut(printable(min(marks - {first_line(site)}).removeprefix(FIRST).strip()), 60)
         raise RequestError(
-            f"these are answers for another profile ({other}), not for {site.name} {site.scheduler}. Give the "
-            "name of that profile, or run the script of this one."
+            f"these are answers for another profile ({other}), not for {site.name} {site.scheduler}. Give "
+            "the name of that profile, or run the script of this one."
         )
     keys = {one.key for one in scheduler_of_site(site).questions()}
     keys |= {SOFTWARE, PYTHON, LAUNCHERS, LOCAL_FOLDER, LAST}
@@ -120,11 +120,12 @@ def _ranks(lines: list[str]) -> Iterator[Rank]:
 
 
 def _rank(report: dict[str, Any], hosts: dict[str, int]) -> Rank:
-    values, devices = report["values"], report["devices"]
-    cpus = report["cpus"]
-    number = devices["number"]
+    values, devices, cpus = report["values"], dict(report["devices"]), report["cpus"]
+    number = devices.pop("number")
     if not _CPUS.fullmatch(cpus) or not isinstance(number, int | None):
         raise ValueError(cpus)
+    if number is None and devices:  # without a torch for GPUs, the variables name the devices
+        number = len(str(next(iter(devices.values()))).split(","))
     return Rank(
         rank=int(values["rank"]),
         local_rank=int(values["local_rank"]),
@@ -132,5 +133,5 @@ def _rank(report: dict[str, Any], hosts: dict[str, int]) -> Rank:
         cpus=cpus,
         num_devices=number,
         interfaces=tuple(map(str, report["interfaces"])),
-        variables={str(name): str(value) for name, value in devices.items() if name != "number"},
+        variables={str(name): str(value) for name, value in devices.items()},
     )

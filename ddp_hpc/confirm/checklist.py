@@ -71,7 +71,8 @@ def checklist(site: Site, name: str) -> str:
     questions = scheduler.questions()
     if not questions:
         raise RequestError(
-            f"profile {site.name} uses {scheduler.title}, but profiles can be confirmed only with Slurm and PBS"
+            f"profile {site.name} uses {scheduler.title}, but only profiles with Slurm or PBS can be "
+            "confirmed in this way"
         )
     parts = [
         _HEAD.format(
@@ -94,7 +95,7 @@ def first_line(site: Site) -> str:
 
 
 def job_command(site: Site, name: str) -> list[str]:
-    """Returns the command that submits the job of the second half: two nodes, or one if no queue takes two."""
+    """Returns the command that submits the job: on two nodes, or on one if no queue takes two."""
     account = f"{site.account.prefix}PROJECT{site.account.suffix}" if site.account.required else ""
     num_nodes = 2
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_hpc.confirm.answers import Answers, Rank
 from ddp_hpc.confirm.checklist import FAILED, LAUNCHERS, LOCAL_FOLDER, PYTHON, SOFTWARE
@@ -96,35 +96,41 @@ def _named(name: str, qos: str) -> str:
     return f"name = {json.dumps(name)}" + (f", qos = {json.dumps(qos)}" if qos else "")
 
 
-def _limits(site: Site, key: str, entries: Sequence[Queue], limits: QueueLimits) -> Iterator[Fact]:
+def _limits(site: Site, key: str, entries: Sequence[Queue], seen: QueueLimits) -> Iterator[Fact]:
     """Yields the limits of a queue. With several entries, the widest limits of all of them are compared."""
-    where = f"# [[queues]] {_named(entries[0].name, entries[0].qos)}"
-    max_nodes, max_devices = limits.max_nodes, limits.max_devices
-    known_devices = _widest([entry.max_devices for entry in entries])
-    if max_nodes is None and max_devices and not known_devices and site.node.devices:
+    known = QueueLimits(
+        max_walltime_s=_widest([_seconds(entry.max_walltime) for entry in entries]),
+        min_walltime_s=min(_seconds(entry.min_walltime) for entry in entries),
+        max_nodes=_widest([entry.max_nodes for entry in entries]),
+        min_nodes=min(entry.min_nodes for entry in entries),
+        max_devices=_widest([entry.max_devices for entry in entries]),
+    )
+    if seen.max_nodes is None and seen.max_devices and not known.max_devices and site.node.devices:
         # PBS often limits the GPUs of a job instead of its nodes.
-        max_nodes, max_devices = max_devices // site.node.devices, None
-    numbers = (
-        ("max_nodes", _widest([entry.max_nodes for entry in entries]), max_nodes),
-        ("min_nodes", min(entry.min_nodes for entry in entries), limits.min_nodes or 1),
-        ("max_devices", known_devices, max_devices),
-    )
-    for name, known, seen in numbers:
-        if (known or seen) and (name, known, seen) != ("min_nodes", 1, 1):
-            yield _fact(f"{key}.{name}", known, seen, where, f"{name} = {seen}")
-    seconds = [[parse_walltime_s(text) if text else 0 for text in texts] for texts in _walltimes(entries)]
-    walltimes = (
-        ("max_walltime", _widest(seconds[0]), limits.max_walltime_s),
-        ("min_walltime", min(seconds[1]), limits.min_walltime_s),
-    )
-    for name, known, seen in walltimes:
-        told, text = (format_walltime(value) if value else "" for value in (known, seen))
-        if told or text:
-            yield _fact(f"{key}.{name}", told, text, where, f'{name} = "{text}"')
+        seen = replace(seen, max_nodes=seen.max_devices // site.node.devices, max_devices=None)
+    of_profile, of_machine = _as_toml(known), _as_toml(seen)
+    for name in {**of_profile, **of_machine}:
+        told, value = of_profile.get(name, ""), of_machine.get(name, "")
+        where = f"# [[queues]] {_named(entries[0].name, entries[0].qos)}"
+        yield _fact(f"{key}.{name}", told.strip('"'), value.strip('"'), where, f"{name} = {value}")
 
 
-def _walltimes(entries: Sequence[Queue]) -> tuple[list[str], list[str]]:
-    return [entry.max_walltime for entry in entries], [entry.min_walltime for entry in entries]
+def _as_toml(limits: QueueLimits) -> dict[str, str]:
+    """Returns the keys of [[queues]] with the limits that are known, as values of TOML."""
+    numbers = {
+        "min_nodes": limits.min_nodes,
+        "max_nodes": limits.max_nodes,
+        "max_devices": limits.max_devices,
+    }
+    walltimes = {"min_walltime": limits.min_walltime_s, "max_walltime": limits.max_walltime_s}
+    found = {
+        name: str(number) for name, number in numbers.items() if number and (name, number) != ("min_nodes", 1)
+    }
+    return found | {name: f'"{format_walltime(limit)}"' for name, limit in walltimes.items() if limit}
+
+
+def _seconds(walltime: str) -> int:
+    return parse_walltime_s(walltime) if walltime else 0
 
 
 def _widest(limits: Sequence[int]) -> int:
@@ -138,23 +144,18 @@ def _new_queues(site: Site, found: MachineFacts) -> Iterator[Fact]:
     with_devices = {name: one for name, one in offered.items() if one.is_for_users}
     new = [name for name in sorted(with_devices or offered) if name not in known]
     for name in new[:_MAX_NEW_QUEUES]:
-        limits = offered[name]
-        lines = [
-            f"min_nodes = {limits.min_nodes}" if (limits.min_nodes or 1) > 1 else "",
-            f"max_nodes = {limits.max_nodes}" if limits.max_nodes else "",
-            f"max_devices = {limits.max_devices}" if limits.max_devices else "",
-            f'min_walltime = "{format_walltime(limits.min_walltime_s)}"' if limits.min_walltime_s else "",
-            f'max_walltime = "{format_walltime(limits.max_walltime_s)}"' if limits.max_walltime_s else "",
-        ]
-        yield _fact(f"queues.{name}", "", "listed", "[[queues]]", _named(name, ""), *filter(None, lines))
+        limits = [f"{key} = {value}" for key, value in _as_toml(offered[name]).items()]
+        yield _fact(f"queues.{name}", "", "listed", "[[queues]]", _named(name, ""), *limits)
 
 
 def _nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
     node = site.node
     cores = {one.cpus // one.threads_per_core for one in found.nodes}
     cpus = {one.cpus for one in found.nodes}
-    # The CPUs of PBS are cores at some sites, and hardware threads at others.
-    yield _one_of("node.cores", node.cores, cpus if node.cores in cpus else cores)
+    # The CPUs that the scheduler counts are cores at some sites, and hardware threads at others.
+    if node.cores in cpus or node.threads in cores:
+        cores = {node.cores}
+    yield _one_of("node.cores", node.cores, cores)
     if node.threads and node.threads != node.cores:
         yield _one_of("node.threads", node.threads, cpus)
     gpus = {one.gpus for one in found.nodes if one.gpus}
@@ -233,7 +234,7 @@ def _ranks(site: Site, ranks: Sequence[Rank]) -> Iterator[Fact]:
         seen = f"all of {len(known)} ranks see it" if known else ""
         if lacks:
             seen = f"{_called(lacks[0])} sees {counted(lacks[0].num_devices or 0, 'device')}"
-        yield _fact("device LOCAL_RANK of each rank", "visible", seen, *_REPORT, agrees=not lacks)
+        yield _fact("launch (device of LOCAL_RANK)", "visible", seen, *_REPORT, agrees=not lacks)
     if binds := site.launch.cpu_bind:
         yield _binding(site, binds, ranks)
     if interface := site.fabric.interface:

@@ -26,9 +26,9 @@ def as_text(site: Site, facts: Sequence[Fact], environ: Mapping[str, str]) -> st
         if changes := list(_changes([one for one in facts if one.verdict == verdict])):
             lines += ["", f"{title} the profile:", *(f"  {_clean(line, environ)}" for line in changes)]
     how = (
-        f"To share the result, send the output of `ddp-hpc profiles confirm {site.name} ANSWERS --json` to the "
-        f"maintainers of ddp-hpc, or change profiles/{site.name}.toml and set `checked` to the date of today. The "
-        "JSON contains no user names or host names; read it before you send it."
+        "To share the result, run this command again with --json and send its output to the maintainers of "
+        f"ddp-hpc, or send a changed profiles/{site.name}.toml with the date of today as `checked`. User "
+        "names and host names are removed where they are known. Read the output before you send it."
     )
     return "\n".join([*lines, "", how])
 

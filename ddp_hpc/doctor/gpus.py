@@ -85,10 +85,12 @@ def torch_finding(
 
 
 def num_devices() -> int | None:
-    """Returns the number of GPUs that torch can use in this process; None if torch cannot be imported."""
+    """Returns the number of GPUs that torch can use in this process; None without a torch built for GPUs."""
     try:
         import torch
     except (ImportError, OSError):  # a CUDA library that cannot be loaded raises OSError
+        return None
+    if not (torch.version.cuda or torch.version.hip or torch.version.xpu):
         return None
     return max(torch.cuda.device_count(), torch.xpu.device_count())
 

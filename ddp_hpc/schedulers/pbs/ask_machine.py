@@ -15,7 +15,7 @@ from ddp_hpc.sites.site import Site
 Walltime = Callable[[str], int | None]
 
 # `pbs_version = 23.06.06` in OpenPBS; PBS Professional appends its date: 2022.1.1.20220926110806.
-_VERSION = re.compile(r"pbs_version = (\d{1,4}(?:\.\d{1,3}){1,3})", re.IGNORECASE)
+_VERSION = re.compile(r"pbs_version = (\d{1,4}(?:\.\d{1,3}(?!\d)){1,2})", re.IGNORECASE)
 # The queues of reservations: R123, S123 and M123.
 _RESERVATION = re.compile(r"[RSM]\d+")
 

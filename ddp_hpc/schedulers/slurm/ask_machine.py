@@ -21,11 +21,11 @@ from ddp_hpc.sites.site import Site
 Fields = Mapping[str, str]
 
 _QOS_FORMAT = ("Name", "MaxWall", "MaxTRES", "MinTRES", "Flags")
-# One node for each line of the question before, because a large machine has thousands of nodes of a kind.
+# Not all nodes, because a large machine has thousands of each kind.
 _FIRST_NODES = f"""\
-{shlex.join(NODES)} | while IFS="|" read -r _ nodes _; do
-  scontrol --oneliner show node "$(scontrol show hostnames "$nodes" | head -n 1)"
-done"""
+{shlex.join(NODES)} |
+  while IFS="|" read -r _ nodes _; do scontrol show hostnames "$nodes" | head -n 1; done |
+  sort -u | paste -s -d , | xargs -r scontrol --oneliner show node"""
 
 QUESTIONS = (
     Question(key="version", answers="the version of Slurm", command="sbatch --version"),
@@ -42,9 +42,7 @@ QUESTIONS = (
     Question(
         key="nodes", answers="the kinds of nodes in each partition, and their GPUs", command=shlex.join(NODES)
     ),
-    Question(
-        key="node", answers="the cores and the memory of the first node of each kind", command=_FIRST_NODES
-    ),
+    Question(key="node", answers="the cores and the memory of one node of each kind", command=_FIRST_NODES),
 )
 
 
