@@ -112,6 +112,11 @@ def _entries(subject: Subject) -> tuple[Queue, ...]:
     return queue_entries(site, subject.queue[1] if subject.queue else "", subject.qos)
 
 
+def _open_queues(site: Site) -> list[str]:
+    """Returns the names of the queues that users can submit to."""
+    return list(dict.fromkeys(entry.name for entry in site.queues if entry.name and entry.submit))
+
+
 def _limited_by(subject: Subject) -> str:
     """Returns what has the limits of `_entries`: the queue, or the site if the job names no queue."""
     if subject.queue:
@@ -136,12 +141,12 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
     line, queue = subject.queue
     beside = [entry.qos for entry in site.queues if entry.name == queue]
     if not beside:
-        known = list(dict.fromkeys(entry.name for entry in site.queues))
+        known = _open_queues(site)
         yield Problem(
             line,
             f"{site.title} had no queue {shown(queue)} when the profile was checked on {site.checked}"
             f"{nearest(queue[:80], known)}",
-            f"use one of {', '.join(known)}",
+            f"use one of {', '.join(known)}" if known else "omit the queue, which the scheduler chooses",
         )
     elif named := [qos for qos in dict.fromkeys(beside) if qos]:
         yield Problem(
@@ -233,12 +238,12 @@ def _refused_option(subject: Subject) -> Iterator[Problem]:
 def _inner_queue(subject: Subject) -> Iterator[Problem]:
     site, entries = _same_scheduler(subject), _entries(subject)
     if site and subject.queue and entries and not any(entry.submit for entry in entries):
-        known = dict.fromkeys(entry.name for entry in site.queues if entry.submit)
+        known = _open_queues(site)
         yield Problem(
             subject.queue[0],
             f"queue {subject.queue[1]} of {site.title} accepts no submissions, only jobs from a "
             "routing queue",
-            f"use one of {', '.join(known)}",
+            f"use one of {', '.join(known)}" if known else "omit the queue, which the scheduler chooses",
         )
 
 

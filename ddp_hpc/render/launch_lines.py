@@ -148,13 +148,14 @@ def _ibrun(_job: Job, _site: Site, _layout: Layout) -> Words:
     return ["ibrun", "-np", NUM_RANKS]
 
 
-def _flux(_job: Job, _site: Site, layout: Layout) -> Words:
+def _flux(_job: Job, site: Site, layout: Layout) -> Words:
     return [
         "flux",
         "run",
         "--exclusive",
         Raw(f"--nodes={NUM_NODES}"),
         f"--tasks-per-node={layout.ranks_per_node}",
+        *site.launch.options,
     ]
 
 

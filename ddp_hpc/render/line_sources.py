@@ -80,6 +80,8 @@ def _scripts_without_one_fact(job: Job, site: Site) -> Iterator[tuple[str, list[
 
 
 def _without_one(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any]]:
+    if default is None and value is not None:
+        yield key, None
     if is_dataclass(value) and not isinstance(value, type):
         for part in fields(value):
             for name, changed in _without_one(
@@ -90,6 +92,7 @@ def _without_one(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any]
     elif isinstance(value, dict):
         for name in value:
             yield f"{key}.{name}", {other: value[other] for other in value if other != name}
+        yield key, {}
     elif isinstance(value, tuple):
         yield from ((key, (*value[:number], *value[number + 1 :])) for number in range(len(value)))
         yield key, ()

@@ -88,9 +88,10 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     queue = f"queue {layout.queue.name}" + (f" with QOS {job.qos}" if job.qos else "")
     entries = queue_entries(site, layout.queue.name, job.qos)
     if not entries:
-        known = ", ".join(dict.fromkeys(_called(entry) for entry in site.queues))
+        names = dict.fromkeys(_called(entry) for entry in site.queues if entry.name)
+        known = f" (known: {', '.join(names)})" if names else ""
         return [
-            f"{site.title} had no {queue} when the profile was checked on {site.checked} (known: {known}). "
+            f"{site.title} had no {queue} when the profile was checked on {site.checked}{known}. "
             "Check its name."
         ]
     sizes = [

@@ -34,10 +34,17 @@ def part_of_node(job: Job, site: Site) -> Site:
             options=_without(_WHOLE_NODE, site.slurm.options),
             srun_options=_without(("--cpu-bind",), site.slurm.srun_options),
         ),
-        launch=replace(site.launch, cpu_bind=()),
+        launch=replace(site.launch, cpu_bind=(), wrap=_without_devices(site.launch.wrap)),
+        container=replace(site.container, command=_without_devices(site.container.command)),
         env=without_variables(site.env, _VISIBLE_DEVICES),
         why={name: why for name, why in site.why.items() if name not in (*_VISIBLE_DEVICES, "cpu_bind")},
     )
+
+
+def _without_devices(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns a command without `CUDA_VISIBLE_DEVICES=...` and the like, which follow `env`."""
+    words = tuple(word for word in command if word.partition("=")[0] not in _VISIBLE_DEVICES)
+    return words[1:] if words[:1] == ("env",) and "=" not in "".join(words[1:2]) else words
 
 
 def _without(names: tuple[str, ...], options: tuple[str, ...]) -> tuple[str, ...]:

@@ -315,8 +315,8 @@ class Launch:
 
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
-    used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
-    `apptainer exec IMAGE`.
+    used. `options` are options of mpiexec or of `flux run`. `wrap` is a command between the launcher and the
+    program, such as `apptainer exec IMAGE`.
     """
 
     default: str

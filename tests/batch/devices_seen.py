@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-_VISIBLE = re.compile(r"^\s*export (?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=([0-9,]+)", re.MULTILINE)
+_VISIBLE = re.compile(r"^\s*(?:export|env) (?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=([0-9,]+)", re.MULTILINE)
 
 
 def num_devices_seen(script: str, devices: int) -> int:

@@ -20,7 +20,8 @@ def line_with(text: str, lines: list[ScriptLine]) -> ScriptLine:
 def test_each_line_names_the_facts_without_which_it_would_be_different() -> None:
     lines = line_sources(Job(num_nodes=4, account="a_g"), load_site("perlmutter"))
     assert line_with("#SBATCH --constraint", lines).facts == ["slurm.constraint"]
-    assert line_with("#SBATCH --cpus-per-task", lines).facts == ["node.cores", "node.threads", "node.devices"]
+    facts = line_with("#SBATCH --cpus-per-task", lines).facts
+    assert {"node.cores", "node.threads", "node.devices"} <= set(facts)
     assert "default_walltime" in line_with("#SBATCH --time", lines).facts
     assert "env.always.HDF5_USE_FILE_LOCKING" in line_with("export HDF5_USE_FILE", lines).facts
     assert line_with("#SBATCH --nodes=4", lines).facts == []

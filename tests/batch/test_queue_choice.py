@@ -129,7 +129,8 @@ REQUESTS = (
     row("cx3", 1, "72:00:00", *GPU72, gpus=8),
     row("cx3", 1, "24:00:00", near("", "--gpus-per-node 8"), gpus=9),
     # NCAR HPC documentation, Job submission queues and charges, 2025-12-29
-    row("derecho", 2, "1:00:00", queue("develop")),
+    # develop shares its nodes, and some of them have only 2 GPUs.
+    row("derecho", 2, "1:00:00", queue("develop"), queue("main")),
     row("derecho", 3, "1:00:00", queue("main")),
     row("derecho", 2, "7:00:00", queue("main")),
     row("derecho", 64, "12:00:00", queue("main")),
