@@ -122,16 +122,22 @@ def _ranks(lines: list[str]) -> Iterator[Rank]:
 def _rank(report: dict[str, Any], hosts: dict[str, int]) -> Rank:
     values, devices, cpus = report["values"], dict(report["devices"]), report["cpus"]
     number = devices.pop("number")
-    if not _CPUS.fullmatch(cpus) or not isinstance(number, int | None):
+    if not _CPUS.fullmatch(cpus):
         raise ValueError(cpus)
     if number is None and devices:  # without a torch for GPUs, the variables name the devices
         number = len(str(next(iter(devices.values()))).split(","))
     return Rank(
-        rank=int(values["rank"]),
-        local_rank=int(values["local_rank"]),
+        rank=_count(values["rank"]),
+        local_rank=_count(values["local_rank"]),
         node=hosts.setdefault(str(report["hostname"]), len(hosts) + 1),
         cpus=cpus,
-        num_devices=number,
+        num_devices=None if number is None else _count(number),
         interfaces=tuple(map(str, report["interfaces"])),
         variables={str(name): str(value) for name, value in devices.items()},
     )
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 10**6:
+        raise ValueError(value)
+    return value

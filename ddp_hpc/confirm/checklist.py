@@ -71,8 +71,8 @@ def checklist(site: Site, name: str) -> str:
     questions = scheduler.questions()
     if not questions:
         raise RequestError(
-            f"profile {site.name} uses {scheduler.title}, but only profiles with Slurm or PBS can be "
-            "confirmed in this way"
+            f"the scheduler of profile {site.name} is {site.scheduler}, but only profiles with slurm or pbs "
+            "can be confirmed in this way. Check the facts by hand."
         )
     parts = [
         _HEAD.format(
@@ -103,7 +103,11 @@ def job_command(site: Site, name: str) -> list[str]:
     except RequestError:
         num_nodes = 1
     words = ["ddp-hpc", "submit", "--profile", name, "--nodes", str(num_nodes), "--walltime", _WALLTIME]
-    return [*words, *(["--account", account] if account else []), "--name", "confirm", "--", *RANK_COMMAND]
+    if account:
+        words += ["--account", account]
+    if not (site.node.devices or site.node.device or site.node.cpu_only):
+        words += ["--gpus-per-node", "N"]
+    return [*words, "--name", "confirm", "--", *RANK_COMMAND]
 
 
 def _ask(one: Question) -> str:

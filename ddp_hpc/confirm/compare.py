@@ -152,10 +152,11 @@ def _nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
     node = site.node
     cores = {one.cpus // one.threads_per_core for one in found.nodes}
     cpus = {one.cpus for one in found.nodes}
-    # The CPUs that the scheduler counts are cores at some sites, and hardware threads at others.
-    if node.cores in cpus or node.threads in cores:
-        cores = {node.cores}
-    yield _one_of("node.cores", node.cores, cores)
+    # The CPUs that a scheduler counts are cores at some sites, and hardware threads at others.
+    counts_threads = node.threads > node.cores and node.threads in cores
+    yield _one_of(
+        "node.cores", node.cores, set() if counts_threads else cpus if node.cores in cpus else cores
+    )
     if node.threads and node.threads != node.cores:
         yield _one_of("node.threads", node.threads, cpus)
     gpus = {one.gpus for one in found.nodes if one.gpus}
@@ -191,8 +192,8 @@ def _software(site: Site, sections: dict[str, str]) -> Iterator[Fact]:
     names = [line for line in versions if re.match(r"(?:Python|torch) \d", line)]
     machine = error[0].strip() if error else ", ".join(names) or "no Python"
     told = counted(len(site.software), "line") if site.software else "no modules"
-    change = ("# software: correct the line that failed",)
-    yield _fact(SOFTWARE, told, machine, *change, agrees=not error and bool(names))
+    change = f"# software: correct the line that failed: {machine}"
+    yield _fact(SOFTWARE, told, machine, change, agrees=not error and bool(names))
 
 
 def _launcher(site: Site, sections: dict[str, str]) -> Iterator[Fact]:
@@ -236,7 +237,7 @@ def _ranks(site: Site, ranks: Sequence[Rank]) -> Iterator[Fact]:
             seen = f"{_called(lacks[0])} sees {counted(lacks[0].num_devices or 0, 'device')}"
         yield _fact("launch (device of LOCAL_RANK)", "visible", seen, *_REPORT, agrees=not lacks)
     if binds := site.launch.cpu_bind:
-        yield _binding(site, binds, ranks)
+        yield _binding(binds, ranks)
     if interface := site.fabric.interface:
         without = [rank for rank in ranks if interface not in rank.interfaces]
         others = ", ".join(ranks[0].interfaces) if ranks else ""
@@ -255,14 +256,15 @@ _REPORT = (
 )
 
 
-def _binding(site: Site, binds: Sequence[str], ranks: Sequence[Rank]) -> Fact:
-    threads_per_core = max(1, (site.node.threads or site.node.cores) // max(1, site.node.cores))
+def _binding(binds: Sequence[str], ranks: Sequence[Rank]) -> Fact:
+    sets = [set(cpu_numbers(text)) for text in binds]
 
     def is_bound(rank: Rank) -> bool:
-        wanted = set(cpu_numbers(binds[rank.local_rank])) if rank.local_rank < len(binds) else set()
         own = set(cpu_numbers(rank.cpus))
-        # A rank can also have the other hardware threads of its cores.
-        return wanted <= own and len(own) <= threads_per_core * len(wanted)
+        if rank.local_rank >= len(sets) or not sets[rank.local_rank] <= own:
+            return False
+        # A rank can also have the other hardware threads of its cores, but not the cores of another rank.
+        return not any(own & other for number, other in enumerate(sets) if number != rank.local_rank)
 
     others = [rank for rank in ranks if not is_bound(rank)]
     seen = (

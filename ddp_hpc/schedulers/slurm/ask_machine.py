@@ -16,6 +16,7 @@ from ddp_hpc.schedulers.slurm.ask_nodes import (
     within_partition,
 )
 from ddp_hpc.schedulers.slurm.check_option_values import time_s
+from ddp_hpc.schedulers.slurm.scheduler import VERSION
 from ddp_hpc.sites.site import Site
 
 Fields = Mapping[str, str]
@@ -23,8 +24,9 @@ Fields = Mapping[str, str]
 _QOS_FORMAT = ("Name", "MaxWall", "MaxTRES", "MinTRES", "Flags")
 # Not all nodes, because a large machine has thousands of each kind.
 _FIRST_NODES = f"""\
+set -o pipefail
 {shlex.join(NODES)} |
-  while IFS="|" read -r _ nodes _; do scontrol show hostnames "$nodes" | head -n 1; done |
+  while IFS="|" read -r _ nodes _; do scontrol show hostnames "$nodes" | sed -n 1p; done |
   sort -u | paste -s -d , | xargs -r scontrol --oneliner show node"""
 
 QUESTIONS = (
@@ -66,15 +68,14 @@ def read_answers(answers: Mapping[str, str], site: Site) -> MachineFacts:
         for name, of in pairs
         if (name in qos if is_qos else name in partitions and (not of or of in qos or not qos))
     }
-    words = answers.get("version", "").split()
-    version = words[1] if len(words) > 1 and words[0].startswith("slurm") else ""
+    version = VERSION.search(answers.get("version", ""))
     name, gpus_of = first_hosts(answers.get("nodes", ""), None if is_qos else site.default_queue)
     kinds = node_kinds(answers.get("node", ""), gpus_of)
     share = smallest_share(kinds, 1, name)
     if share and name in partitions:
         share = within_partition(share, partitions[name], max(gpus_of.values()))
     nodes = distinct_kinds(kinds, with_gpus=not site.node.cpu_only)
-    return MachineFacts(version=version, queues=queues, nodes=nodes, share=share)
+    return MachineFacts(version=version[1] if version else "", queues=queues, nodes=nodes, share=share)
 
 
 def _limits_of(partition: Fields, qos: Mapping[str, Fields], of_job: str) -> QueueLimits:

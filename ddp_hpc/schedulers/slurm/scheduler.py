@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
 
 # `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
-_VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
+VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
 _VERSION_LIMIT_S = 5
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
@@ -144,7 +144,7 @@ class Slurm(Scheduler):
             )
         except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
             return ""
-        found = _VERSION.search(done.stdout)
+        found = VERSION.search(done.stdout)
         return found[1] if found and done.returncode == 0 else ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:
