@@ -150,6 +150,21 @@ def _new_queues(site: Site, found: MachineFacts) -> Iterator[Fact]:
 
 def _nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
     node = site.node
+    # Where jobs request single GPUs, profiles give the share of a GPU instead of the whole node.
+    if not node.cores_per_device:
+        yield from _whole_nodes(site, found)
+    share = found.share
+    for name, known, seen in (
+        ("cores_per_device", node.cores_per_device, share.cores if share else 0),
+        ("memory_mib_per_device", node.memory_mib_per_device, share.memory_mib if share else 0),
+    ):
+        if known:
+            agrees = _LEAST_SHARE * seen <= known <= seen
+            yield _fact(f"node.{name}", known, seen, "[node]", f"{name} = {seen}", agrees=agrees)
+
+
+def _whole_nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
+    node = site.node
     cores = {one.cpus // one.threads_per_core for one in found.nodes}
     cpus = {one.cpus for one in found.nodes}
     # The CPUs that a scheduler counts are cores at some sites, and hardware threads at others.
@@ -165,14 +180,6 @@ def _nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
         gpus = {2 * number for number in gpus}
     if gpus or node.devices:
         yield _one_of("node.devices", node.devices, gpus)
-    if found.share and not node.devices:
-        share = found.share
-        for name, known, seen in (
-            ("cores_per_device", node.cores_per_device, share.cores),
-            ("memory_mib_per_device", node.memory_mib_per_device, share.memory_mib),
-        ):
-            agrees = _LEAST_SHARE * seen <= known <= seen
-            yield _fact(f"node.{name}", known, seen, "[node]", f"{name} = {seen}", agrees=agrees)
 
 
 def _one_of(key: str, known: int, seen: set[int]) -> Fact:

@@ -31,7 +31,9 @@ QUESTIONS = (
 def read_answers(answers: Mapping[str, str], site: Site, walltime_s: Walltime) -> MachineFacts:
     """Returns the facts in the answers to `QUESTIONS`, by key. `walltime_s` reads a walltime of PBS."""
     queues = table_of(answers.get("queues", ""), "Queue")
-    kinds = list(node_kinds(answers.get("nodes", ""), site.default_queue))
+    nodes = answers.get("nodes", "")
+    # The nodes of a routing queue name only its destinations.
+    kinds = list(node_kinds(nodes, site.default_queue)) or list(node_kinds(nodes, ""))
     version = _VERSION.search(answers.get("version", ""))
     return MachineFacts(
         version=version[1] if version else "",

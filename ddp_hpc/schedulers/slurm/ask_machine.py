@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -16,11 +17,12 @@ from ddp_hpc.schedulers.slurm.ask_nodes import (
     within_partition,
 )
 from ddp_hpc.schedulers.slurm.check_option_values import time_s
-from ddp_hpc.schedulers.slurm.scheduler import VERSION
 from ddp_hpc.sites.site import Site
 
 Fields = Mapping[str, str]
 
+# `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
+_VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
 _QOS_FORMAT = ("Name", "MaxWall", "MaxTRES", "MinTRES", "Flags")
 # Not all nodes, because a large machine has thousands of each kind.
 _FIRST_NODES = f"""\
@@ -68,14 +70,21 @@ def read_answers(answers: Mapping[str, str], site: Site) -> MachineFacts:
         for name, of in pairs
         if (name in qos if is_qos else name in partitions and (not of or of in qos or not qos))
     }
-    version = VERSION.search(answers.get("version", ""))
     name, gpus_of = first_hosts(answers.get("nodes", ""), None if is_qos else site.default_queue)
     kinds = node_kinds(answers.get("node", ""), gpus_of)
     share = smallest_share(kinds, 1, name)
     if share and name in partitions:
         share = within_partition(share, partitions[name], max(gpus_of.values()))
     nodes = distinct_kinds(kinds, with_gpus=not site.node.cpu_only)
-    return MachineFacts(version=version[1] if version else "", queues=queues, nodes=nodes, share=share)
+    return MachineFacts(
+        version=version_in(answers.get("version", "")), queues=queues, nodes=nodes, share=share
+    )
+
+
+def version_in(text: str) -> str:
+    """Returns the version in the output of `sbatch --version`; empty if it contains none."""
+    found = _VERSION.search(text)
+    return found[1] if found else ""
 
 
 def _limits_of(partition: Fields, qos: Mapping[str, Fields], of_job: str) -> QueueLimits:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
     from ddp_hpc.schedulers.running_job import RunningJob
 
-# `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
-VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
 _VERSION_LIMIT_S = 5
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
@@ -134,6 +132,8 @@ class Slurm(Scheduler):
         return site.slurm.version
 
     def installed_version(self) -> str:
+        from ddp_hpc.schedulers.slurm.ask_machine import version_in
+
         try:
             done = subprocess.run(
                 ["sbatch", "--version"],
@@ -144,8 +144,7 @@ class Slurm(Scheduler):
             )
         except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
             return ""
-        found = VERSION.search(done.stdout)
-        return found[1] if found and done.returncode == 0 else ""
+        return version_in(done.stdout) if done.returncode == 0 else ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:
         # Since 25.05, the last --mail-type counts; before, all of them did (src/common/slurm_opt.c).
