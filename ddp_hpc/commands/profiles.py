@@ -45,16 +45,16 @@ def list_profiles(as_json: bool) -> None:
     The columns are the name, the scheduler, the confidence, the date of the last check, and the title.
     """
     from ddp_hpc.sites.site import load_site, profile_files
+    from ddp_hpc.text_table import aligned
 
     sites = [load_site(name) for name in profile_files()]
     if as_json:
         names = ("name", "scheduler", "confidence", "checked", "title")
         _print_json([{name: getattr(site, name) for name in names} for site in sites])
         return
-    width = max(len(site.name) for site in sites)
-    for site in sites:
-        sure = site.confidence or "-"
-        click.echo(f"{site.name:<{width}}  {site.scheduler:<5}  {sure:<6}  {site.checked}  {site.title}")
+    rows = [("name", "scheduler", "confidence", "checked", "site")]
+    rows += [(one.name, one.scheduler, one.confidence or "-", one.checked, one.title) for one in sites]
+    click.echo("\n".join(aligned(rows, num_left=len(rows[0]))))
 
 
 @command.command("show")

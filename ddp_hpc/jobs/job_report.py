@@ -33,8 +33,9 @@ class JobReport:
 
     `verdict` is waiting, running, done, requeue (the state is saved, and another job can resume the
     run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
-    None if the run directory contains the state of a later job. `advice` is set if the job can never start,
-    `warning` if its ranks may have trained separately.
+    None if the run directory contains the state of a later job. `resume` is the shell command that the job
+    has left because no other job resumes the run; empty without one. `advice` is set if the job can never
+    start, `warning` if its ranks may have trained separately.
     """
 
     job_id: str
@@ -45,6 +46,7 @@ class JobReport:
     state: RunState | None
     attempts: tuple[ledger.Attempt, ...]
     next_job: str
+    resume: str
     logs: tuple[str, ...]
     progress: Progress | None
     log_age_s: float
@@ -102,6 +104,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
     next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
+    resume = ledger.resume_command(run_dir) if run_dir and is_last and not next_job else ""
     running = job is not None and job.phase == "running"
     return JobReport(
         job_id=job.job_id if job else job_id,
@@ -112,13 +115,20 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         state=state,
         attempts=starts,
         next_job=next_job,
+        resume=resume,
         logs=tuple(map(str, paths)),
         progress=_progress(job, run_dir if is_last else None, log, starts),
         log_age_s=age_s(paths, time.time()) if running else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
         warning=warning_in(read_head(paths) + log),
         post_mortem=_post_mortem(
-            job, state, log, next_job, run_dir, starts[-1] if starts and is_last else None
+            job,
+            state,
+            log,
+            next_job,
+            run_dir,
+            starts[-1] if starts and is_last else None,
+            has_command=bool(resume),
         ),
     )
 
@@ -130,13 +140,16 @@ def _post_mortem(
     next_job: str,
     run_dir: Path | None,
     start: ledger.Attempt | None,
+    *,
+    has_command: bool,
 ) -> PostMortem | None:
     """`start` is the last attempt of the run; None if it belongs to another job."""
     if job is None:
         return None
     recorded = first_failure(run_dir, start.key.partition("@")[0]) if run_dir and start else None
     first_step = start.first_step if start else 0
-    return examine(job, state, log, next_job, first_step, recorded, _resumption(run_dir, job))
+    resumption = _resumption(run_dir, job)
+    return examine(job, state, log, next_job, first_step, recorded, resumption, has_command=has_command)
 
 
 def _resumption(run_dir: Path | None, job: JobState) -> Resumption | None:

@@ -120,12 +120,15 @@ def examine(
     first_step: int = 0,
     recorded: RankEnd | None = None,
     resumption: Resumption | None = None,
+    *,
+    has_command: bool = False,
 ) -> PostMortem | None:
     """Returns the reason why a job failed; None if it succeeded or has not ended.
 
     `state` is the content of the state file; None if another job has written it. `first_step` is the step
     after which the job resumed the run, and `recorded` the end of the first rank that failed, if it is known.
-    `resumption` is how its program is resumed; None if it is not a script of ddp-hpc.
+    `resumption` is how its program is resumed; None if it is not a script of ddp-hpc. `has_command` is
+    whether the job has left the command that resumes the run.
     """
     if job.phase != "ended" or job.end == "done":
         return None
@@ -148,7 +151,13 @@ def examine(
         host=failure.host if failure else "",
         lines=lines,
         remedy=_remedy(
-            cause, job, state or RunState("running", first_step, ""), failure, next_job, resumption
+            cause,
+            job,
+            state or RunState("running", first_step, ""),
+            failure,
+            next_job,
+            resumption,
+            has_command=has_command,
         ),
     )
 
@@ -240,10 +249,15 @@ def _remedy(
     failure: Failure | None,
     next_job: str,
     resumption: Resumption | None,
+    *,
+    has_command: bool,
 ) -> str:
     if next_job and cause != "failed":
         return f"none: job {next_job} resumes the run"
     text = _REMEDIES[cause]
+    if cause == "requeue" and has_command:
+        # The script itself can lack options and variables of the job, or be that of a whole array.
+        text = "resume the run with the command in `resume`"
     if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
         text = f"increase --walltime; {HOW_TO_RESUME}"
     if cause == "ssh":

@@ -151,12 +151,9 @@ def forget_cancelled(run_dir: Path, job_id: str) -> None:
         write_atomically(run_dir / CANCELLED, content, CANCELLED, is_private=True)
 
 
-def resume_command(run_dir: Path) -> tuple[str, str] | None:
-    """Returns the command that resumes the run, and why no job is known to do that; None if a job does."""
-    lines = _lines(run_dir / RESUME)
-    if not lines:
-        return None
-    return lines[0], lines[1].removeprefix("# ") if len(lines) > 1 else ""
+def resume_command(run_dir: Path) -> str:
+    """Returns the shell command that resumes the run; empty if the last job of the run has left none."""
+    return next(iter(_lines(run_dir / RESUME)), "")
 
 
 def _number_of(job_id: str) -> str:

@@ -45,14 +45,22 @@ def line_sources(job: Job, site: Site) -> list[ScriptLine]:
     lines = render(job, site).splitlines()
     facts: list[list[str]] = [[] for _ in lines]
     for key, others in _scripts_without_one_fact(job, site):
-        for tag, start, end, _, _ in SequenceMatcher(None, lines, others, autojunk=False).get_opcodes():
-            if tag in ("replace", "delete"):
-                for number in range(start, end):
-                    facts[number].append(key)
+        for number in _changed(lines, others):
+            facts[number].append(key)
+    # Several facts of a table can each be enough for a line.
+    for key, others in _scripts_without_one_table(job, site):
+        for number in _changed(lines, others):
+            facts[number] = facts[number] or [key]
     return [
         ScriptLine(text=line, facts=list(dict.fromkeys(keys)), sources=_sources_of(keys, site))
         for line, keys in zip(lines, facts, strict=True)
     ]
+
+
+def _changed(lines: list[str], others: list[str]) -> Iterator[int]:
+    for tag, start, end, _, _ in SequenceMatcher(None, lines, others, autojunk=False).get_opcodes():
+        if tag in ("replace", "delete"):
+            yield from range(start, end)
 
 
 def _sources_of(facts: list[str], site: Site) -> list[int]:
@@ -79,6 +87,13 @@ def _scripts_without_one_fact(job: Job, site: Site) -> Iterator[tuple[str, list[
                     break
 
 
+def _scripts_without_one_table(job: Job, site: Site) -> Iterator[tuple[str, list[str]]]:
+    for table in fields(Site):
+        if table.name not in _NOT_FACTS and is_dataclass(_default(table)):
+            with suppress(RequestError):
+                yield table.name, render(job, replace(site, **{table.name: _default(table)})).splitlines()
+
+
 def _without_one(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any]]:
     if default is None and value is not None:
         yield key, None
@@ -92,7 +107,6 @@ def _without_one(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any]
     elif isinstance(value, dict):
         for name in value:
             yield f"{key}.{name}", {other: value[other] for other in value if other != name}
-        yield key, {}
     elif isinstance(value, tuple):
         yield from ((key, (*value[:number], *value[number + 1 :])) for number in range(len(value)))
         yield key, ()

@@ -36,7 +36,11 @@ def part_of_node(job: Job, site: Site) -> Site:
         ),
         launch=replace(site.launch, cpu_bind=(), wrap=_without_devices(site.launch.wrap)),
         container=replace(site.container, command=_without_devices(site.container.command)),
-        env=without_variables(site.env, _VISIBLE_DEVICES),
+        # The scheduler may only show the job its own GPUs by these variables.
+        env=replace(
+            without_variables(site.env, _VISIBLE_DEVICES),
+            unset=tuple(name for name in site.env.unset if name not in _VISIBLE_DEVICES),
+        ),
         why={name: why for name, why in site.why.items() if name not in (*_VISIBLE_DEVICES, "cpu_bind")},
     )
 

@@ -61,8 +61,10 @@ def lay_out(job: Job, site: Site) -> Layout:
             f"Use --ranks-per-node {cores} or fewer."
         )
     launcher = job.launcher or site.launch.default
-    # With --cpu-bind, a rank has only the cores of its own set, even if there are more sets than ranks.
-    bound = len(site.launch.cpu_bind) if launcher == "mpiexec" else 0
+    threads = cores // ranks
+    if launcher == "mpiexec" and site.launch.cpu_bind:
+        # A rank has only the cores of its own set, even if there are more sets than ranks.
+        threads = min(threads, *map(_num_cores, site.launch.cpu_bind))
     walltime = job.walltime_s
     if walltime is None and site.default_walltime:
         walltime = parse_walltime_s(site.default_walltime)
@@ -71,11 +73,17 @@ def lay_out(job: Job, site: Site) -> Layout:
         ranks_per_node=ranks,
         devices=devices,
         cpus_per_rank=cpus // ranks,
-        threads_per_rank=cores // max(ranks, bound),
+        threads_per_rank=threads,
         memory_mib=0 if job.mem else site.node.memory_mib_per_device * devices,
         walltime_s=walltime,
         queue=choose_queue(job, site, ranks, devices, walltime),
     )
+
+
+def _num_cores(ids: str) -> int:
+    """Returns the number of cores in a set such as 0-3,8."""
+    ranges = [part.split("-") for part in ids.split(",")]
+    return sum(int(numbers[-1]) - int(numbers[0]) + 1 for numbers in ranges)
 
 
 def _devices(job: Job, site: Site) -> int:

@@ -16,6 +16,7 @@ _STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
 # A value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
+_CORES = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
 _VERSION = re.compile(r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -315,8 +316,8 @@ class Launch:
 
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
-    used. `options` are options of mpiexec or of `flux run`. `wrap` is a command between the launcher and the
-    program, such as `apptainer exec IMAGE`.
+    used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
+    `apptainer exec IMAGE`.
     """
 
     default: str
@@ -325,6 +326,11 @@ class Launch:
     own_mpiexec: bool = False
     options: tuple[str, ...] = ()
     wrap: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for cores in self.cpu_bind:
+            if not _CORES.fullmatch(cores):
+                raise RequestError(f"cpu_bind must have sets of cores such as 0-7 or 0-3,8 (got {cores!r})")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -28,5 +28,5 @@ fi
 # --walltime: the time limit, if the scheduler does not report it.
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tuolumne --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler flux --script "$0" --walltime 00:30:00 -- \
-  flux run --exclusive --nodes="$num_nodes" --tasks-per-node=4 -o mpibind=off -o cpu-affinity=per-task -o gpu-affinity=off \
-  python -m ddp_hpc.train
+  flux run --exclusive --nodes="$num_nodes" --tasks-per-node=4 \
+  env -u ROCR_VISIBLE_DEVICES -u HIP_VISIBLE_DEVICES -u CUDA_VISIBLE_DEVICES python -m ddp_hpc.train

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.schedulers.pbs.stand_in.qalter import change_walltime
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
@@ -273,6 +274,8 @@ def test_if_the_server_stays_unreachable_the_job_leaves_the_command_that_resumes
     assert command.endswith(f" {run_dir(site)}/job.sh")
     assert why.startswith("# attempt 1 stopped at step 10: no time left; no successor could be queued: ")
     assert f"resume with: {command}" in log.read_text()
+    status = site.run(sys.executable, "-m", "ddp_hpc", "status", job_id, env={"PYTHONPATH": str(PROJECT)})
+    assert status.stdout.splitlines()[-1] == f"resume    {command}"
     # The command works as it is.
     done = site.run("bash", "-c", command)
     assert site.wait(done.stdout.strip())["Exit_status"] == 0
@@ -322,6 +325,32 @@ def test_a_walltime_that_was_shortened_with_qalter_does_not_look_like_a_cancella
     job = site.wait(job_id)
     assert job["Exit_status"] == -29
     assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in site.log(job)
+
+
+# Continues until the scheduler has told of a later end.
+LEFT = """import time, ddp_hpc
+from pathlib import Path
+
+deadline = ddp_hpc.deadline(margin_s=41)
+Path(RUN_DIR, "up").touch()
+while not Path(RUN_DIR, "altered").exists():
+    time.sleep(0.05)
+end_s = time.monotonic() + 15
+while deadline.left_s() < 1000 and not deadline.should_stop() and time.monotonic() < end_s:
+    time.sleep(0.05)
+print("an hour is left:", deadline.left_s() > 3000, "stops:", deadline.should_stop())
+"""
+
+
+def test_a_program_in_a_job_that_an_administrator_has_extended_does_not_stop_early(site: Site) -> None:
+    script = chain_script(site, options=["--walltime", "00:01:00"])
+    (site.root / "left.py").write_text(LEFT.replace("RUN_DIR", repr(str(run_dir(site)))))
+    program(site.root / "trainer.sh", f"#!/bin/bash\nexec {sys.executable} {site.root}/left.py\n")
+    job_id = site.submit(script)
+    wait_until_up(site)
+    change_walltime(site.root, 12, 3700)
+    (run_dir(site) / "altered").touch()
+    assert "an hour is left: True stops: False\n" in site.log(site.wait(job_id))
 
 
 def test_a_job_that_pbs_runs_again_asks_nobody_to_submit_it(site: Site) -> None:

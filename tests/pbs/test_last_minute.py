@@ -27,10 +27,11 @@ from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.schedulers.pbs.stand_in import server
 from ddp_hpc.units import format_walltime
-from tests.fakes.site import PROJECT, Site
+from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 from tests.pbs.test_kills import active_jobs, processes
+from tests.waiting import wait_until
 
 NUM_STEPS = 360
 WALLTIME_S = 60
@@ -165,6 +166,36 @@ def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:
         if (run_dir(site) / "state").read_text().startswith("done"):
             return (kind, how), "resumed by hand"
     raise AssertionError(f"{what}: not complete after four resumes\n{site.logs()}")
+
+
+# Stops in its first attempt once the test has blocked mpiexec, and completes in its second.
+WAITS = """#!/bin/bash
+cd "$DDP_HPC_RUN_DIR"
+say() { echo "$*" >.state; mv .state state; }
+if [[ -e state ]]; then say done 20; exit 0; fi
+touch up
+until [[ -e blocked ]]; do sleep 0.05; done
+say requeue 10 no time left
+exit 75
+"""
+
+
+def test_a_connection_of_a_stranger_to_the_port_of_mpiexec_does_not_end_the_chain(
+    make_site: MakeSite,
+) -> None:
+    """The real Hydra then notices neither the end of its ranks nor SIGTERM."""
+    site = make_site(nodes=(socket.gethostname(),))
+    site.dotfile(site.pbs_bin, Path(sys.prefix) / "bin")
+    command = str(program(site.root / "waits.sh", WAITS))
+    render(site, "generic_pbs", "--walltime", "00:00:12", command=[command])
+    job_id = site.submit("job.pbs")
+    wait_until(lambda: (site.work / "runs/ddp/up").exists())
+    with blocked(*processes(site, "mpiexec")):
+        (site.work / "runs/ddp/blocked").touch()
+        log = site.log(site.wait(job_id))
+    assert "ddp-hpc: killing mpiexec, which does not end\n" in log
+    assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in log
+    assert site.wait("13.pbs-srv")["Exit_status"] == 0
 
 
 @pytest.mark.soak

@@ -47,6 +47,7 @@ def output_of(site: Site, *lines: str, options: tuple[str, ...] = ()) -> list[st
             '"-lresource=" cannot be used with "select" or "place", resource is: ncpus',
             5,
         ),
+        (["-l", "select=1", "-l", "nodes=1"], "Cannot be used with select or place: nodes", 6),
         (
             ["-l", "select=1,place=everywhere"],
             "Illegal attribute or resource value Resource_List.place",
@@ -244,6 +245,19 @@ def test_an_invalid_dependency_is_refused(site: Site) -> None:
     done = site.run("qsub", "-W", "depend=x", write(site, "true"))
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "qsub: illegal -W value")
     assert site.num_jobs() == 0
+
+
+def test_a_dependency_on_a_subjob_is_refused_and_one_on_the_array_is_not(site: Site) -> None:
+    """As in parse_depend.c of OpenPBS."""
+    array = site.submit("-J", "1-2", "-h", write(site, "true"))
+    for subjob in ("12[1].pbs-srv", "12[1-2].pbs-srv"):
+        done = site.run("qsub", "-W", f"depend=afterany:{subjob}", write(site, "true", name="b.sh"))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[:2] == [
+            "cannot have dependancy on subjob or range",
+            "qsub: illegal -W value",
+        ]
+    assert site.submit("-W", f"depend=afterany:{array}", "b.sh") == "13.pbs-srv"
 
 
 def test_a_requeued_job_has_the_same_id_and_environment(site: Site) -> None:

@@ -49,6 +49,15 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     ]
 
 
+def test_the_attempts_of_a_run_that_was_submitted_again(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work)
+    make_run(work / "runs" / "ddp", "1 8 0 1000", "2 9 60 2000", "1 12 90 3000", "2 12 95 4000")
+    assert (
+        "\nattempts  1 (job 8 from step 0), 2 (job 9 from step 60), submitted again: "
+        "1 (job 12 from step 90), 2 (job 12 from step 95)\n"
+    ) in run("status", "12").out
+
+
 def test_the_advice_after_a_timeout_depends_on_how_the_program_is_resumed(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -368,6 +377,26 @@ def test_without_an_argument_one_line_is_printed_for_each_run(
         "14           waiting   runs/run14           Resources",
         "15           done      runs/run15           step 100 of 640",
     ]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the_run(
+    work: Path, programs: Programs, run: Run, is_known: bool
+) -> None:
+    if is_known:
+        answer(programs, work, state="FAILED", exit="75:0", reason="NonZeroExitCode")
+    else:
+        programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified")
+    folder = make_run(work / "runs" / "ddp", f"1 12 0 {int(time.time()) - 60}")
+    write_state(folder, RunState("requeue", 60, "no time left"))
+    (folder / "resume").write_text(f"cd {work} && sbatch runs/ddp/job.sh\n# the scheduler is down\n")
+    lines = run("status", "12").out.splitlines()
+    assert lines[-1] == f"resume    cd {work} && sbatch runs/ddp/job.sh"
+    assert (
+        "action    resume the run with the command in `resume`; it resumes after step 60" in lines
+    ) == is_known
+    make_run(folder, f"1 12 0 {int(time.time()) - 60}", "2 13 60 1900000000")
+    assert "\nresume " not in run("status", "12").out
 
 
 def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:

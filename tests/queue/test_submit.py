@@ -61,6 +61,19 @@ def test_the_job_gets_the_umask_of_the_user(work: Path, programs: Programs, run:
     assert programs.called("qsub")[-1].startswith("qsub -W umask=027 ")
 
 
+@pytest.mark.parametrize("command", [("submit",), ("render", "-o", "job.sh")])
+def test_one_line_says_that_no_job_resumes_the_program_and_what_to_do(
+    work: Path, sbatch: Programs, run: Run, command: tuple[str, ...]
+) -> None:
+    (work / "train.py").write_text("import torch\n")
+    done = run(*command, *REQUEST, "--walltime", "00:02:00", "--", "python", "train.py")
+    assert done.code == 0
+    [line] = [line for line in done.err.splitlines() if "resumed" in line]
+    assert line.startswith("warning: ")
+    assert "this program will not be resumed after 00:02:00: train.py neither uses ddp_hpc" in line
+    assert "--requeue on-signal --progress" in line
+
+
 def test_a_dry_run_prints_script_and_command_and_changes_nothing(
     work: Path, sbatch: Programs, run: Run
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import SAY, calls, command, job
 from tests.batch.test_scripts_run import script, slurm
-from tests.fakes.site import Site
+from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite, make_site, site
-from tests.pbs.test_chain import chain_script
+from tests.pbs.test_chain import TRAINER, chain_script
 
 __all__ = ["MakeSite", "job", "make_site", "site"]
 
@@ -102,6 +103,39 @@ def test_the_successor_of_a_subjob_is_not_the_whole_array_of_the_directives(site
         run_dir = site.work / "runs" / "ddp" / f"task-{index}"
         assert (run_dir / "state").read_text() == "done 20\n"
         assert "#PBS -J" not in (run_dir / "job.sh").read_text()
+
+
+def test_the_successor_of_a_subjob_waits_until_the_subjob_has_ended(site: Site) -> None:
+    """PBS itself accepts no dependency on a subjob."""
+    job = chain_script(
+        site, "10", "20", "requeue", options=["--after", "sleep 1; touch ended-$PBS_ARRAY_INDEX"]
+    )
+    program(
+        site.root / "trainer.sh", TRAINER.replace("say running", "ls ended-$PBS_ARRAY_INDEX\nsay running", 1)
+    )
+    site.submit("-J", "1-2", job)
+    for number in ("12[1].pbs-srv", "12[2].pbs-srv", "13.pbs-srv", "14.pbs-srv"):
+        site.wait(number)
+    logs = [path.read_text() for path in site.work.glob("ddp.o1[34]")]
+    assert sorted(line for log in logs for line in log.splitlines() if line.startswith("ended-")) == [
+        "ended-1",
+        "ended-2",
+    ]
+
+
+def test_status_names_the_command_that_submits_the_one_task_again(site: Site) -> None:
+    program(site.root / "bin" / "qsub", "#!/bin/sh\necho 'qsub: no' >&2\nexit 1\n")
+    site.submit(chain_script(site, "10", "20", "requeue", options=["--array", "1-2"]))
+    (task, *_) = (site.wait(f"12[{index}].pbs-srv") for index in (1, 2))
+    assert task["Exit_status"] == 75
+    argv = [sys.executable, "-m", "ddp_hpc", "status", "12[1].pbs-srv"]
+    shown = site.run(*argv, env={"PYTHONPATH": str(PROJECT)}).stdout.splitlines()
+    assert shown[-2].startswith("action    resume the run with the command in `resume`")
+    command = shown[-1].removeprefix("resume    ")
+    again = site.run("bash", "-c", command).stdout.strip()
+    assert site.wait(again)["Exit_status"] == 0
+    runs = site.work / "runs" / "ddp"
+    assert [(runs / f"task-{index}/state").read_text().split()[0] for index in (1, 2)] == ["done", "requeue"]
 
 
 def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:

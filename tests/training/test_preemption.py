@@ -212,9 +212,11 @@ def test_a_job_that_was_extended_trains_on_until_its_new_end() -> None:
 
 
 def test_a_job_that_was_shortened_stops_earlier() -> None:
-    stopping = _stopping(Deadline(time.time() + 25, "qstat"), 10.0, ask=lambda: time.time() + 5)
+    began_s = time.time()
+    stopping = _stopping(Deadline(began_s + 30, "qstat"), 10.0, ask=lambda: time.time() + 5)
     assert stopping.stop_request() == 0
     _until(lambda: stopping.stop_request() == DEADLINE)
+    assert time.time() < began_s + 10, "the margin of the old end, 13 s, begins later"
 
 
 def test_the_scheduler_is_not_asked_long_before_the_end() -> None:
