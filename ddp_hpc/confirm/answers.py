@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Answers:
     """
 
     sections: dict[str, str]
-    ranks: tuple[Rank, ...] = field(default=())
+    ranks: tuple[Rank, ...] = ()
     is_complete: bool = True
 
 

@@ -77,27 +77,30 @@ def _version(site: Site, version: str) -> Fact:
 
 def _queues(site: Site, found: MachineFacts) -> Iterator[Fact]:
     for name, qos in dict.fromkeys((entry.name, entry.qos) for entry in site.queues if entry.name):
-        entries = queue_entries(site, name, qos)
         key = f"queues.{name}" + (f".{qos}" if qos else "")
-        limits = found.queues.get((name, qos))
+        where = f"[[queues]] {_named(name, qos)}"
+        entries, limits = queue_entries(site, name, qos), found.queues.get((name, qos))
         if not found.queues:
             yield _fact(key, "listed", "")
         elif limits is None:
-            yield _fact(key, "listed", "not listed", f"# Remove [[queues]] {_named(name, qos)}", agrees=False)
+            yield _fact(key, "listed", "not listed", f"# Check, then remove: {where}", agrees=False)
         elif not limits.is_open and any(entry.submit for entry in entries):
-            yield _fact(
-                key, "open", "closed", f"# [[queues]] {_named(name, qos)}", "submit = false", agrees=False
-            )
+            yield _fact(key, "open", "closed", f"# {where}", "submit = false", agrees=False)
         else:
-            yield from _limits(site, key, entries, limits)
+            for limit, told, value in _limits(site, entries, limits):
+                seen = value.strip('"')
+                yield _fact(f"{key}.{limit}", told.strip('"'), seen, f"# {where}", f"{limit} = {value}")
 
 
 def _named(name: str, qos: str) -> str:
     return f"name = {json.dumps(name)}" + (f", qos = {json.dumps(qos)}" if qos else "")
 
 
-def _limits(site: Site, key: str, entries: Sequence[Queue], seen: QueueLimits) -> Iterator[Fact]:
-    """Yields the limits of a queue. With several entries, the widest limits of all of them are compared."""
+def _limits(site: Site, entries: Sequence[Queue], seen: QueueLimits) -> Iterator[tuple[str, str, str]]:
+    """Yields the name of each limit of a queue, and its values in the profile and on the machine.
+
+    With several entries, the widest limits of all of them are compared.
+    """
     known = QueueLimits(
         max_walltime_s=_widest([_seconds(entry.max_walltime) for entry in entries]),
         min_walltime_s=min(_seconds(entry.min_walltime) for entry in entries),
@@ -110,9 +113,7 @@ def _limits(site: Site, key: str, entries: Sequence[Queue], seen: QueueLimits) -
         seen = replace(seen, max_nodes=seen.max_devices // site.node.devices, max_devices=None)
     of_profile, of_machine = _as_toml(known), _as_toml(seen)
     for name in {**of_profile, **of_machine}:
-        told, value = of_profile.get(name, ""), of_machine.get(name, "")
-        where = f"# [[queues]] {_named(entries[0].name, entries[0].qos)}"
-        yield _fact(f"{key}.{name}", told.strip('"'), value.strip('"'), where, f"{name} = {value}")
+        yield name, of_profile.get(name, ""), of_machine.get(name, "")
 
 
 def _as_toml(limits: QueueLimits) -> dict[str, str]:

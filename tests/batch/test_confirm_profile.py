@@ -444,7 +444,7 @@ def test_a_command_that_hangs_is_ended(sandbox: Sandbox) -> None:
     assert b"== version\n-- exit code 124\n" in done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in profile_files() if name != "tuolumne"])
+@pytest.mark.parametrize("name", list(profile_files()))
 def test_the_script_of_every_profile_is_valid_and_short(name: str) -> None:
     site = load_site(name)
     if site.scheduler not in ("slurm", "pbs"):
