@@ -25,7 +25,7 @@ _COMMANDS = {
     "status": "Show the progress of a job, or why it ended and what to do next.",
     "logs": "Print the log of a job, and follow it while the job runs.",
     "cancel": "Cancel a job and the jobs that were queued as a chain after it.",
-    "profiles": "List, show and check site profiles.",
+    "profiles": "List, show and check site profiles, and compare them with the machine.",
     "launch": "Start ranks in the current allocation, or on this machine.",
     "exec": "Start any program as a rank, with the variables of torchrun.",
     "rehearse": "Run a job script on this machine, with stand-ins for its scheduler and launcher.",

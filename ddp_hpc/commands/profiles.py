@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the resul
 
 @click.group("profiles")
 def command() -> None:
-    """List, show and check site profiles.
+    """List, show and check site profiles, and compare them with the machine.
 
     \b
     Put your own profile into ~/.config/ddp-hpc/profiles/NAME.toml, or pass its path: --profile ./mine.toml.
@@ -32,6 +33,7 @@ def command() -> None:
       ddp-hpc profiles show polaris
       ddp-hpc profiles show polaris --sources --nodes 4
       ddp-hpc profiles check ./mine.toml
+      ddp-hpc profiles confirm polaris -o confirm.sh
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
 
 
@@ -97,6 +99,69 @@ def check_profiles(files: tuple[Path, ...]) -> None:
         click.echo(f"error: {fault}", err=True)
     if faults:
         raise RequestError(faults[-1])
+
+
+@command.command("confirm")
+@_AS_JSON
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the script to FILE instead of standard output.",
+)
+@click.argument("name", shell_complete=complete_profiles)
+@click.argument("answers", required=False)
+def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path | None) -> None:
+    """Compare a profile with its machine, in about ten minutes.
+
+    Without ANSWERS, this writes a bash script to read and to run on a login node. Its commands only read:
+    they ask the scheduler for queues and nodes, load the profile's software, and look for launchers. At the
+    end, the script shows how to submit a job on two nodes, whose log is added to the answers.
+
+    With ANSWERS, the output of the script (- for stdin), this prints for each fact what the profile says,
+    what the machine says, and the result: confirmed, differs, new (the profile lacks it) or no answer.
+    Nothing in the file is executed. The exit code is 1 if a fact differs, and 2 if the file does not contain
+    answers for the profile.
+
+    \b
+    Examples:
+      ddp-hpc profiles confirm polaris -o confirm.sh
+      bash confirm.sh >answers.txt
+      ddp-hpc profiles confirm polaris answers.txt
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    from ddp_hpc.confirm.answers import load_answers
+    from ddp_hpc.confirm.checklist import checklist
+    from ddp_hpc.confirm.compare import DIFFERS, compare
+    from ddp_hpc.confirm.report import as_data, as_text
+    from ddp_hpc.errors import RequestError
+    from ddp_hpc.render.render_script import write_script
+    from ddp_hpc.sites.site import load_site
+
+    site = load_site(name)
+    text = checklist(site, name)
+    if answers is None:
+        if as_json:
+            raise RequestError(
+                "--json was given without ANSWERS; add the file with the answers, or omit --json"
+            )
+        if output is None or str(output) == "-":
+            click.echo(text, nl=False)
+        else:
+            write_script(text, output)
+        return
+    if output is not None:
+        raise RequestError("-o was given with ANSWERS, but it writes the script that asks. Omit one of them.")
+    found = load_answers(answers, site)
+    machine, facts = compare(site, found)
+    if as_json:
+        _print_json(as_data(site, found, machine, facts, os.environ))
+    else:
+        click.echo(as_text(site, facts, os.environ))
+    if not found.is_complete:
+        click.echo("warning: the answers end before the script did; run the script again", err=True)
+    if any(fact.verdict == DIFFERS for fact in facts):
+        raise click.exceptions.Exit(1)
 
 
 def _print_sources(site: Site, num_nodes: int, launcher: str) -> None:

@@ -84,6 +84,17 @@ def torch_finding(
     return fail(f"{what} finds none of this node's GPUs ({warning or 'torch reports no reason'})", _INSTALL)
 
 
+def num_devices() -> int | None:
+    """Returns the number of GPUs that torch can use in this process; None without a torch built for GPUs."""
+    try:
+        import torch
+    except (ImportError, OSError):  # a CUDA library that cannot be loaded raises OSError
+        return None
+    if not (torch.version.cuda or torch.version.hip or torch.version.xpu):
+        return None
+    return max(torch.cuda.device_count(), torch.xpu.device_count())
+
+
 def nvidia_gpu_is_here() -> bool:
     """Returns whether the NVIDIA driver reports a GPU, independently of torch."""
     return any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ddp_hpc.schedulers.allocation import Allocation
     from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.job_state import JobState
+    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
     from ddp_hpc.schedulers.running_job import RunningJob
 
 Directives = dict[str, str | Sequence[str]]
@@ -319,6 +320,16 @@ class Scheduler:
             RequestError: the nodes have fewer GPUs than requested.
         """
         return None
+
+    def questions(self) -> tuple[Question, ...]:
+        """Returns the commands that report the limits of queues and the nodes of a machine, if there are
+        any.
+        """
+        return ()
+
+    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
+        """Returns the facts in the output of `questions`, by their keys, about the queues of the site."""
+        raise NotImplementedError
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""

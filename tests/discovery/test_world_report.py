@@ -1,12 +1,15 @@
 """`ddp-hpc env`: real processes in recorded environments."""
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from ddp_hpc.discovery.rank_placement import cpu_list
 from tests.conftest import Launch
 from tests.environments import load
 
@@ -35,6 +38,18 @@ def test_json_contains_each_value_with_its_source(launch: Launch) -> None:
     assert report["sources"]["rank"] == "SLURM_PROCID"
     assert report["cores"] >= 1
     assert ended.stdout.count("\n") == 1
+
+
+def test_the_devices_are_those_of_torch_and_of_the_variables(launch: Launch) -> None:
+    ended = launch([*ENV, "--json", "--devices"], env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    report = json.loads(ended.stdout)
+    # torch for CPUs knows no devices, which says nothing about the node.
+    has_gpus = bool(torch.version.cuda or torch.version.hip or torch.version.xpu)
+    assert isinstance(report["devices"].pop("number"), int) == has_gpus
+    assert report["devices"] == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert report["cpus"] == cpu_list(os.sched_getaffinity(0))
+    lines = launch([*ENV, "--devices"], env={"ZE_AFFINITY_MASK": "0"}).stdout.splitlines()
+    assert lines[-1] == "device ZE_AFFINITY_MASK: 0"
 
 
 def test_the_table_contains_the_same_values(launch: Launch) -> None:

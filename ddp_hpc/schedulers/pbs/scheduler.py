@@ -29,6 +29,7 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.device_share import DeviceShare
+    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
     from ddp_hpc.schedulers.running_job import RunningJob
 
 # Older servers truncate or reject longer names.
@@ -111,6 +112,16 @@ class Pbs(Scheduler):
         from ddp_hpc.schedulers.pbs import ask_nodes
 
         return ask_nodes.device_share(queue, gpus_per_node)
+
+    def questions(self) -> tuple[Question, ...]:
+        from ddp_hpc.schedulers.pbs.ask_machine import QUESTIONS
+
+        return QUESTIONS
+
+    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
+        from ddp_hpc.schedulers.pbs import ask_machine
+
+        return ask_machine.read_answers(answers, site, self.walltime_s)
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version

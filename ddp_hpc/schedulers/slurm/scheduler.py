@@ -35,10 +35,9 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.device_share import DeviceShare
+    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
     from ddp_hpc.schedulers.running_job import RunningJob
 
-# `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
-_VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
 _VERSION_LIMIT_S = 5
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
@@ -112,6 +111,16 @@ class Slurm(Scheduler):
 
         return ask_nodes.device_share(queue, gpus_per_node)
 
+    def questions(self) -> tuple[Question, ...]:
+        from ddp_hpc.schedulers.slurm.ask_machine import QUESTIONS
+
+        return QUESTIONS
+
+    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
+        from ddp_hpc.schedulers.slurm import ask_machine
+
+        return ask_machine.read_answers(answers, site)
+
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":
             return f"at {site.title}, --queue sets the QOS"
@@ -123,6 +132,8 @@ class Slurm(Scheduler):
         return site.slurm.version
 
     def installed_version(self) -> str:
+        from ddp_hpc.schedulers.slurm.ask_machine import version_in
+
         try:
             done = subprocess.run(
                 ["sbatch", "--version"],
@@ -133,8 +144,7 @@ class Slurm(Scheduler):
             )
         except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
             return ""
-        found = _VERSION.search(done.stdout)
-        return found[1] if found and done.returncode == 0 else ""
+        return version_in(done.stdout) if done.returncode == 0 else ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:
         # Since 25.05, the last --mail-type counts; before, all of them did (src/common/slurm_opt.c).

@@ -1,0 +1,1 @@
+"""Comparing a profile with the machine: a script that a user runs there, and its answers."""
