@@ -43,6 +43,13 @@ _KNOWN_PACKAGES = sys.stdlib_module_names | frozenset(
         "webdataset", "xarray", "yaml", "zarr",
     )
 )  # fmt: skip
+# Packages in which ranks do not connect, except with `torch.distributed`.
+_WITHOUT_CONNECTIONS = frozenset(
+    (
+        "click", "h5py", "matplotlib", "numba", "numpy", "pandas", "psutil", "safetensors", "scipy",
+        "torch", "torchvision", "tqdm", "yaml",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,15 @@ def resumption_of(
     )
 
 
+def connects_only_with_mpi(command: Sequence[str], directory: Path) -> bool:
+    """Returns whether the ranks of a program connect with mpi4py, and certainly in no other way."""
+    program, use = program_of(command), _Use()
+    if program is None or not use.add_program(program, directory):
+        return False
+    others = use.packages - sys.stdlib_module_names - _WITHOUT_CONNECTIONS
+    return others == {"mpi4py"} and not use.has_process_group
+
+
 @dataclass
 class _Use:
     """What the files of a program use."""
@@ -104,6 +120,8 @@ class _Use:
     stops: bool = False
     exits: bool = False
     records: bool = False
+    has_process_group: bool = False
+    packages: set[str] = field(default_factory=set)
     _seen: set[Path] = field(default_factory=set)
 
     def add_program(self, program: Program, directory: Path) -> bool:
@@ -127,10 +145,10 @@ class _Use:
             local = _file_of(name, root)
             if local is not None:
                 is_read &= self._add(local, root)
-            else:
-                is_read &= (
-                    name.partition(".")[0] in _KNOWN_PACKAGES or _file_of(_parent(name), root) is not None
-                )
+            elif _file_of(_parent(name), root) is None:
+                package = name.partition(".")[0]
+                self.packages.add(package)
+                is_read &= package in _KNOWN_PACKAGES
         return is_read
 
     def _look(self, tree: ast.Module) -> bool:
@@ -156,6 +174,7 @@ class _Use:
                 case _:
                     pass
         self.exits |= "EX_TEMPFAIL" in words
+        self.has_process_group |= "distributed" in words
         self.saves |= imports_us and not words.isdisjoint(_SAVES)
         self.stops |= imports_us and not words.isdisjoint(_STOPS)
         return is_plain
