@@ -1,18 +1,17 @@
 """`python -m ddp_hpc.exec PROGRAM`: runs an unchanged program as one rank under any launcher.
 
 It detects the world, exchanges rank 0's address with the other ranks, and replaces itself with the program.
-The program gets the variables that torchrun would set, so `init_process_group()` works unchanged. In a job
-with a supervisor, it remains as the parent of the program, and records how the program ends.
+The program gets the variables that torchrun would set, so `init_process_group()` works unchanged. It remains
+as the parent of the program on rank 0, to warn if the ranks work separately, and on all ranks of a job with a
+supervisor, to record how the program ends.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -20,10 +19,11 @@ from typing import NoReturn
 from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
+from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
 from ddp_hpc.process_control import set_umask
-from ddp_hpc.recorded_program import WATCH_LIMIT_S, Recording, end_like, run_recorded, watch_pause_s
+from ddp_hpc.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 
@@ -59,6 +59,8 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
             f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
         )
     set_umask(environ)
+    if corrected := correct_visible_gpus(environ):
+        print_once_per_node(f"[{short_hostname()}] warning: {corrected}", environ)
     met: list[tuple[World, int]] = []
     given = make_torchrun_environment(environ, lambda world, port: met.append((world, port)))
     environ = {**environ, **given}
@@ -69,10 +71,9 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
             watch = SeparateRanks(world.world_size, port, sockets_of(os.getpid()), environ)
     try:
         # torchrun, which needs no variables, starts failed ranks again: their ends say nothing about the job.
-        if given and (recording := _recording(environ)) is not None:
-            end_like(run_recorded(path, program, environ, recording, watch))
-        if watch is not None:
-            _watch_in_the_background(watch)
+        recording = _recording(environ) if given else None
+        if recording is not None or watch is not None:
+            end_like(run_as_child(path, program, environ, recording, watch))
         # Python ignores these signals, and the program would inherit that.
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored, signal.SIG_DFL)
@@ -90,40 +91,6 @@ def _recording(environ: Mapping[str, str]) -> Recording | None:
         return None
     rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     return Recording(run_dir=Path(run_dir), attempt=attempt, rank=rank, world_size=world_size)
-
-
-def _watch_in_the_background(watch: SeparateRanks) -> None:
-    """Starts a process that watches this process, and prints a warning if its ranks work separately."""
-    sys.stderr.flush()
-    program = os.getpid()
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    if os.fork():  # the program must not have a child that it did not start
-        os._exit(0)
-    try:
-        os.closerange(3, 4096)
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(sig, signal.SIG_IGN)
-        _watch(watch, program)
-        if watch.warning:
-            os.write(2, f"[{short_hostname()}] warning: {watch.warning}\n".encode())
-    finally:
-        os._exit(0)
-
-
-def _watch(watch: SeparateRanks, program: int) -> None:
-    """Watches the program until it has met the other ranks, until its end, or until the time limit."""
-    try:
-        ended = os.pidfd_open(program)
-    except OSError:
-        return
-    begin_s = time.monotonic()
-    while (ran_s := time.monotonic() - begin_s) < WATCH_LIMIT_S and not watch.is_settled:
-        watch.look(program)
-        if select.select([ended], [], [], watch_pause_s(ran_s))[0]:
-            return
 
 
 if __name__ == "__main__":

@@ -177,7 +177,8 @@ def test_the_step_script_is_the_same_for_stdout_and_files() -> None:
 
 
 def test_profiles_are_listed_with_scheduler_and_date() -> None:
-    lines = run_cli("profiles", "list").stdout.decode().splitlines()
+    heading, *lines = run_cli("profiles", "list").stdout.decode().splitlines()
+    assert heading.split() == ["name", "scheduler", "confidence", "checked", "site"]
     assert re.search(
         r"^polaris +pbs +high +20\d\d-\d\d-\d\d  Polaris \(ALCF\)$", "\n".join(lines), re.MULTILINE
     )

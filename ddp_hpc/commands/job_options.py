@@ -12,6 +12,7 @@ import click
 from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job, JobOptions, job_default, make_job, read_job_file, with_account
+from ddp_hpc.units import counted
 
 if TYPE_CHECKING:
     from ddp_hpc.sites.site import Site
@@ -136,7 +137,26 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
         job = with_account(job, os.environ.get("DDP_HPC_ACCOUNT", ""))
     _check_bash("--setup", job.setup)
     _check_bash("--after", job.after)
-    return job, site
+    return job, _with_share_of_this_machine(job, site)
+
+
+def _with_share_of_this_machine(job: Job, site: Site) -> Site:
+    """Returns the site with the share of a node that comes with one GPU, if only this machine's scheduler
+    knows it.
+    """
+    from ddp_hpc.schedulers.registry import scheduler_of_site
+    from ddp_hpc.sites.detect import is_here
+
+    node = site.node
+    is_known = node.devices or node.cores or node.cores_per_device
+    if not job.gpus_per_node or is_known or not is_here(site.detect, os.environ):
+        return site
+    share = scheduler_of_site(site).device_share(job.queue or site.default_queue, job.gpus_per_node)
+    if share is None:
+        return site
+    memory = f" and {share.memory_mib:,} MiB of memory" if share.memory_mib else ""
+    click.echo(f"{counted(share.threads, 'CPU')}{memory} per GPU: {share.why}", err=True)
+    return share.add_to(site)
 
 
 def _check_bash(option: str, lines: tuple[str, ...]) -> None:

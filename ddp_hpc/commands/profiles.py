@@ -6,10 +6,14 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddp_hpc.commands.completion import complete_profiles
+
+if TYPE_CHECKING:
+    from ddp_hpc.sites.site import Site
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -26,6 +30,7 @@ def command() -> None:
     Examples:
       ddp-hpc profiles list
       ddp-hpc profiles show polaris
+      ddp-hpc profiles show polaris --sources --nodes 4
       ddp-hpc profiles check ./mine.toml
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
 
@@ -38,28 +43,38 @@ def list_profiles(as_json: bool) -> None:
     The columns are the name, the scheduler, the confidence, the date of the last check, and the title.
     """
     from ddp_hpc.sites.site import load_site, profile_files
+    from ddp_hpc.text_table import aligned
 
     sites = [load_site(name) for name in profile_files()]
     if as_json:
         names = ("name", "scheduler", "confidence", "checked", "title")
         _print_json([{name: getattr(site, name) for name in names} for site in sites])
         return
-    width = max(len(site.name) for site in sites)
-    for site in sites:
-        sure = site.confidence or "-"
-        click.echo(f"{site.name:<{width}}  {site.scheduler:<5}  {sure:<6}  {site.checked}  {site.title}")
+    rows = [("name", "scheduler", "confidence", "checked", "site")]
+    rows += [(one.name, one.scheduler, one.confidence or "-", one.checked, one.title) for one in sites]
+    click.echo("\n".join(aligned(rows, num_left=len(rows[0]))))
 
 
 @command.command("show")
 @_AS_JSON
+@click.option(
+    "--sources",
+    is_flag=True,
+    help="Print a job script instead, and below each line the facts on which it depends, with their sources.",
+)
+@click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="With --sources: nodes.")
+@click.option("--launcher", default="", help="With --sources: the launcher, if not the site's default.")
 @click.argument("name", shell_complete=complete_profiles)
-def show_profile(name: str, as_json: bool) -> None:
+def show_profile(name: str, as_json: bool, sources: bool, nodes: int, launcher: str) -> None:
     """Print the TOML file of a profile. With --json, print its values, with those that it inherits.
 
     The file cites the source of each fact. Use it as an example or as a starting point for your own profile.
     """
     from ddp_hpc.sites.site import load_site, profile_file
 
+    if sources:
+        _print_sources(load_site(name), nodes, launcher)
+        return
     if as_json:
         _print_json(asdict(load_site(name)))
         return
@@ -82,6 +97,26 @@ def check_profiles(files: tuple[Path, ...]) -> None:
         click.echo(f"error: {fault}", err=True)
     if faults:
         raise RequestError(faults[-1])
+
+
+def _print_sources(site: Site, num_nodes: int, launcher: str) -> None:
+    from ddp_hpc.render.line_sources import line_sources
+    from ddp_hpc.request.job import Job
+
+    used: set[int] = set()
+    account = f"{site.account.prefix}PROJECT{site.account.suffix}" if site.account.required else ""
+    for line in line_sources(Job(num_nodes=num_nodes, launcher=launcher, account=account), site):
+        click.echo(line.text)
+        if line.facts:
+            used.update(line.sources)
+            numbers = ", ".join(str(number + 1) for number in line.sources)
+            click.echo(f"        ^ {', '.join(line.facts)} [{numbers or 'no source'}]")
+    click.echo()
+    for number in sorted(used):
+        source = site.sources[number]
+        kind = "" if source.kind == "read" else f"{source.kind}: "
+        read = f" (read {source.read})" if source.read else ""
+        click.echo(f"[{number + 1}] {kind}{source.where}{read}")
 
 
 def _print_json(value: object) -> None:

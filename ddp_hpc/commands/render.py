@@ -46,7 +46,7 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
       ddp-hpc render --step -o torchrun_script.sh
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.render import render_script as scripts
-    from ddp_hpc.render.rejection_warnings import advice, never_resumed
+    from ddp_hpc.render.rejection_warnings import advice, choices_made, never_resumed
 
     if step:
         if given := given_options(options):
@@ -58,6 +58,8 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
     else:
         job, site = request_of(options)
         text = scripts.render(job, site, Path.cwd())
+        for line in choices_made(job, site):
+            click.echo(line, err=True)
         for line in filter(None, [*advice(job, site), never_resumed(job, site, Path.cwd())]):
             click.echo(f"warning: {line}", err=True)
     if output is None or str(output) == "-":

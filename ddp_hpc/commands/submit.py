@@ -150,7 +150,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     from ddp_hpc.jobs import submit as submit_module
     from ddp_hpc.jobs.python_environment import explain, with_own_environment
     from ddp_hpc.lint import run_checks as lint
-    from ddp_hpc.render.rejection_warnings import advice
+    from ddp_hpc.render.rejection_warnings import advice, choices_made
     from ddp_hpc.render.render_script import render
 
     here = Path.cwd()
@@ -161,6 +161,8 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         job = with_own_environment(job, here, os.environ)
         _note(explain(job.python_env, os.environ))
         text = render(job, site, here)
+        for line in choices_made(job, site):
+            _note(line)
         for line in advice(job, site):
             click.echo(f"warning: {line}", err=True)
         submission = submit_module.submission_of_request(text, site.scheduler, here)

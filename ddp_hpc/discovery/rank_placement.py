@@ -60,7 +60,7 @@ class RankPlace:
     """The NUMA nodes of the rank's CPUs."""
     online_cpus: int
     allotted_cpus: int | None
-    """The number of CPUs that the scheduler gave the job on this node, if known."""
+    """The number of CPUs that the job has on this node, if known."""
     omp_num_threads: str
     versions: dict[str, str] = field(default_factory=dict)
     max_open_files: int | None = None
@@ -136,10 +136,13 @@ def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
 
 
 def _allotted_cpus(environ: Environ) -> int | None:
-    """Returns the number of CPUs that Slurm gave the job on each node, the lowest if they differ; else None.
+    """Returns the number of CPUs that the job has on each node, the lowest if they differ; None if unknown.
 
-    PBS does not set a reliable number, because NCPUS depends on the `ompthreads` of the chunk.
+    DDP_HPC_CPUS_PER_NODE comes before the number of Slurm. PBS does not set a reliable number, because NCPUS
+    depends on the `ompthreads` of the chunk.
     """
+    if (given := environ.get("DDP_HPC_CPUS_PER_NODE", "")).isdecimal() and int(given):
+        return int(given)
     # The job's variable is used, because srun without --cpus-per-task creates a step with one CPU per task.
     with suppress(LaunchError):
         return min(expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))

@@ -111,9 +111,14 @@ def _eta(report: JobReport) -> str:
 
 
 def _attempts(report: JobReport) -> str:
-    last = report.attempts[-_MAX_ATTEMPTS:]
-    listed = ", ".join(f"{one.number} (job {one.job_id}{_from(one)})" for one in last)
-    return f"... {listed}" if len(last) < len(report.attempts) else listed
+    # The number of a run that the user has submitted again begins at 1.
+    again = [one.number == 1 and index > 0 for index, one in enumerate(report.attempts)]
+    listed = [
+        f"{'submitted again: ' * is_again}{one.number} (job {one.job_id}{_from(one)})"
+        for one, is_again in zip(report.attempts, again, strict=True)
+    ]
+    last = ", ".join(listed[-_MAX_ATTEMPTS:])
+    return f"... {last}" if len(listed) > _MAX_ATTEMPTS else last
 
 
 def _from(start: Attempt) -> str:

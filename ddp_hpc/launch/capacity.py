@@ -53,7 +53,10 @@ def fit(
         cpus_per_node=None if allocation is THIS_MACHINE else cpus,
     )
     # Ranks are distributed evenly: 6 ranks on 2 nodes with 4 GPUs each are 3 per node, not 4 and 2.
-    layout = replace(lay_out(job, site), ranks_per_node=math.ceil(num_ranks / job.num_nodes))
+    # The limits of queues held for the job that has this allocation.
+    layout = replace(
+        lay_out(job, replace(site, queues=())), ranks_per_node=math.ceil(num_ranks / job.num_nodes)
+    )
     if layout.launcher == "torchrun" and num_ranks % job.num_nodes:
         raise RequestError(
             f"-n {num_ranks} is not divisible by {job.num_nodes} nodes, but torchrun starts the same number "

@@ -14,7 +14,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
 from ddp_hpc.launch.srun_mpi import mpi_option
 from ddp_hpc.render.launch_lines import STEP_SCRIPT
-from ddp_hpc.request.resumption import connects_only_with_mpi
+from ddp_hpc.request.mpi_program import connects_only_with_mpi
 
 _EXEC = ("ddp-hpc", "exec", "--")
 _PER_NODE = ("--ppn", "-ppn")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.request.program import program_of
+from ddp_hpc.request.program_files import files_of
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
 
-_USES_MPI = re.compile(r"^\s*(?:from\s+mpi4py\b|import\s+(?:\w+\s*,\s*)*mpi4py\b)", re.MULTILINE)
-_MAX_CHARS = 1024 * 1024
 _LIMIT_S = 30.0
 _VERSION = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -27,16 +26,19 @@ _DEFAULT = re.compile(r"^MpiDefault\s*=\s*(\S+)", re.MULTILINE)
 def mpi_option(words: Sequence[str], environ: Mapping[str, str]) -> str:
     """Returns the option for a launch line of srun, such as --mpi=pmi2; empty if none is needed.
 
-    None is needed if the user has chosen one, if the program does not use mpi4py, or if Slurm's default fits.
+    None is needed if the user has chosen one, if no file of the program imports mpi4py, or if Slurm's default
+    fits.
     """
     if environ.get("SLURM_MPI_TYPE") or any(word.partition("=")[0] == "--mpi" for word in words):
         return ""
-    script = next((word for word in words if word.endswith(".py") and _uses_mpi(Path(word))), None)
-    if script is None:
+    program = program_of(words)
+    # The ranks of one agent, such as torchrun, would share the agent's connection to the process manager, and
+    # MPI_Init would fail.
+    if program is None or not program.python:
         return ""
-    before = words[words.index(script) - 1]
-    python = before if Path(before).name.startswith("python") else "python"
-    version = _answer((python, "-c", _VERSION), environ)
+    if "mpi4py" not in files_of(program, Path.cwd()).packages_elsewhere:
+        return ""
+    version = _answer((program.python, "-c", _VERSION), environ)
     if not version:
         return ""
     fitting = _OF_OPEN_MPI if "Open MPI" in version else _OF_OTHERS
@@ -45,12 +47,6 @@ def mpi_option(words: Sequence[str], environ: Mapping[str, str]) -> str:
         return ""
     offered = set(_offered(_answer(("srun", "--mpi=list"), environ)))
     return next((f"--mpi={name}" for name in fitting if name in offered), "")
-
-
-def _uses_mpi(script: Path) -> bool:
-    with suppress(OSError), script.open(encoding="utf-8", errors="replace") as file:
-        return bool(_USES_MPI.search(file.read(_MAX_CHARS)))
-    return False
 
 
 def _offered(text: str) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
+from ddp_hpc.request.program import program_of
+from ddp_hpc.request.program_files import text_of
 from ddp_hpc.request.resumption import HOW_TO_RESUME
 
-_MAX_BYTES = 256 * 1024
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
 _NEEDS_VARIABLES = re.compile(
@@ -46,18 +46,11 @@ def _without_variables(subject: Subject) -> Iterator[Problem]:
 
 def _needs_variables(start: Start) -> str:
     """Returns the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
-    name = next((word for word in start.words[1:10] if word.endswith(".py")), "")
-    directory = start.subject.directory
-    if not name or directory is None or "$" in name:
+    program, directory = program_of(start.words), start.subject.directory
+    if program is None or program.kind != "file" or directory is None or "$" in program.name:
         return ""
-    path = directory / Path(name)
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            return ""
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
+    text = (text_of(directory / program.name) or b"").decode("utf-8", "replace")
+    return program.name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
 
 
 @check("JOB020", "warning", "a program that is not resumed after the walltime")

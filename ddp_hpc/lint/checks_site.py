@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.launch_commands import trains_with_torch
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -17,6 +18,7 @@ from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPUS_IN = ("-l", "--gres", "--constraint", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
@@ -112,6 +114,11 @@ def _entries(subject: Subject) -> tuple[Queue, ...]:
     return queue_entries(site, subject.queue[1] if subject.queue else "", subject.qos)
 
 
+def _open_queues(site: Site) -> list[str]:
+    """Returns the names of the queues that users can submit to."""
+    return list(dict.fromkeys(entry.name for entry in site.queues if entry.name and entry.submit))
+
+
 def _limited_by(subject: Subject) -> str:
     """Returns what has the limits of `_entries`: the queue, or the site if the job names no queue."""
     if subject.queue:
@@ -136,12 +143,12 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
     line, queue = subject.queue
     beside = [entry.qos for entry in site.queues if entry.name == queue]
     if not beside:
-        known = list(dict.fromkeys(entry.name for entry in site.queues))
+        known = _open_queues(site)
         yield Problem(
             line,
             f"{site.title} had no queue {shown(queue)} when the profile was checked on {site.checked}"
             f"{nearest(queue[:80], known)}",
-            f"use one of {', '.join(known)}",
+            f"use one of {', '.join(known)}" if known else "omit the queue, which the scheduler chooses",
         )
     elif named := [qos for qos in dict.fromkeys(beside) if qos]:
         yield Problem(
@@ -233,12 +240,12 @@ def _refused_option(subject: Subject) -> Iterator[Problem]:
 def _inner_queue(subject: Subject) -> Iterator[Problem]:
     site, entries = _same_scheduler(subject), _entries(subject)
     if site and subject.queue and entries and not any(entry.submit for entry in entries):
-        known = dict.fromkeys(entry.name for entry in site.queues if entry.submit)
+        known = _open_queues(site)
         yield Problem(
             subject.queue[0],
             f"queue {subject.queue[1]} of {site.title} accepts no submissions, only jobs from a "
             "routing queue",
-            f"use one of {', '.join(known)}",
+            f"use one of {', '.join(known)}" if known else "omit the queue, which the scheduler chooses",
         )
 
 
@@ -284,4 +291,23 @@ def _other_core_order(subject: Subject) -> Iterator[Problem]:
                 f"local rank 0 is bound to cores {plain(bound[0])}, but on {site.title if site else ''} "
                 f"the cores next to the first GPU are {expected[0]}",
                 f"use --cpu-bind list:{':'.join(expected[: len(bound)])}",
+            )
+
+
+@check("SITE015", "warning", "the other nodes get the GPU UUIDs of the first node")
+def _gpus_of_first_node(subject: Subject) -> Iterator[Problem]:
+    site = _same_scheduler(subject)
+    if site is None or _VISIBLE not in site.env.unset or (subject.num_nodes or 1) < 2:
+        return
+    # Any line with the variable may be the site's own remedy.
+    if any(_VISIBLE in line for line in subject.script.lines) or not trains_with_torch(subject):
+        return
+    for command in subject.script.launches():
+        # ddp-hpc's own programs recognize the UUIDs of another node.
+        if command.name in ("mpiexec", "mpirun") and command.launched and "ddp_hpc" not in command.text:
+            yield Problem(
+                command.line,
+                f"on {site.title}, {_VISIBLE} has the UUIDs of the node's GPUs, but {command.name} passes on "
+                "those of the first node, so the ranks on other nodes see no GPU",
+                f"add `unset {_VISIBLE}` before {command.name}",
             )

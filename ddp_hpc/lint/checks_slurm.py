@@ -28,8 +28,7 @@ _NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if (
-        _one_device_by_design(subject)
-        or not trains_with_torch(subject)
+        not trains_with_torch(subject)
         # An explicit --gpu-bind replaces the implied one; SLURM006 checks it.
         or re.search(r"allow-task-sharing|--gpu-bind|gres/gpu:none", script.text)
     ):
@@ -50,7 +49,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM006", "warning", "--gpu-bind hides the other GPUs")
 def _gpu_bind(subject: Subject) -> Iterator[Problem]:
-    if _one_device_by_design(subject) or not trains_with_torch(subject):
+    if not trains_with_torch(subject):
         return
     steps = _steps_with_ranks(subject)
     found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
@@ -65,11 +64,6 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
                 # Sites with AMD GPUs recommend `closest`, as each rank then uses the network card next to it.
                 "note" if "closest" in value else None,
             )
-
-
-def _one_device_by_design(subject: Subject) -> bool:
-    """Returns whether the profile states that each rank sees a single device at this site."""
-    return subject.site is not None and subject.site.launch.one_device_a_rank
 
 
 def _many_tasks(subject: Subject) -> bool:

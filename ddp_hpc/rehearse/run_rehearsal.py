@@ -199,6 +199,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         num_nodes=plan.num_nodes,
         requested_nodes=plan.requested_nodes,
         threads=max(1, cores // (plan.num_nodes * plan.ranks_per_node)),
+        cpus=cores,
         arguments=options.arguments,
         trainer_arguments=("--max-steps", str(steps)) if steps else (),
         nodes=names,

@@ -6,13 +6,14 @@ the running job are shell variables of the script: num_nodes, num_ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.render.container import container_words
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.program import module_of
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.raw_options import launcher_words
 from ddp_hpc.schedulers.base import cpus_per_task
@@ -76,23 +77,10 @@ def uses_exec(job: Job, layout: Layout) -> bool:
     """Returns whether the command is a Python program that does not detect its rank itself."""
     if job.env_style == "none" or layout.launcher == "torchrun":
         return False
-    program, *rest = job.command
+    program = job.command[0]
     if PurePosixPath(program).name.startswith("python"):
-        return not _module(rest).startswith(_DETECT_THEIR_RANKS)
+        return not module_of(job.command).startswith(_DETECT_THEIR_RANKS)
     return program.endswith(".py")
-
-
-def _module(arguments: Iterable[str]) -> str:
-    """Returns the module that Python runs with -m, or an empty string."""
-    words = iter(arguments)
-    for word in words:
-        if word == "-m":
-            return next(words, "")
-        if word in ("-X", "-W"):
-            next(words, "")
-        elif not word.startswith("-"):
-            break
-    return ""
 
 
 def dialect_of(site: Site) -> str:

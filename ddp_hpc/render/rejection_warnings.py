@@ -4,16 +4,18 @@ of a profile can be outdated.
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from pathlib import Path
 
 from ddp_hpc.render.supervisor_line import resumption_of_job
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_choice import limits_of, size_of, takes
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.request.resumption import HOW_TO_RESUME
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import counted, format_walltime, parse_walltime_s
+from ddp_hpc.units import counted, format_walltime
 
 
 def never_resumed(job: Job, site: Site, directory: Path) -> str:
@@ -24,10 +26,19 @@ def never_resumed(job: Job, site: Site, directory: Path) -> str:
     return f"{warning}; {HOW_TO_RESUME}" if warning else ""
 
 
-def advice(job: Job, site: Site) -> list[str]:
+def choices_made(job: Job, site: Site) -> list[str]:
+    """Returns one line for each choice that was made for the user, who may want another one."""
+    layout = lay_out(job, site)
+    lines = [layout.queue.why]
+    if job.gpus_per_node is None and layout.devices and not site.node.devices:
+        lines.append(f"{counted(layout.devices, 'GPU')} per node; --gpus-per-node requests another number")
+    return list(filter(None, lines))
+
+
+def advice(job: Job, site: Site, today: date | None = None) -> list[str]:
     """Returns one line for each property of the job that the scheduler may reject."""
     layout = lay_out(job, site)
-    lines = _queue_advice(job, layout, site)
+    lines = [*_queue_advice(job, layout, site), *_old_facts(site, today or date.today())]
     if site.account.required and not job.account:
         lines.append(
             f"{site.title} requires an account. Use --account PROJECT or DDP_HPC_ACCOUNT, or pass it on the "
@@ -40,6 +51,12 @@ def advice(job: Job, site: Site) -> list[str]:
             f"account {account} does not look like the accounts of {site.title}, such as {like}. "
             "Check its name."
         )
+    if layout.devices and not (site.node.devices or layout.cpus_per_rank):
+        memory = "" if job.mem else " and the default memory of the queue"
+        lines.append(
+            f"neither profile {site.name} nor {scheduler_of_site(site).title} says how many cores and how "
+            f"much memory come with a GPU, so each rank gets one CPU{memory}. Use --cpus-per-node and --mem."
+        )
     asks_for_none = job.gpus_per_node == 0 or site.node.cpu_only
     if scheduler_of_site(site).has_queue and not layout.devices and not asks_for_none:
         lines.append(
@@ -49,73 +66,49 @@ def advice(job: Job, site: Site) -> list[str]:
     return lines
 
 
-def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
-    if not site.queues:
+def _old_facts(site: Site, today: date) -> list[str]:
+    """Returns a warning if the limits of queues or the modules were last read more than a year ago."""
+    read = {
+        what: max((source.read for source in site.sources if key in source.of and source.read), default="")
+        for key, what in (("queues", "the limits of queues"), ("software", "the modules"))
+    }
+    year_ago = (today - timedelta(days=366)).isoformat()
+    if not (old := {what: day for what, day in read.items() if day and day < year_ago}):
         return []
-    if layout.queue:
-        queue = f"queue {layout.queue}" + (f" with QOS {job.qos}" if job.qos else "")
-        entries = queue_entries(site, layout.queue, job.qos)
-    else:
-        queue = "the queues from which the scheduler chooses"
-        entries = tuple(entry for entry in site.queues if not (entry.name and entry.submit))
-        if not entries:
-            return []
-    if not entries:
-        known = ", ".join(dict.fromkeys(_called(entry) for entry in site.queues))
-        return [
-            f"{site.title} had no {queue} when the profile was checked on {site.checked} (known: {known}). "
-            "Check its name."
-        ]
-    walltime_s = layout.walltime_s or 0
-    counts = [(entry, devices_of(job, layout, site, entry)) for entry in entries]
-    if any(takes(entry, job.num_nodes, devices, walltime_s) for entry, devices in counts):
-        return []
-    limits = "; ".join(_limits(entry) for entry in entries)
-    limited = max((devices for entry, devices in counts if entry.max_devices), default=0)
-    gpus = f" with {limited} GPUs" if limited else ""
     return [
-        f"{counted(job.num_nodes, 'node')}{gpus} for {format_walltime(walltime_s)} exceed the limits of "
-        f"{queue} on {site.checked} ({limits}), so the scheduler may reject the job"
+        f"{' and '.join(old)} in profile {site.name} were last compared with the site's documents on "
+        f"{min(old.values())}, more than a year ago. Check them with: ddp-hpc profiles confirm {site.name}"
     ]
 
 
-def devices_of(job: Job, layout: Layout, site: Site, queue: Queue) -> int:
-    """Returns the number of devices of the whole job.
-
-    The job uses all devices of its nodes, or one device per rank if the site's resources do not request
-    devices.
-    """
-    resources = queue.resources or site.pbs.resources
-    one_per_rank = scheduler_of_site(site).requests_by_resources and not any(
-        "devices}" in text for text in resources
-    )
-    return job.num_nodes * (layout.ranks_per_node if one_per_rank else layout.devices)
-
-
-def takes(queue: Queue, num_nodes: int, devices: int, walltime_s: int) -> bool:
-    """Returns whether the job is within the limits of the queue entry."""
-    if not queue.takes_nodes(num_nodes):
-        return False
-    if queue.max_devices and devices > queue.max_devices:
-        return False
-    if queue.min_walltime and walltime_s < parse_walltime_s(queue.min_walltime):
-        return False
-    return not queue.max_walltime or walltime_s <= parse_walltime_s(queue.max_walltime)
+def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
+    """Returns a warning if the user chose a queue that does not take the job; others are chosen by limits."""
+    if not ((job.queue or job.qos) and site.queues):
+        return []
+    queue = f"queue {layout.queue.name}" + (f" with QOS {job.qos}" if job.qos else "")
+    entries = queue_entries(site, layout.queue.name, job.qos)
+    if not entries:
+        names = dict.fromkeys(_called(entry) for entry in site.queues if entry.name)
+        known = f" (known: {', '.join(names)})" if names else ""
+        return [
+            f"{site.title} had no {queue} when the profile was checked on {site.checked}{known}. "
+            "Check its name."
+        ]
+    sizes = [
+        (entry, size_of(job, site, entry, layout.ranks_per_node, layout.devices, layout.walltime_s))
+        for entry in entries
+    ]
+    if any(takes(entry, size) for entry, size in sizes):
+        return []
+    limits = "; ".join(map(limits_of, entries))
+    limited = max((size.num_devices for entry, size in sizes if entry.max_devices), default=0)
+    gpus = f" with {limited} GPUs" if limited else ""
+    walltime = format_walltime(layout.walltime_s or 0)
+    return [
+        f"{counted(job.num_nodes, 'node')}{gpus} for {walltime} exceed the limits of {queue} on "
+        f"{site.checked} ({limits}), so the scheduler may reject the job"
+    ]
 
 
 def _called(queue: Queue) -> str:
     return f"{queue.name} with QOS {queue.qos}" if queue.qos else queue.name
-
-
-def _limits(queue: Queue) -> str:
-    if queue.max_nodes == queue.min_nodes:
-        limits = counted(queue.max_nodes, "node")
-    elif queue.max_nodes:
-        limits = f"{queue.min_nodes}-{queue.max_nodes} nodes"
-    else:
-        limits = f"{queue.min_nodes} nodes or more" if queue.min_nodes > 1 else "any number of nodes"
-    if queue.max_devices:
-        limits += f" and {queue.max_devices} GPUs"
-    if queue.min_walltime:
-        return f"{limits} for {queue.min_walltime} to {queue.max_walltime or 'any time'}"
-    return f"{limits} up to {queue.max_walltime}" if queue.max_walltime else limits

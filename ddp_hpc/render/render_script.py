@@ -38,6 +38,7 @@ from ddp_hpc.request.job import (
     Job,
     given_arguments,
 )
+from ddp_hpc.request.part_of_node import part_of_node
 from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
@@ -54,7 +55,7 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
     Raises:
         RequestError: the site, its scheduler or the launcher does not support the request.
     """
-    site = site_for_container(job, with_fallback(site, job.fallback))
+    site = part_of_node(job, site_for_container(job, with_fallback(site, job.fallback)))
     layout = lay_out(job, site)
     scheduler = scheduler_of_site(site)
     check_launch(job, site, layout)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_choice import largest_num_nodes
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site, read_site
 
@@ -53,11 +54,11 @@ def _source_faults(site: Site, document: dict[str, object]) -> list[str]:
         f"a source names {key!r}, which is not a key of profiles{nearest(key, keys)}"
         for source in site.sources
         for key in source.of
-        if key not in keys
+        if key.partition(".")[0] not in keys
     ]
     if not _has_queue(site):
         return faults
-    known = {key for source in site.sources for key in source.of}
+    known = {key.partition(".")[0] for source in site.sources for key in source.of}
     given = [name for name in AGEING if name in document]
     return faults + [
         f'"{name}" has no source. Add it to `of` in a [[sources]] table, with the date on which you read it.'
@@ -87,7 +88,7 @@ def _queue_faults(site: Site) -> list[str]:
 
 def _script_faults(site: Site) -> list[str]:
     jobs = {"one node": Job()}
-    if _has_queue(site):
+    if _has_queue(site) and largest_num_nodes(site) != 1:
         jobs["two nodes"] = Job(num_nodes=2)
     if site.container.command:
         jobs["a container"] = Job(container="image.sif")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -12,29 +13,43 @@ DEFAULT_NAME = "ddp"
 _TRAINER = "ddp_hpc.train"
 # The longest name of a job that PBS accepts.
 _MAX_NAME_CHARS = 15
+# Commands that start each other are read recursively.
+_MAX_WORDS = 200
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
-# Programs that start the Python program which follows them, with options that this module does not know.
-_STARTERS = frozenset(
+# Programs and modules that start the Python file or module after their options as one or several ranks.
+_AGENTS = frozenset(
     (
-        "torchrun", "torchrun_jsc", "torchrun_script.sh", "accelerate", "deepspeed", "env", "nice", "numactl",
-        "apptainer", "singularity", "shifter", "podman-hpc", "nsys", "uv", "conda",
+        "torchrun", "torchrun_jsc", "torchrun_script.sh", "accelerate", "deepspeed", "ddp_hpc.torchrun_step",
+        "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
+        "deepspeed.launcher.runner",
     )
 )  # fmt: skip
-_STARTING_MODULES = frozenset(
+# Programs and modules that start the command after their options.
+_STARTERS = _AGENTS | frozenset(
     (
-        "ddp_hpc.exec", "ddp_hpc.torchrun_step", "torch.distributed.run", "torch.distributed.launch",
-        "accelerate.commands.launch", "deepspeed.launcher.runner",
+        "srun", "mpiexec", "mpirun", "ddp_hpc.exec", "env", "nice", "numactl", "apptainer", "singularity",
+        "shifter", "podman-hpc", "nsys", "uv", "conda",
     )
 )  # fmt: skip
+_NAMES = _STARTERS | _SHELLS | {"ddp-hpc"}
+_TAKE_MODULES = _AGENTS | {"uv"}
 _PYTHON = re.compile(r"python[0-9.]*")
+# Options of Python with a value, which can be in the same word (-Xdev) or after other letters (-um MODULE).
+_WITH_VALUE = re.compile(r"-[^-cmWX]*([cmWX])(.*)", re.DOTALL)
+_OPERATORS = frozenset(";&|()")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program. `name` is the path of a file, as it was written, or the dotted name of a module."""
+    """A program. `name` is the path of a file, as it was written, or the dotted name of a module.
+
+    `python` is the interpreter, as it was written; it is empty if torchrun or a similar program starts the
+    ranks, and `python` for an executable file.
+    """
 
     kind: Literal["file", "module", "other"]
     name: str
+    python: str = field(default="", compare=False)
 
     @property
     def is_trainer(self) -> bool:
@@ -43,24 +58,29 @@ class Program:
 
 
 def program_of(command: Sequence[str]) -> Program | None:
-    """Returns the program that a command starts, without launchers; None if the command does not show it."""
+    """Returns the program that a command starts; None if the command does not show it."""
     if not command:
         return None
-    name, rest = PurePosixPath(command[0]).name, command[1:]
+    name, rest = PurePosixPath(command[0]).name, command[1:_MAX_WORDS]
     if name == "ddp-hpc":
         if rest and rest[0] == "train":
             return Program("module", _TRAINER)
         return program_of(rest[2 if "--" in rest[1:2] else 1 :])
     if name.endswith(".py"):
-        return Program("file", command[0])
+        return Program("file", command[0], "python")
     if _PYTHON.fullmatch(name):
-        return _of_python(rest)
+        return _of_python(command[0], rest)
     if name in _STARTERS:
-        return _started(rest)
+        return _started(rest, name)
     if name in _SHELLS:
-        script = next(iter(rest), "")
-        return Program("other", script) if script and not script.startswith("-") else None
+        return _of_shell(rest)
     return Program("other", command[0])
+
+
+def module_of(command: Sequence[str]) -> str:
+    """Returns the module of a command `python -m MODULE`, otherwise an empty string."""
+    letter, name, _ = _main_of_python(command[1:])
+    return name if letter == "m" and _PYTHON.fullmatch(PurePosixPath(command[0]).name) else ""
 
 
 def default_name(command: Sequence[str]) -> str:
@@ -75,29 +95,69 @@ def default_name(command: Sequence[str]) -> str:
     return name[:_MAX_NAME_CHARS].rstrip("-.") if re.match("[A-Za-z]", name) else DEFAULT_NAME
 
 
-def _of_python(arguments: Sequence[str]) -> Program | None:
-    words = iter(enumerate(arguments))
-    for index, word in words:
-        if word == "-m":
-            module = next((one for _, one in words), "")
-            if module in _STARTING_MODULES:
-                return _started(arguments[index + 2 :])
-            return Program("module", module) if module else None
-        if word in ("-X", "-W"):
+def _of_python(python: str, arguments: Sequence[str]) -> Program | None:
+    letter, name, after = _main_of_python(arguments)
+    if letter == "m" and name in _STARTERS:
+        return _started(arguments[after:], name)
+    if letter == "c" or not name:
+        return None
+    return Program("module" if letter == "m" else "file", name, python)
+
+
+def _main_of_python(arguments: Sequence[str]) -> tuple[str, str, int]:
+    """Returns the letter of the option -m or -c, its value, and the index of the program's arguments.
+
+    For a file, the letter is empty, and the file takes the place of the value.
+    """
+    words = iter(enumerate(arguments, start=1))
+    for after, word in words:
+        if not word.startswith("-"):
+            return "", word, after
+        if word == "-":
+            break
+        if option := _WITH_VALUE.fullmatch(word):
+            letter, value = option.groups()
+            value_end = after
+            if not value:
+                value_end, value = next(words, (after, ""))
+            if letter in "cm":
+                return letter, value, value_end
+        elif word == "--check-hash-based-pycs":
             next(words, None)
-        elif word.startswith("-") and word != "-u":
-            if word == "-c":
-                return None
-        elif not word.startswith("-"):
-            return Program("file", word)
-    return None
+    return "", "", len(arguments)
 
 
-def _started(words: Sequence[str]) -> Program | None:
-    """Returns the program after the options of a starter: the first Python file, module or interpreter."""
+def _started(words: Sequence[str], starter: str) -> Program | None:
+    """Returns the program after the options of a starter: the first Python file, interpreter or starter in
+    `words`.
+    """
+    found = None
     for index, word in enumerate(words):
-        if _PYTHON.fullmatch(PurePosixPath(word).name) or word.endswith(".py"):
-            return program_of(words[index:])
-        if word == "-m":
-            return _of_python(words[index:])
-    return None
+        name = PurePosixPath(word).name
+        if word == "-m" and starter in _TAKE_MODULES:
+            found = _of_python("", words[index:])
+            break
+        is_option = word.startswith("-") or re.match(r"\w+=", word)
+        if not is_option and (name.endswith(".py") or name in _NAMES or _PYTHON.fullmatch(name)):
+            found = program_of(words[index:])
+            break
+    return replace(found, python="") if found and starter in _AGENTS else found
+
+
+def _of_shell(arguments: Sequence[str]) -> Program | None:
+    """Returns the script of a shell, or the program of its only command after -c."""
+    first = next(iter(arguments), "")
+    if not first.startswith("-"):
+        return Program("other", first) if first else None
+    if not re.fullmatch(r"-[a-z]*c", first) or len(arguments) < 2:
+        return None
+    lexer = shlex.shlex(arguments[1], posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:  # a quote is not closed
+        return None
+    if any(_OPERATORS.issuperset(word) for word in words) or "\n" in arguments[1].strip():
+        return None
+    program = program_of(words[1:] if words[:1] == ["exec"] else words)
+    return program if program and program.kind != "other" else None

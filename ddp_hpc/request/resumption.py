@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddp_hpc.request.program import Program, program_of
+from ddp_hpc.request.program import program_of
+from ddp_hpc.request.program_files import files_of
 from ddp_hpc.units import format_walltime
 
 Way = Literal["snapshots", "checkpoints", "exit 75", "signal", "unknown", "never"]
@@ -23,8 +24,6 @@ HOW_TO_RESUME = (
     "if it saves checkpoints and continues from them, add --requeue on-signal --progress 'CHECKPOINTS*'; see "
     "docs/how-to/any-program.md"
 )
-_MAX_BYTES = 256 * 1024
-_MAX_FILES = 50
 _EXIT_REQUEUE = 75
 # The parts of `import ddp_hpc` that save the state of a run, or that end it in time, with exit code 75.
 _SAVES, _STOPS = frozenset(("snapshots",)), frozenset(("deadline", "integrations"))
@@ -41,13 +40,6 @@ _KNOWN_PACKAGES = sys.stdlib_module_names | frozenset(
         "toml", "torch", "torch_geometric", "torchaudio", "torchdata", "torchmetrics", "torchtext",
         "torchvision", "tqdm", "transformer_engine", "transformers", "triton", "trl", "wandb",
         "webdataset", "xarray", "yaml", "zarr",
-    )
-)  # fmt: skip
-# Packages in which ranks do not connect, except with `torch.distributed`.
-_WITHOUT_CONNECTIONS = frozenset(
-    (
-        "click", "h5py", "matplotlib", "numba", "numpy", "pandas", "psutil", "safetensors", "scipy",
-        "torch", "torchvision", "tqdm", "yaml",
     )
 )  # fmt: skip
 
@@ -86,8 +78,9 @@ def resumption_of(
         return Resumption("signal")
     if program is None or directory is None:
         return Resumption("unknown")
-    use = _Use()
-    is_read = use.add_program(program, directory)
+    files = files_of(program, directory)
+    use = _use(files.trees)
+    is_read = files.is_complete and use.is_plain and files.packages_elsewhere <= _KNOWN_PACKAGES
     if use.saves or use.stops:
         return Resumption("snapshots" if use.saves else "checkpoints")
     can_stop, records = on_signal or use.exits, has_progress or use.records
@@ -103,118 +96,53 @@ def resumption_of(
     )
 
 
-def connects_only_with_mpi(command: Sequence[str], directory: Path) -> bool:
-    """Returns whether the ranks of a program connect with mpi4py, and certainly in no other way."""
-    program, use = program_of(command), _Use()
-    if program is None or not use.add_program(program, directory):
-        return False
-    others = use.packages - sys.stdlib_module_names - _WITHOUT_CONNECTIONS
-    return others == {"mpi4py"} and not use.has_process_group
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Use:
-    """What the files of a program use."""
+    """What the files of a program use. `is_plain` is False if they can run code that is not in the files."""
 
-    saves: bool = False
-    stops: bool = False
-    exits: bool = False
-    records: bool = False
-    has_process_group: bool = False
-    packages: set[str] = field(default_factory=set)
-    _seen: set[Path] = field(default_factory=set)
-
-    def add_program(self, program: Program, directory: Path) -> bool:
-        """Reads a program and the modules that it imports; returns whether all of them could be read."""
-        if program.kind == "module":
-            names = (program.name, f"{program.name}.__main__")
-            found = [path for name in names if (path := _file_of(name, directory))]
-            return bool(found) and all(self._add(path, directory) for path in found)
-        path = directory / program.name
-        return program.kind == "file" and "$" not in program.name and self._add(path, path.parent)
-
-    def _add(self, path: Path, root: Path) -> bool:
-        if path in self._seen:
-            return True
-        self._seen.add(path)
-        tree = _parsed(path) if len(self._seen) <= _MAX_FILES else None
-        if tree is None:
-            return False
-        is_read = self._look(tree)
-        for name in _imports(tree, path, root):
-            local = _file_of(name, root)
-            if local is not None:
-                is_read &= self._add(local, root)
-            elif _file_of(_parent(name), root) is None:
-                package = name.partition(".")[0]
-                self.packages.add(package)
-                is_read &= package in _KNOWN_PACKAGES
-        return is_read
-
-    def _look(self, tree: ast.Module) -> bool:
-        """Notes what a file uses; returns False if it can run code that is not in the files."""
-        words: set[str] = set()
-        is_plain, imports_us = True, False
-        for node in ast.walk(tree):
-            match node:
-                case ast.Import(names=names):
-                    dotted = {word for one in names for word in one.name.split(".")}
-                    imports_us |= "ddp_hpc" in dotted
-                    words |= dotted
-                case ast.ImportFrom(module=module, names=names):
-                    imports_us |= (module or "").partition(".")[0] == "ddp_hpc"
-                    words |= {*(module or "").split("."), *(one.name for one in names)}
-                case ast.Attribute(attr=word) | ast.Name(id=word):
-                    words.add(word)
-                    is_plain &= word not in _DYNAMIC
-                case ast.Constant(value=str(text)):
-                    self.records |= "DDP_HPC_PROGRESS_FILE" in text
-                case ast.Constant(value=int(number)):
-                    self.exits |= number == _EXIT_REQUEUE
-                case _:
-                    pass
-        self.exits |= "EX_TEMPFAIL" in words
-        self.has_process_group |= "distributed" in words
-        self.saves |= imports_us and not words.isdisjoint(_SAVES)
-        self.stops |= imports_us and not words.isdisjoint(_STOPS)
-        return is_plain
+    saves: bool
+    stops: bool
+    exits: bool
+    records: bool
+    is_plain: bool
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            return None
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+def _use(trees: Sequence[ast.Module]) -> _Use:
+    each = [_use_of_file(tree) for tree in trees]
+    return _Use(
+        saves=any(one.saves for one in each),
+        stops=any(one.stops for one in each),
+        exits=any(one.exits for one in each),
+        records=any(one.records for one in each),
+        is_plain=all(one.is_plain for one in each),
+    )
 
 
-def _imports(tree: ast.Module, path: Path, root: Path) -> Iterator[str]:
-    """Yields the dotted names of the modules that a file imports, as seen from the directory `root`."""
+def _use_of_file(tree: ast.Module) -> _Use:
+    words: set[str] = set()
+    is_plain, imports_us, exits, records = True, False, False, False
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = ""
-            if node.level:
-                above = path.parents[min(node.level, len(path.parents)) - 1]
-                package = ".".join(above.relative_to(root).parts) if above.is_relative_to(root) else ""
-            module = ".".join(filter(None, (package, node.module or "")))
-            if module:
-                yield module
-            yield from (
-                name for one in node.names if _file_of(name := f"{module}.{one.name}".lstrip("."), root)
-            )
-
-
-def _file_of(module: str, root: Path) -> Path | None:
-    """Returns the file of a module in `root`; None if it is not there."""
-    place = root.joinpath(*module.split("."))
-    for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
-        if module and path.is_file():
-            return path
-    return None
-
-
-def _parent(module: str) -> str:
-    return module.rpartition(".")[0]
+        match node:
+            case ast.Import(names=names):
+                dotted = {word for one in names for word in one.name.split(".")}
+                imports_us |= "ddp_hpc" in dotted
+                words |= dotted
+            case ast.ImportFrom(module=module, names=names):
+                imports_us |= (module or "").partition(".")[0] == "ddp_hpc"
+                words |= {*(module or "").split("."), *(one.name for one in names)}
+            case ast.Attribute(attr=word) | ast.Name(id=word):
+                words.add(word)
+                is_plain &= word not in _DYNAMIC
+            case ast.Constant(value=str(text)):
+                records |= "DDP_HPC_PROGRESS_FILE" in text
+            case ast.Constant(value=int(number)):
+                exits |= number == _EXIT_REQUEUE
+            case _:
+                pass
+    return _Use(
+        saves=imports_us and not words.isdisjoint(_SAVES),
+        stops=imports_us and not words.isdisjoint(_STOPS),
+        exits=exits or "EX_TEMPFAIL" in words,
+        records=records,
+        is_plain=is_plain,
+    )

@@ -24,6 +24,7 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.allocation import Allocation
+    from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.job_state import JobState
     from ddp_hpc.schedulers.running_job import RunningJob
 
@@ -43,7 +44,13 @@ _MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
 _NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?==)")
 
 # The `select` request for profiles that do not define `resources`: one chunk per node.
-_CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
+_CHUNK, _GPUS, _MEMORY = (
+    "select={nodes}:ncpus={cpus}:mpiprocs={ranks}",
+    ":ngpus={devices}",
+    ":mem={memory_mib}mb",
+)
+# The amount is unknown, or the option --mem replaces it.
+_NO_MEMORY = re.compile(r"(?:^|:)mem=0mb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +247,7 @@ class Scheduler:
         return {
             "name": directive_value("job name", job.name),
             "walltime": walltime_of(layout, site),
-            "queue": optional_value("queue", layout.queue),
+            "queue": optional_value("queue", layout.queue.name),
             "account_option": site.account.option,
             "account": optional_value("account", job.account),
         }
@@ -303,6 +310,15 @@ class Scheduler:
         ddp-hpc that sets the default; by default none, for a scheduler that passes the umask itself.
         """
         return []
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        """Asks the scheduler of this machine which share of a node comes with one GPU of a queue; None if it
+        does not say.
+
+        Raises:
+            RequestError: the nodes have fewer GPUs than requested.
+        """
+        return None
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""
@@ -537,19 +553,20 @@ def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
 
 def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]) -> list[str]:
     """Returns the values of qsub -l for this job, as defined by its queue or otherwise by its site."""
-    of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
-    resources = of_queue or of_site or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
-    cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
-    numbers = {
-        "nodes": job.num_nodes,
+    of_queue = next((queue.resources for queue in queue_entries(site, layout.queue.name)), ())
+    resources = of_queue or of_site or (_CHUNK + _GPUS * (layout.devices > 0) + _MEMORY,)
+    cpus = job.cpus_per_node or site.node.threads or site.node.cores
+    cpus = cpus or layout.cpus_per_rank * layout.ranks_per_node or layout.ranks_per_node
+    per_node = {
         "ranks": layout.ranks_per_node,
         "devices": layout.devices,
         "cpus": cpus,
-        "all_ranks": job.num_nodes * layout.ranks_per_node,
-        "all_devices": job.num_nodes * layout.devices,
-        "all_cpus": job.num_nodes * cpus,
+        "memory_mib": layout.memory_mib,
     }
-    return [directive_value("resource", text.format_map(numbers)) for text in resources]
+    all_nodes = {f"all_{name}": job.num_nodes * number for name, number in per_node.items()}
+    numbers = {"nodes": job.num_nodes, **per_node, **all_nodes}
+    values = [_NO_MEMORY.sub("", text.format_map(numbers)) for text in resources]
+    return [directive_value("resource", text) for text in values if text]
 
 
 def cpus_per_task(layout: Layout) -> int:

@@ -45,6 +45,11 @@ def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
     return ""
 
 
+def is_here(facts: Detect, environ: Mapping[str, str]) -> bool:
+    """Returns whether a [detect] table matches this machine, or selects any machine with a scheduler."""
+    return bool(facts.command or match(facts, os.uname().nodename, environ))
+
+
 def may_be_here(facts: Detect, environ: Mapping[str, str]) -> bool:
     """Returns whether a [detect] table matches this machine, or does not say which machines it matches."""
     is_of_one_site = bool(facts.host_patterns or facts.environment)

@@ -16,6 +16,7 @@ _STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
 # A value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
+_CORES = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
 _VERSION = re.compile(r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,7 +31,11 @@ DEFAULT_LOCAL_FOLDER = "/tmp"  # noqa: S108 - exists on every node; subdirectori
 _LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
 
 # Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
-PLACES = ("nodes", "ranks", "devices", "cpus", "all_ranks", "all_devices", "all_cpus")
+PLACES = (
+    *("nodes", "ranks", "devices", "cpus", "memory_mib"),
+    *("all_ranks", "all_devices", "all_cpus", "all_memory_mib"),
+)
+SOURCE_KINDS = ("read", "computed", "not documented")
 
 
 def _check_places(resources: tuple[str, ...]) -> None:
@@ -88,13 +93,21 @@ class Detect:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Source:
-    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it."""
+    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it,
+    such as `slurm` for a whole table or `slurm.constraint` for one value.
+
+    A source whose `kind` is `computed` says from which facts values were computed, and one whose kind is
+    `not documented` says where facts that the profile lacks were looked for.
+    """
 
     where: str
     read: str = ""
     of: tuple[str, ...] = ()
+    kind: str = SOURCE_KINDS[0]
 
     def __post_init__(self) -> None:
+        if self.kind not in SOURCE_KINDS:
+            raise RequestError(f"kind must be one of {', '.join(SOURCE_KINDS)} (got {self.kind!r})")
         if self.read and not DATE.fullmatch(self.read):
             raise RequestError(f"read must be a date such as 2026-11-21 (got {self.read!r})")
 
@@ -119,8 +132,11 @@ class Node:
     """A compute node. Numbers are 0 if they are unknown or differ between nodes.
 
     `cores` and `threads` are the numbers of cores and hardware threads that jobs may use. One rank uses one
-    of the `devices`, so a GPU with two dies counts twice; memory is per device. `cpu_only` means that the
-    node has no device, since `devices = 0` means an unknown number. `local_folder` is a directory on a local
+    of the `devices`, so a GPU with two dies counts twice; `device_memory_gib` is per device. `cpu_only` means
+    that the node has no device, since `devices = 0` means an unknown number. If jobs request
+    single devices, `devices` is 0, and a job gets `cores_per_device` cores with `threads_per_device` hardware
+    threads and `memory_mib_per_device` MiB of main memory with each device. The memory also counts for jobs
+    in queues that are `shared`. `local_folder` is a directory on a local
     disk or in the memory of the node.
     """
 
@@ -129,6 +145,9 @@ class Node:
     devices: int = 0
     device: str = ""
     device_memory_gib: int = 0
+    cores_per_device: int = 0
+    threads_per_device: int = 0
+    memory_mib_per_device: int = 0
     cpu_only: bool = False
     local_folder: str = DEFAULT_LOCAL_FOLDER
 
@@ -144,6 +163,9 @@ class Node:
             threads=self.threads,
             devices=self.devices,
             device_memory_gib=self.device_memory_gib,
+            cores_per_device=self.cores_per_device,
+            threads_per_device=self.threads_per_device,
+            memory_mib_per_device=self.memory_mib_per_device,
         )
         if self.threads and self.threads < self.cores:
             raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
@@ -160,6 +182,12 @@ class Node:
 class Queue:
     """Limits of a queue when the profile was checked; 0 and "" if they are unknown.
 
+    Without --queue, a job gets `default_queue` if it is within its limits, otherwise the first entry of the
+    profile that takes it, so the entries are sorted by preference: first the cheapest and the one that starts
+    jobs the soonest. Entries with `automatic = false` are never chosen, for example because their jobs can be
+    stopped at any time. Entries with `cpu_only` take only jobs without GPUs. In entries with `shared`, a job
+    can request a part of a node, even if the profile says how many `devices` a node has.
+
     An entry without a `name` has the limits of jobs that name no queue. A queue whose walltime depends on the
     number of nodes has one entry per range, and a queue whose limits depend on the QOS has one entry per
     `qos`. Jobs cannot be submitted to a queue with `submit = false`. `max_devices` is the maximum number of
@@ -173,6 +201,9 @@ class Queue:
     min_walltime: str = ""
     max_walltime: str = ""
     submit: bool = True
+    automatic: bool = True
+    cpu_only: bool = False
+    shared: bool = False
     qos: str = ""
     resources: tuple[str, ...] = ()
 
@@ -197,10 +228,11 @@ class Queue:
 class Pbs:
     """Options of a PBS site.
 
-    `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices} and {cpus} per node;
-    {all_ranks}, {all_devices} and {all_cpus} of the whole job. The default is one chunk per node with cores,
-    ranks and GPUs. `options` become directives without changes. With `submit_from_nodes = false`,
-    job scripts do not call qsub. `version` is the version of PBS, such as 2022.1.3.
+    `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices}, {cpus} and {memory_mib} per
+    node; {all_ranks}, {all_devices}, {all_cpus} and {all_memory_mib} of the whole job. The default is one
+    chunk per node with cores, ranks, GPUs and memory. `options` become directives without changes. With
+    `submit_from_nodes = false`, job scripts do not call qsub. `version` is the version of PBS, such as
+    2022.1.3.
     """
 
     resources: tuple[str, ...] = ()
@@ -285,8 +317,7 @@ class Launch:
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
     used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
-    `apptainer exec IMAGE`. With `one_device_a_rank`, the scheduler makes a single device visible to each
-    rank.
+    `apptainer exec IMAGE`.
     """
 
     default: str
@@ -295,7 +326,11 @@ class Launch:
     own_mpiexec: bool = False
     options: tuple[str, ...] = ()
     wrap: tuple[str, ...] = ()
-    one_device_a_rank: bool = False
+
+    def __post_init__(self) -> None:
+        for cores in self.cpu_bind:
+            if not _CORES.fullmatch(cores):
+                raise RequestError(f"cpu_bind must have sets of cores such as 0-7 or 0-3,8 (got {cores!r})")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -36,14 +36,12 @@ def test_on_aurora_no_rank_has_cores_of_both_sockets_or_of_the_operating_system(
 
 
 def test_on_perlmutter_the_order_of_the_gpus_is_reversed_to_match_the_cores() -> None:
-    # NERSC/sc24-dl-tutorial: submit_pm_dp.sh.
+    # NERSC/sc25-dl-tutorial: submit_pm_dp.sh. The variable is set after srun, which replaces it.
     site = load_site("perlmutter")
-    assert site.env.always["CUDA_VISIBLE_DEVICES"] == "3,2,1,0"
+    assert site.launch.wrap == ("env", "CUDA_VISIBLE_DEVICES=3,2,1,0")
     assert "--gpu-bind=none" in site.slurm.srun_options
 
 
 def test_on_frontier_each_die_is_paired_with_the_seven_nearest_cores() -> None:
-    # olcf/olcf-user-docs@274590317797: software/analytics/pytorch_frontier.rst, its line of srun.
-    site = load_site("frontier")
-    assert site.node.cores // site.node.devices == 7
-    assert site.slurm.srun_options == ("--gpus-per-task=1", "--gpu-bind=closest")
+    # olcf/olcf-user-docs@2745903: systems/frontier_user_guide.rst, NUMA domains and dies, as on LUMI.
+    assert masks("frontier") == masks("lumi_g")

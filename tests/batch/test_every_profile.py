@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.run_checks import lint_script
-from ddp_hpc.render.rejection_warnings import advice, devices_of
+from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.render.validate_site_profile import faults_of
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_choice import largest_num_nodes, size_of
 from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_site
 from ddp_hpc.sites.profile_tables import Queue
@@ -39,9 +42,8 @@ def good_bash(files: list[Path]) -> None:
 def test_scripts_have_at_most_60_lines(name: str) -> None:
     """Comments and directives included, so that people read the script before they submit it."""
     site = load_site(name)
-    num_nodes = 2 if scheduler_of_site(site).has_queue else 1
     for launcher in scheduler_of_site(site).launchers:
-        job = Job(num_nodes=num_nodes, launcher=launcher, command=("python", "train.py"))
+        job = Job(num_nodes=at_most_two(site), launcher=launcher, command=("python", "train.py"))
         assert len(render(job, site).splitlines()) <= 60, launcher
 
 
@@ -77,7 +79,7 @@ def test_scripts_request_the_given_nodes_and_queue(name: str) -> None:
     site = load_site(name)
     asked = [directives(text) for text in scripts(name)]
     # The units of PBS depend on the site and are not always nodes.
-    assert site.scheduler == "local" or asked[0] != asked[1]
+    assert len(asked) == 1 or asked[0] != asked[1]
     for job, words in zip(sizes(site), asked, strict=True):
         if site.scheduler == "slurm":
             assert f"--nodes={job.num_nodes}" in words
@@ -108,25 +110,39 @@ def test_scripts_contain_no_option_that_the_site_refuses(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_defaults_and_the_largest_job_are_within_the_limits_of_the_queues(name: str) -> None:
     site = load_site(name)
-    for job in (Job(), *sizes(site)[2:]):
-        assert not [line for line in advice(job, site) if "queue" in line]
+    for job in sizes(site):
+        assert not [line for line in advice(job, site) if "exceed the limits" in line]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_request_beyond_the_limits_of_a_queue_is_warned_about(name: str) -> None:
+def test_a_request_beyond_the_limits_of_a_named_queue_is_warned_about(name: str) -> None:
     site = load_site(name)
-    for queue, qos in {(entry.name, entry.qos): None for entry in site.queues if entry.submit}:
+    queues = {(entry.name, entry.qos): None for entry in site.queues if entry.name and entry.submit}
+    for queue, qos in queues:
         entries = queue_entries(site, queue, qos)
         job = Job(queue=queue, qos=qos, account=an_account(site))
-        beyond = []
-        if most := [entry.max_nodes for entry in entries if all(one.max_nodes for one in entries)]:
-            beyond.append(replace(job, num_nodes=max(most) + 1))
-        if all(entry.max_walltime for entry in entries):
-            longest_s = max(parse_walltime_s(entry.max_walltime) for entry in entries)
-            beyond.append(replace(job, walltime_s=longest_s + 1))
-        for asked in beyond:
-            (line,) = [line for line in advice(asked, site) if "queue" in line]
-            assert f"exceed the limits of {f'queue {queue}' if queue else 'the queues'}" in line
+        for asked in beyond(job, entries):
+            (line,) = [line for line in advice(asked, site) if "exceed the limits" in line]
+            assert f"exceed the limits of queue {queue}" in line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_request_beyond_the_limits_of_all_queues_is_refused(name: str) -> None:
+    site = load_site(name)
+    for asked in beyond(Job(account=an_account(site)), site.queues):
+        with pytest.raises(RequestError, match=r"The nearest is .*, which takes .* Use --"):
+            render(asked, site)
+
+
+def beyond(job: Job, entries: Sequence[Queue]) -> list[Job]:
+    """Jobs with one node more, and with one second more, than any of the queues takes."""
+    jobs = []
+    if entries and all(entry.max_nodes for entry in entries):
+        jobs.append(replace(job, num_nodes=max(entry.max_nodes for entry in entries) + 1))
+    if entries and all(entry.max_walltime for entry in entries):
+        longest_s = max(parse_walltime_s(entry.max_walltime) for entry in entries)
+        jobs.append(replace(job, walltime_s=longest_s + 1))
+    return jobs
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,7 +169,9 @@ def sizes(site: Site) -> list[Job]:
     """One node, two, and the maximum of the largest queue, with the maximum walltime of that queue."""
     if site.scheduler == "local":
         return [Job()]
-    jobs = [Job(account=an_account(site)), Job(num_nodes=2, account=an_account(site))]
+    jobs = [Job(account=an_account(site))]
+    if largest_num_nodes(site) != 1:
+        jobs.append(Job(num_nodes=2, account=an_account(site)))
     queues = [queue for queue in site.queues if queue.submit and not queue.qos and holds(queue, site)]
     if queues:
         largest = max(queues, key=most_nodes)
@@ -164,14 +182,21 @@ def sizes(site: Site) -> list[Job]:
     return jobs
 
 
+def at_most_two(site: Site) -> int:
+    """Two nodes, or one if a GPU job of two is impossible."""
+    return min(2, largest_num_nodes(site) or 2) if scheduler_of_site(site).has_queue else 1
+
+
 def an_account(site: Site) -> str:
     return f"{site.account.prefix}proj{site.account.suffix}"
 
 
 def holds(queue: Queue, site: Site) -> bool:
     """Whether the queue allows all devices of a node: Kestrel's debug allows only half of them."""
-    job = Job(num_nodes=most_nodes(queue))
-    return not queue.max_devices or devices_of(job, lay_out(job, site), site, queue) <= queue.max_devices
+    job = Job(num_nodes=most_nodes(queue), queue=queue.name, qos=queue.qos)
+    layout = lay_out(job, site)
+    size = size_of(job, site, queue, layout.ranks_per_node, layout.devices, None)
+    return not queue.max_devices or size.num_devices <= queue.max_devices
 
 
 def most_nodes(queue: Queue) -> int:
@@ -215,7 +240,7 @@ def test_a_profile_in_the_users_directory_replaces_the_shipped_one(
 def test_each_variable_of_a_site_is_explained(name: str) -> None:
     """By a comment above the first variable of a group or at the end of the line."""
     site = load_site(name)
-    script = render(Job(num_nodes=2 if scheduler_of_site(site).has_queue else 1), site).splitlines()
+    script = render(Job(num_nodes=at_most_two(site)), site).splitlines()
     variables = {**site.env.always, **site.env.multi_node, **site.env.single_node}
     for number, line in enumerate(script):
         variable = line.strip().removeprefix("export ").partition("=")[0]

@@ -48,7 +48,7 @@ def test_a_bound_rank_has_no_more_threads_than_the_cores_it_is_bound_to() -> Non
             "generic_slurm",
             "5 ranks per node were requested on 4 cores",
         ),
-        (Job(gpus_per_node=2), "perlmutter", "allocates whole nodes with 4"),
+        (Job(gpus_per_node=2), "polaris", "allocates whole nodes with 4"),
         (Job(cpus_per_node=256), "perlmutter", "has 128"),
     ],
 )
@@ -75,7 +75,6 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
             "Polaris (ALCF) uses PBS, and only Slurm has a QOS. Remove --qos.",
         ),
         (Job(qos="debug"), "perlmutter", "--queue sets the QOS. Remove --qos."),
-        (Job(qos="debug"), "della", "does not accept it"),
         (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
         (
@@ -144,22 +143,35 @@ def lines_about_queues(profile: str, **job: object) -> list[str]:
 
 
 def test_a_request_for_more_gpus_than_the_queue_gives_is_warned_about() -> None:
-    (line,) = lines_about_queues("kestrel", queue="debug", walltime_s=3600)
+    (line,) = lines_about_queues("kestrel", queue="debug-gpu", walltime_s=3600)
     assert re.match(
-        r"1 node with 4 GPUs for 01:00:00 exceed the limits of queue debug on \S+ "
+        r"1 node with 4 GPUs for 01:00:00 exceed the limits of queue debug-gpu on \S+ "
         r"\(1-2 nodes and 2 GPUs up to 01:00:00\)",
         line,
     )
 
 
 @pytest.mark.parametrize(
-    ("job", "fits"), [({}, True), ({"num_nodes": 2}, False), ({"walltime_s": 73 * 3600}, False)]
+    ("job", "remedy"),
+    [
+        ({"num_nodes": 2}, "--nodes 1"),
+        ({"walltime_s": 73 * 3600}, "--walltime 72:00:00"),
+        ({"gpus_per_node": 9}, "--gpus-per-node 8"),
+    ],
 )
-def test_without_a_queue_a_request_is_compared_with_the_queues_of_the_scheduler(
-    job: dict[str, object], fits: bool
+def test_a_request_that_no_queue_of_the_scheduler_takes_is_refused(
+    job: dict[str, object], remedy: str
 ) -> None:
-    lines = lines_about_queues("cx3", gpus_per_node=2, **job)
-    assert [("(1 node and 8 GPUs up to 72:00:00)" in line) for line in lines] == ([] if fits else [True])
+    with pytest.raises(RequestError) as caught:
+        lay_out(Job(**{"gpus_per_node": 2, **job}), load_site("cx3"))  # type: ignore[arg-type]
+    assert str(caught.value).endswith(f"Use {remedy}.")
+    assert "which takes 1 node and 8 GPUs up to 72:00:00" in str(caught.value)
+
+
+def test_a_site_where_jobs_request_single_gpus_gives_one_unless_another_number_is_requested() -> None:
+    assert lay_out(Job(), load_site("cx3")).devices == 1
+    assert lay_out(Job(gpus_per_node=0), load_site("cx3")).devices == 0
+    assert lay_out(Job(), load_site("generic_pbs")).devices == 0
 
 
 @pytest.mark.parametrize(("ranks", "fits"), [(1, True), (8, False)])
@@ -184,7 +196,7 @@ def test_the_script_contains_both_the_qos_and_the_partition() -> None:
     asked = render(Job(qos="boost_qos_dbg"), load_site("leonardo"))
     assert "\n#SBATCH --partition=boost_usr_prod\n#SBATCH --qos=boost_qos_dbg\n" in asked
     assert "--qos boost_qos_dbg" in asked.partition(" with: ")[2]
-    assert "qos" not in render(Job(), load_site("leonardo"))
+    assert "qos" not in render(Job(num_nodes=9), load_site("leonardo"))
 
 
 def test_a_machine_without_gpus_gets_no_advice_about_gpus() -> None:

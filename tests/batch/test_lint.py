@@ -13,6 +13,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.run_checks import CHECKS, ask_sbatch, lint_request, lint_script
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_choice import largest_num_nodes
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
@@ -106,9 +107,8 @@ REQUESTS = [
     ("SITE007", "polaris", Job(queue="debug", walltime_s=2 * 3600, account="P")),
     ("SITE005", "leonardo", Job(account="P", qos="boost_dbg")),
     ("SITE007", "leonardo", Job(account="P", qos="boost_qos_dbg", walltime_s=3600)),
-    ("SITE012", "sophia", Job(account="P", walltime_s=60)),
-    ("SITE007", "narval", Job(account="P", walltime_s=200 * 3600)),
-    ("SITE013", "kestrel", Job(account="P", queue="debug")),
+    ("SITE012", "sophia", Job(account="P", queue="by-node", walltime_s=60)),
+    ("SITE013", "kestrel", Job(account="P", queue="debug-gpu")),
     ("RANK008", "polaris", Job(account="P", setup=("export MASTER_PORT=2345",))),
     ("JOB009", "generic_slurm", Job(setup=("export WANDB_API_KEY=0123456789",))),
     ("SITE009", "polaris", Job(account="P", setup=("export MASTER_ADDR=$(hostname -f)",))),
@@ -207,8 +207,7 @@ def test_rendered_scripts_have_no_finding(path: Path) -> None:
     noted = {"JOB014"} if site.scheduler in ("flux", "age") else set()
     queue = next((entry for entry in site.queues if entry.name == site.default_queue), None)
     num_nodes = 1 if site.scheduler == "local" else max(2, queue.min_nodes if queue else 1)
-    if queue and queue.max_nodes:
-        num_nodes = min(num_nodes, queue.max_nodes)
+    num_nodes = min(num_nodes, (queue.max_nodes if queue else 0) or largest_num_nodes(site) or num_nodes)
     account = "" if site.scheduler == "local" else f"{site.account.prefix}proj{site.account.suffix}"
     walltime_s = 600 if site.scheduler != "local" else None
     for launcher in ("", *SCHEDULERS[site.scheduler].launchers):

@@ -97,10 +97,10 @@ def test_nccl_uses_slingshot_on_several_nodes_with_the_settings_of_the_guide(scr
 
 
 def test_the_plugin_precedes_the_libraries_of_the_modules(script: list[str]) -> None:
-    # NCCL: the guide prepends hwloc and then the plugin, so the plugin comes first.
+    # nccl.md prepends the plugin and then hwloc, so hwloc comes first.
     (line,) = [line for line in beyond_one_node(script) if "LD_LIBRARY_PATH" in line]
     folders, _, rest = line.removeprefix("export LD_LIBRARY_PATH=").partition('"')
-    assert folders == "/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib"
+    assert folders == "/soft/libraries/hwloc/lib:/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib"
     assert rest == '${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
 
 

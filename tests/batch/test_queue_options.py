@@ -107,10 +107,10 @@ def test_an_option_that_the_scheduler_or_the_site_does_not_have_is_refused(
     ("profile", "options", "replaced", "expected"),
     [
         ("perlmutter", {"constraint": "gpu&hbm80g"}, "--constraint=gpu", "--constraint=gpu&hbm80g"),
-        ("lumi_g", {"mem": "64G"}, "--mem=480G", "--mem=64G"),
+        ("lumi_g", {"mem": "64G"}, "--mem=491520M", "--mem=64G"),
         ("polaris", {"exclusive": True}, "-l place=scatter", "-l place=scatter:exclhost"),
-        ("cx3", {"mem": "8G"}, "-l select=1:ncpus=1:mpiprocs=1:mem=24gb:ngpus=0",
-         "-l select=1:ncpus=1:mpiprocs=1:ngpus=0:mem=8gb"),
+        ("cx3", {"mem": "8G"}, "-l select=1:ncpus=8:mpiprocs=1:mem=117760mb:ngpus=1",
+         "-l select=1:ncpus=8:mpiprocs=1:ngpus=1:mem=8gb"),
     ],
 )  # fmt: skip
 def test_an_option_replaces_that_of_the_profile(

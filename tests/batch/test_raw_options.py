@@ -8,7 +8,7 @@ import pytest
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import parse_script
-from ddp_hpc.lint.run_checks import lint_script
+from ddp_hpc.lint.run_checks import lint_request, lint_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
@@ -41,6 +41,19 @@ def test_a_raw_directive_is_written_once_and_accepted_by_lint(
     text = render(Job(walltime_s=600, directive=(directive,)), load_site(profile))
     assert text.splitlines().count(line) == 1
     assert [one for one in lint_script(text, load_site(profile)) if one.severity == "error"] == []
+
+
+def test_lint_checks_the_chunks_of_a_raw_select() -> None:
+    job = Job(
+        num_nodes=3,
+        ranks_per_node=4,
+        launcher="mpiexec",
+        queue="gpuvolta",
+        account="x",
+        directive=("-l select=1:ncpus=8+2:ncpus=1",),
+    )
+    found = {one.check: one.what for one in lint_request(job, load_site("gadi"))}
+    assert "the chunk '2:ncpus=1' has 1 CPU" in found["PBS021"]
 
 
 def test_a_raw_directive_replaces_the_option_of_the_profile() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,23 @@ def test_the_script_and_lint_say_that_a_program_is_not_resumed(profile: str, tmp
         ("./3d.py", Program("file", "./3d.py"), "ddp"),
         ("python very-long-name-of-it.py", Program("file", "very-long-name-of-it.py"), "very-long-name"),
         ("bash -c true", None, "ddp"),
+        ("bash -lc 'exec python train.py \"$@\" > log'", Program("file", "train.py"), "train"),
+        ("bash -c 'python prepare.py && python train.py'", None, "ddp"),
+        ("python -Bum pkg.fit", Program("module", "pkg.fit"), "fit"),
+        ("python -Werror -Xdev train.py", Program("file", "train.py"), "train"),
+        ("python - train.py", None, "ddp"),
+        ("torchrun --conf=a.py train.py", Program("file", "train.py"), "train"),
+        ("env A=b.py python train.py", Program("file", "train.py"), "train"),
+        ("numactl -m 0 python train.py", Program("file", "train.py"), "train"),
+        ("accelerate launch -m pkg.fit", Program("module", "pkg.fit"), "fit"),
+        ("srun -m block ddp-hpc exec -- python train.py", Program("file", "train.py"), "train"),
     ],
 )  # fmt: skip
 def test_the_name_of_a_job_is_that_of_its_program(command: str, program: Program | None, name: str) -> None:
-    assert (program_of(command.split()), default_name(command.split())) == (program, name)
+    words = shlex.split(command)
+    assert (program_of(words), default_name(words)) == (program, name)
+
+
+def test_a_command_that_never_starts_a_program_has_none() -> None:
+    for words in (["env"], ["ddp-hpc", "exec"], ["python", "-m", "torch.distributed.run"]):
+        assert program_of(words * 5000) is None

@@ -11,6 +11,8 @@
 set -eo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
 # Load the site's software.
+# shellcheck disable=SC1091
+source /etc/profile.d/modules.sh
 module load cuda nccl openmpi
 # Unless a conda environment other than base is active, activate .venv in this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
@@ -21,7 +23,7 @@ num_nodes=$NHOSTS
 hosts=$(mktemp)
 awk '{print $1, "slots=4"}' "$PE_HOSTFILE" >"$hosts"
 num_ranks=$((num_nodes * 4))
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=48
 export DDP_HPC_PROFILE=tsubame4  # the default profile of ddp-hpc's commands in this job
 export DDP_HPC_FABRIC_INTERFACE=bond0  # ranks connect through this network interface
 # The snapshots (checkpoints) of this run. A job with the same directory resumes the run.

@@ -6,7 +6,6 @@
 #flux: --queue=pdebug
 #flux: --output=ddp-{{id}}.out
 # Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile tuolumne --nodes 2
-# Tuolumne (LLNL) requires an account, but this script does not set one; submit it with: flux batch --setattr=bank=PROJECT SCRIPT
 
 set -eo pipefail
 : "${FLUX_URI:?is not set; submit this script with flux batch}"
@@ -19,6 +18,10 @@ export OMP_NUM_THREADS=21
 export DDP_HPC_PROFILE=tuolumne  # the default profile of ddp-hpc's commands in this job
 # The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
+if ((num_nodes > 1)); then
+  # The Slingshot network; RCCL would select the 1 Gb/s management interface.
+  export NCCL_SOCKET_IFNAME=hsi0  # network interface with which NCCL connects the ranks
+fi
 
 # ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the command that each rank runs.
 # If the run is not complete at the end, ddp_hpc.job prints how to resume it.
@@ -26,4 +29,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tuolumne --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler flux --script "$0" --walltime 00:30:00 -- \
   flux run --exclusive --nodes="$num_nodes" --tasks-per-node=4 \
-  python -m ddp_hpc.train
+  env -u ROCR_VISIBLE_DEVICES -u HIP_VISIBLE_DEVICES -u CUDA_VISIBLE_DEVICES python -m ddp_hpc.train

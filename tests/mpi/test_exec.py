@@ -72,6 +72,18 @@ def test_a_program_without_a_process_group_causes_a_warning_with_the_solution(la
     assert "init_process_group()" in line
 
 
+def test_the_warning_is_printed_while_a_long_program_runs(
+    launch: Launch, mpiexec: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    program = f"while ! grep -q warning: {log}; do sleep 0.1; done"
+    limited = "from ddp_hpc import exec, rank_program as r; r._WATCH_LIMIT_S = 0.5; exec.main()"
+    rank = [sys.executable, "-c", limited, "bash", "-c", program]
+    ended = launch(["bash", "-c", f'"$@" 2> {log}', "bash", mpiexec, "-n", "2", *rank], timeout_s=60)
+    assert ended.exit_code == 0
+    assert log.read_text().count("warning: 2 ranks were started") == 1
+
+
 def test_the_program_can_initialize_mpi_itself(launch: Launch, mpiexec: Path) -> None:
     program = "from mpi4py.MPI import COMM_WORLD as c; print(c.rank, c.size, c.allreduce(c.rank + 1))"
     ended = launch([mpiexec, "-n", "2", sys.executable, *EXEC, "--", sys.executable, "-c", program])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,30 @@ def test_a_signal_reaches_the_program_once_and_its_end_is_not_a_failure(
     assert (rank_0_end(tmp_path, ATTEMPT), first_failure(tmp_path, ATTEMPT)) == (9, None)
 
 
+def test_a_program_in_a_terminal_can_read_from_it_and_gets_ctrl_c_once(tmp_path: Path) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "got = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: got.append(1))\n"
+        "print('read', input(), flush=True)\n"
+        "while not got: time.sleep(0.01)\n"
+        "time.sleep(0.3); print('got', len(got)); sys.exit(9)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(EXEC[0], [*EXEC, program], clean_environ(job(tmp_path)))
+    os.write(terminal, b"text\n")
+    shown = os.read(terminal, 4096)
+    while b"read text" not in shown:
+        shown += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    with suppress(OSError):  # the terminal has been closed
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9, shown
+    assert b"got 1" in shown
+
+
 def test_the_program_does_not_outlive_a_killed_rank(launch: Launch, tmp_path: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     process = launch.start([*EXEC, program], env=job(tmp_path))
@@ -114,7 +140,7 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
     assert end.exit_code == 1
 
 
-def test_without_a_supervisor_the_program_replaces_the_rank(launch: Launch) -> None:
+def test_without_a_supervisor_the_program_replaces_a_single_rank(launch: Launch) -> None:
     program = "import os; print(os.getpid())"
     process = launch.start([*EXEC, program], env=clean_environ())
     assert launch.end(process).stdout == f"{process.pid}\n"

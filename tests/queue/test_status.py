@@ -49,6 +49,15 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     ]
 
 
+def test_the_attempts_of_a_run_that_was_submitted_again(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work)
+    make_run(work / "runs" / "ddp", "1 8 0 1000", "2 9 60 2000", "1 12 90 3000", "2 12 95 4000")
+    assert (
+        "\nattempts  1 (job 8 from step 0), 2 (job 9 from step 60), submitted again: "
+        "1 (job 12 from step 90), 2 (job 12 from step 95)\n"
+    ) in run("status", "12").out
+
+
 def test_the_advice_after_a_timeout_depends_on_how_the_program_is_resumed(
     work: Path, programs: Programs, run: Run
 ) -> None:

@@ -107,6 +107,14 @@ def test_a_script_that_kills_itself_has_the_exit_code_of_its_scheduler(
     assert done.exit_code == 1
 
 
+def test_exit_code_75_on_pbs_is_a_request_to_resume_and_not_a_failure(
+    rehearse: Rehearse, script: Script
+) -> None:
+    done = rehearse(script("pbs", "-l select=1", "exit 75"))
+    assert "Exit_status 75 (requeue)\n" in done.stderr
+    assert done.exit_code == 75
+
+
 def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Script) -> None:
     for scheduler, asks in (("pbs", "-l select=1 -k doe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "yes"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ddp_hpc.discovery.placement_problems import check
+from ddp_hpc.discovery.rank_placement import RankPlace
 from tests.conftest import PROJECT
 from tests.environments import load
 from tests.rehearse.conftest import Rehearse
@@ -257,6 +260,42 @@ def test_mpi_works_under_srun_only_with_pmi2(rehearse: Rehearse, script: Script)
     done = rehearse(script("slurm", "--nodes=2", f"srun --mpi=pmi2 {size}", f"srun --mpi=none {size}"))
     assert done.stdout.count("size 2\n") == 2
     assert done.stdout.count("size 1\n") == 2
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """Limits this process and those that it starts to one CPU, as a login node can limit a user."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+PLACE = """import json, os
+from dataclasses import asdict
+from ddp_hpc.discovery.rank_placement import Device, own_place
+from ddp_hpc.discovery.world import discover
+cpus = sorted(os.sched_getaffinity(0))
+print(json.dumps(asdict(own_place(discover(os.environ), Device(), cpus, {}, os.environ))), flush=True)
+"""
+
+
+@pytest.mark.usefixtures("one_cpu")
+@pytest.mark.parametrize(
+    ("scheduler", "lines"),
+    [
+        ("slurm", ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=4096", "srun python place.py")),
+        ("pbs", ("-l select=2:ncpus=64", "cd $PBS_O_WORKDIR", "mpiexec -n 4 -ppn 2 python place.py")),
+    ],
+)
+def test_the_cpus_of_the_login_node_cause_no_warning(
+    rehearse: Rehearse, script: Script, tmp_path: Path, scheduler: str, lines: tuple[str, ...]
+) -> None:
+    (tmp_path / "place.py").write_text(PLACE)
+    done = rehearse(script(scheduler, *lines))
+    places = [RankPlace(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(places) == 4, done.stdout + done.stderr
+    assert check(places, "gloo") == []
 
 
 def test_torchrun_gets_the_number_of_steps_only_for_the_trainer(rehearse: Rehearse, script: Script) -> None:

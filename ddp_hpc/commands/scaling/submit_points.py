@@ -24,7 +24,7 @@ from ddp_hpc.jobs import submit as submit_module
 from ddp_hpc.jobs.python_environment import with_own_environment
 from ddp_hpc.jobs.submit import Submission
 from ddp_hpc.lint.run_checks import LintFinding, installed_version_for, lint_script
-from ddp_hpc.render.rejection_warnings import advice
+from ddp_hpc.render.rejection_warnings import advice, choices_made
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out
@@ -116,6 +116,7 @@ def _submissions(
     """Returns the job of each point, and the findings of lint without duplicates."""
     submissions: dict[Point, Submission] = {}
     findings: dict[tuple[str, str], LintFinding] = {}
+    notes: dict[str, None] = {}
     warnings: dict[str, None] = {}
     version: str | None = None
     for point in points:
@@ -138,9 +139,12 @@ def _submissions(
             )
         if version is None:
             version = installed_version_for(text, site)
+        notes |= dict.fromkeys(choices_made(of_point, site))
         warnings |= dict.fromkeys(advice(of_point, site))
         for one in lint_script(text, site, num_nodes=point.size.nodes, installed_version=version):
             findings.setdefault((one.check, one.what), one)
+    for line in notes:
+        say(line)
     for line in warnings:
         say(f"warning: {line}")
     return submissions, list(findings.values())

@@ -30,7 +30,8 @@ class Limits(JsonFile):
 
     Of the `requested_nodes` that the script expects, `num_nodes` are simulated. `arguments` are added to the
     command of the ranks. `trainer_arguments`, an option and its value, are added only if the command is
-    `ddp_hpc.train` without this option. The ranks are killed when the process `keeper_pid` has ended.
+    `ddp_hpc.train` without this option. `cpus` is the number of CPUs of this machine that the ranks share.
+    The ranks are killed when the process `keeper_pid` has ended.
     """
 
     FILE: ClassVar[str] = "limits.json"
@@ -39,6 +40,7 @@ class Limits(JsonFile):
     num_nodes: int = 0
     requested_nodes: int = 0
     threads: int = 0
+    cpus: int = 0
     arguments: tuple[str, ...] = ()
     trainer_arguments: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -78,6 +80,8 @@ class Limits(JsonFile):
         kept = {name: value for name, value in environ.items() if name not in _FABRIC_VARIABLES}
         kept["MASTER_ADDR"] = self._local(kept.get("MASTER_ADDR") or HERE)
         kept |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(self.threads)}
+        # A rank would report that it has fewer CPUs than the job has requested.
+        kept["DDP_HPC_CPUS_PER_NODE"] = str(self.cpus)
         # From these variables, scripts take the number of ranks per node that torchrun starts.
         for name in ("DDP_HPC_RANKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
             if kept.get(name, "").isdecimal():

@@ -47,10 +47,11 @@ class GridEngine(Scheduler):
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
         # Profiles map each queue name to the resources of a node type, so other names cannot be passed on.
-        if layout.queue and not queue_entries(site, layout.queue):
+        queue = layout.queue.name
+        if queue and not queue_entries(site, queue):
             known = list(dict.fromkeys(entry.name for entry in site.queues))
             raise RequestError(
-                f"queue {layout.queue!r} is not known{nearest(layout.queue, known)}. {site.title} has the "
+                f"queue {queue!r} is not known{nearest(queue, known)}. {site.title} has the "
                 f"queues {', '.join(known)}."
             )
         return {

@@ -34,7 +34,7 @@ class Local(Scheduler):
                 "only. Remove --nodes, or choose a profile with a scheduler."
             )
         attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
-        given = [("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts)]
+        given = [("--queue", job.queue), ("--account", job.account), ("--max-attempts", attempts)]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
         return {}
 

@@ -28,6 +28,7 @@ from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
+    from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.running_job import RunningJob
 
 # Older servers truncate or reject longer names.
@@ -105,6 +106,11 @@ class Pbs(Scheduler):
             "options": [*site.pbs.options, _UMASK],
             "variables": profile_variables(site),
         }
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        from ddp_hpc.schedulers.pbs import ask_nodes
+
+        return ask_nodes.device_share(queue, gpus_per_node)
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version

@@ -30,10 +30,11 @@ from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
 from ddp_hpc.schedulers.slurm.parse_directives import read_options
 from ddp_hpc.schedulers.slurm.submit_options import submit_options
 from ddp_hpc.schedulers.versions import is_between
-from ddp_hpc.sites.site import Site, queue_entries
+from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
+    from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.running_job import RunningJob
 
 # `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
@@ -92,11 +93,10 @@ class Slurm(Scheduler):
             "gpus": _gpu_option(site, layout),
             "queue_option": site.slurm.queue_option,
             **({} if site.slurm.queue_option else {"queue": ""}),
-            "qos": optional_value("QOS", job.qos)
-            or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
+            "qos": optional_value("QOS", layout.queue.qos),
             # job.constraint has been checked already. It may contain brackets, which optional_value rejects.
             "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
-            "options": site.slurm.options,
+            "options": [*site.slurm.options, *([f"--mem={layout.memory_mib}M"] if layout.memory_mib else [])],
         }
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
@@ -106,6 +106,11 @@ class Slurm(Scheduler):
             if name in site.slurm.forbidden:
                 raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
         return found
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        from ddp_hpc.schedulers.slurm import ask_nodes
+
+        return ask_nodes.device_share(queue, gpus_per_node)
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_placement import Device
-from ddp_hpc.discovery.world import World
+from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
+from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RequestError
 
 _BACKEND_OF = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
@@ -21,7 +24,10 @@ def device_kind(wanted: str) -> str:
 
     Raises:
         RequestError: the requested device is not available.
+        LaunchError: CUDA_VISIBLE_DEVICES has GPUs of another node.
     """
+    if corrected := correct_visible_gpus(os.environ):
+        print_once_per_node(f"[{short_hostname()}] warning: {corrected}", os.environ)
     found = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available(), "cpu": True}
     if wanted == "auto":
         return next(kind for kind, is_available in found.items() if is_available)

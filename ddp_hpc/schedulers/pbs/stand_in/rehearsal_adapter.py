@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import install_stand_ins, jobs
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
@@ -20,7 +21,8 @@ def _status(root: Path, number: int) -> JobStatus:
     was_held = comment == server.NO_MORE_JOBS
     # PBS holds a job whose log cannot be written. In a rehearsal, such a job counts as ended.
     is_over = job["job_state"] == "F" or (job["job_state"] == "H" and bool(comment) and not was_held)
-    how = comment.rpartition(" and ")[2]
+    # PBS calls every exit code but 0 a failure.
+    how = "requeue" if exit_code == EXIT_REQUEUE else comment.rpartition(" and ")[2]
     logs = []
     for ending, key in (("OU", "Output_Path"), ("ER", "Error_Path")):
         path = job[key].partition(":")[2].replace("^array_index^", str(job.get("array_index", "")))

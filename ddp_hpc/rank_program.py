@@ -1,7 +1,8 @@
-"""Runs the program of one rank as a child process, and records in the run directory how it ended.
+"""Runs the program of one rank as a child process, which it watches, and records how it ended.
 
-Launchers change or lose exit codes, so the supervisor of the job relies on these records; see
-`ddp_hpc.rank_ends`.
+Launchers change or lose exit codes, so the supervisor of a job relies on the records in the run directory
+(`ddp_hpc.rank_ends`). Slurm kills what remains of a job step when its ranks have ended, so only a rank itself
+can print a warning at the end of its program.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ddp_hpc.rank_ends import RankEnd
 _STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 _FORWARDED = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}
 _HANDLED = _FORWARDED | {signal.SIGCHLD}
-WATCH_LIMIT_S = 300.0
-"""How long the program is watched: importing torch can take several seconds, reading a model minutes."""
+# Importing torch can take several seconds, and reading a model minutes.
+_WATCH_LIMIT_S = 300.0
+_SI_KERNEL = 0x80  # siginfo.h; a process that sends a signal has another code
 _POLL_S, _POLL_LATER_S, _LATER_S = 0.2, 2.0, 30.0
 
 
@@ -41,51 +43,47 @@ class Recording:
     world_size: int
 
 
-def watch_pause_s(ran_s: float) -> float:
-    """Returns the pause before the next look at a program that has run for `ran_s`."""
-    return _POLL_S if ran_s < _LATER_S else _POLL_LATER_S
-
-
-def run_recorded(
+def run_as_child(
     path: str,
     program: Sequence[str],
     environ: Mapping[str, str],
-    recording: Recording,
+    recording: Recording | None,
     watch: SeparateRanks | None,
 ) -> int:
     """Runs a program until it ends, and returns its exit code; -N means that signal N has ended it.
 
     Signals are passed on to the program, and only to the program: its worker processes should survive until
-    it has saved its state. `watch` is given on rank 0.
+    it has saved its state. `watch` is given on rank 0 of several, and `recording` in a job with a supervisor.
 
     Raises:
         OSError: the program cannot be started.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-    if recording.rank == 0:
+    if recording is not None and recording.rank == 0:
         _record_began(recording)
     # This process keeps the launcher's sockets open until the end is recorded: Hydra kills all ranks as soon
     # as the socket of one that has not called MPI_Finalize is closed.
-    # Its own process group: many launchers send signals to whole groups, and it would get them twice.
+    # The program has its own process group, because many launchers send signals to whole groups, and it would
+    # get them twice. However, only the foreground group of a terminal can read from the terminal.
+    is_terminal = os.isatty(0)
     process = subprocess.Popen(
         program,
         executable=path,
         env=environ,
         close_fds=False,
-        process_group=0,
+        process_group=None if is_terminal else 0,
         preexec_fn=_prepare_program,
     )
-    was_stopped = _wait(process, watch)
+    was_stopped = _wait(process, watch, has_terminal=is_terminal)
     code = process.returncode
-    if watch is not None and watch.warning and not was_stopped:
-        _complain(f"warning: {watch.warning}")
     reason = watch.mpi if watch is not None and code == EXIT_DONE else ""
-    _record_end(recording, code, reason, was_stopped=was_stopped)
+    if recording is not None:
+        _record_end(recording, code, reason, was_stopped=was_stopped)
     return code
 
 
 def end_like(code: int) -> NoReturn:
-    """Ends this process in the way in which the program ended; `code` is the result of `run_recorded`."""
+    """Ends this process in the way in which the program ended; `code` is the result of `run_as_child`."""
     sys.stdout.flush()
     sys.stderr.flush()
     if code < 0:
@@ -103,21 +101,36 @@ def _prepare_program() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
 
-def _wait(process: subprocess.Popen[bytes], watch: SeparateRanks | None) -> bool:
-    """Waits for the end of the program, and returns whether it was stopped by a signal from outside."""
+def _wait(process: subprocess.Popen[bytes], watch: SeparateRanks | None, *, has_terminal: bool) -> bool:
+    """Waits for the end of the program, and returns whether it was stopped by a signal from outside.
+
+    Prints the warning of `watch` after the time limit or, if nothing has stopped the program, at its end.
+    With `has_terminal`, the signals of the terminal, such as Ctrl-C, reach the program directly.
+    """
     was_stopped = False
     begin_s = time.monotonic()
     while process.poll() is None:
         ran_s = time.monotonic() - begin_s
-        is_watched = watch is not None and not watch.is_settled and ran_s < WATCH_LIMIT_S
-        if is_watched and watch is not None:
+        if watch is not None and not watch.is_settled:
             watch.look(process.pid)
+        if watch is not None and (watch.is_settled or ran_s >= _WATCH_LIMIT_S):
+            _warn(watch)
+            watch = None
         # Without a limit, a signal that came before the program was started would be waited for.
-        received = signal.sigtimedwait(_HANDLED, watch_pause_s(ran_s) if is_watched else _POLL_LATER_S)
+        is_soon = watch is not None and ran_s < _LATER_S
+        received = signal.sigtimedwait(_HANDLED, _POLL_S if is_soon else _POLL_LATER_S)
         if received is not None and received.si_signo in _FORWARDED:
             was_stopped = was_stopped or received.si_signo in _STOPS
-            process.send_signal(received.si_signo)
+            if not (has_terminal and received.si_code == _SI_KERNEL):
+                process.send_signal(received.si_signo)
+    if watch is not None and not was_stopped:
+        _warn(watch)
     return was_stopped
+
+
+def _warn(watch: SeparateRanks) -> None:
+    if watch.warning:
+        _complain(f"warning: {watch.warning}")
 
 
 def _record_began(recording: Recording) -> None:

@@ -1,0 +1,192 @@
+"""Chooses the queue of a job by the limits in the site profile, then by the profile's order of preference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.profile_tables import Queue
+from ddp_hpc.sites.site import Site, queue_entries
+from ddp_hpc.units import counted, format_walltime, parse_walltime_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueChoice:
+    """The queue and the QOS of a job, both empty if the scheduler chooses.
+
+    `why` says why the job does not get the default queue; it is empty if the user or the profile chose.
+    """
+
+    name: str
+    qos: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What the limits of queues restrict; `num_devices` is the number in the whole job."""
+
+    num_nodes: int
+    num_devices: int
+    walltime_s: int
+
+
+def choose_queue(
+    job: Job, site: Site, ranks_per_node: int, devices: int, walltime_s: int | None
+) -> QueueChoice:
+    """Returns the queue of a job: the user's, otherwise the first one in the profile that takes the job.
+
+    The default queue is the first choice, then come the others in the order of the profile. A profile without
+    a default queue leaves the choice to the scheduler if one of its own queues takes the job.
+
+    Raises:
+        RequestError: no queue takes the job, and the user did not choose one.
+    """
+
+    def size(entry: Queue) -> Size:
+        return size_of(job, site, entry, ranks_per_node, devices, walltime_s)
+
+    def fits(entry: Queue) -> bool:
+        return takes(entry, size(entry))
+
+    if job.queue or job.qos:
+        named = job.queue or site.default_queue
+        entries = queue_entries(site, named, job.qos)
+        chosen = next(filter(fits, entries), None) or next(iter(entries), None)
+        return QueueChoice(name=named, qos=job.qos or (chosen.qos if chosen else ""))
+
+    first, others = _preferences(site)
+    if not first:  # the limits of the default are unknown
+        return QueueChoice(name=site.default_queue)
+    for entry in filter(fits, first):
+        return QueueChoice(name=site.default_queue, qos=entry.qos)
+    for entry in filter(fits, others):
+        what = f"queue {entry.name}" + (f" with QOS {entry.qos}" if entry.qos else "")
+        why = (
+            f"{what}, because {_called(first[0], site)} does not take {_described(size(entry), entry)} "
+            f"({_all_limits(first)} on {site.checked})"
+        )
+        return QueueChoice(name=entry.name, qos=entry.qos, why=why)
+    raise RequestError(_refusal(site, [(entry, size(entry)) for entry in (*first, *others)]))
+
+
+def _preferences(site: Site) -> tuple[list[Queue], list[Queue]]:
+    """Returns the entries of the default queue, and those of the others that may be chosen without the user.
+
+    Both are in the order of the profile. Without a default queue, the first list has the queues from which
+    the scheduler chooses.
+    """
+    open_to_users = [entry for entry in site.queues if entry.name and entry.submit and entry.automatic]
+    if site.default_queue:
+        first = [entry for entry in open_to_users if entry.name == site.default_queue]
+    else:
+        first = [entry for entry in site.queues if not (entry.name and entry.submit)]
+    return first, [entry for entry in open_to_users if entry not in first]
+
+
+def largest_num_nodes(site: Site) -> int | None:
+    """Returns the largest number of nodes that a queue takes for a job with GPUs; None without a limit."""
+    limits = [entry.max_nodes for entry in site.queues if not entry.cpu_only]
+    return max(limits) if limits and all(limits) else None
+
+
+def size_of(
+    job: Job, site: Site, queue: Queue, ranks_per_node: int, devices: int, walltime_s: int | None
+) -> Size:
+    """Returns the size of a job as a queue counts it.
+
+    The job uses all devices of its nodes, or one device per rank if the site's resources do not request
+    devices.
+    """
+    resources = queue.resources or site.pbs.resources
+    one_per_rank = resources and not any("devices}" in text for text in resources)
+    per_node = ranks_per_node if one_per_rank and not site.node.cpu_only else devices
+    return Size(num_nodes=job.num_nodes, num_devices=job.num_nodes * per_node, walltime_s=walltime_s or 0)
+
+
+def takes(queue: Queue, size: Size) -> bool:
+    """Returns whether a job of this size is within the limits of the queue entry."""
+    return _nearest(queue, size) == size and not (queue.cpu_only and size.num_devices)
+
+
+def limits_of(queue: Queue) -> str:
+    """Returns the limits of a queue entry, for example `1-2 nodes up to 01:00:00`."""
+    if queue.max_nodes == queue.min_nodes:
+        limits = counted(queue.max_nodes, "node")
+    elif queue.max_nodes:
+        limits = f"{queue.min_nodes}-{queue.max_nodes} nodes"
+    else:
+        limits = f"{queue.min_nodes} nodes or more" if queue.min_nodes > 1 else "any number of nodes"
+    if queue.max_devices:
+        limits += f" and {queue.max_devices} GPUs"
+    if queue.cpu_only:
+        limits += " without GPUs"
+    if queue.min_walltime:
+        return f"{limits} for {queue.min_walltime} to {queue.max_walltime or 'any time'}"
+    return f"{limits} up to {queue.max_walltime}" if queue.max_walltime else limits
+
+
+def _nearest(queue: Queue, size: Size) -> Size:
+    """Returns the size within the limits of the queue that is the nearest to `size`."""
+    nodes = max(size.num_nodes, queue.min_nodes)
+    nodes = min(nodes, queue.max_nodes) if queue.max_nodes else nodes
+    devices = min(size.num_devices, queue.max_devices) if queue.max_devices else size.num_devices
+    walltime_s = size.walltime_s
+    if queue.min_walltime:
+        walltime_s = max(walltime_s, parse_walltime_s(queue.min_walltime))
+    if queue.max_walltime:
+        walltime_s = min(walltime_s, parse_walltime_s(queue.max_walltime))
+    return Size(num_nodes=nodes, num_devices=devices, walltime_s=walltime_s)
+
+
+def _distance(queue: Queue, size: Size) -> float:
+    """Returns by how many powers of e the job differs from the nearest one that the queue takes."""
+    near = _nearest(queue, size)
+    pairs = (
+        (near.num_nodes, size.num_nodes),
+        (near.num_devices, size.num_devices),
+        (near.walltime_s, size.walltime_s),
+    )
+    return sum(abs(math.log(max(a, 1) / max(b, 1))) for a, b in pairs)
+
+
+def _refusal(site: Site, sizes: Sequence[tuple[Queue, Size]]) -> str:
+    with_devices = [(entry, size) for entry, size in sizes if not (entry.cpu_only and size.num_devices)]
+    entry, size = min(with_devices or sizes, key=lambda pair: _distance(*pair))
+    near = _nearest(entry, size)
+    remedies = list(_remedies(size, near))
+    by_hand = " or name a queue with --queue" if any(one.name and one.submit for one, _ in sizes) else ""
+    return (
+        f"no queue of {site.title} took {_described(size, entry)} when the profile was checked on "
+        f"{site.checked}. The nearest is {_called(entry, site)}, which takes {limits_of(entry)}. Use "
+        f"{' '.join(remedies) or '--gpus-per-node 0'}{by_hand}."
+    )
+
+
+def _remedies(size: Size, near: Size) -> Iterator[str]:
+    if near.num_nodes != size.num_nodes:
+        yield f"--nodes {near.num_nodes}"
+    per_node = size.num_devices // size.num_nodes
+    if per_node * near.num_nodes > near.num_devices < size.num_devices:
+        yield f"--gpus-per-node {max(1, near.num_devices // near.num_nodes)}"
+    if near.walltime_s != size.walltime_s:
+        yield f"--walltime {format_walltime(near.walltime_s)}"
+
+
+def _described(size: Size, queue: Queue) -> str:
+    gpus = f" with {counted(size.num_devices, 'GPU')}" if queue.max_devices or queue.cpu_only else ""
+    walltime = f" for {format_walltime(size.walltime_s)}" if size.walltime_s else ""
+    return f"{counted(size.num_nodes, 'node')}{gpus}{walltime}"
+
+
+def _called(queue: Queue, site: Site) -> str:
+    if not queue.name:
+        return f"the default of {site.title}"
+    return f"{queue.name} with QOS {queue.qos}" if queue.qos else queue.name
+
+
+def _all_limits(entries: Sequence[Queue]) -> str:
+    return "; ".join(map(limits_of, entries))
