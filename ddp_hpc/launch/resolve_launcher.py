@@ -14,6 +14,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
 from ddp_hpc.launch.srun_mpi import mpi_option
 from ddp_hpc.render.launch_lines import STEP_SCRIPT
+from ddp_hpc.request.mpi_program import connects_only_with_mpi
 
 _EXEC = ("ddp-hpc", "exec", "--")
 _PER_NODE = ("--ppn", "-ppn")
@@ -32,10 +33,12 @@ def resolve(
     Without a queue (`has_queue`), which would limit the number of ranks, several ranks may share a core.
 
     Raises:
-        RequestError: no MPI launcher or no ddp-hpc was found.
+        RequestError: no MPI launcher or no ddp-hpc was found, or torchrun cannot start the program.
     """
     words: list[str] = list(argv)
     more: dict[str, str] = {}
+    if STEP_SCRIPT in words:
+        _check_mpi_under_torchrun(words[words.index(STEP_SCRIPT) + 1 :])
     if words[0] == "mpiexec":
         words, more = _with_mpiexec(words, environ, exported, has_queue=has_queue)
     if words[0] == "srun" and (option := mpi_option(words, environ)):
@@ -66,6 +69,15 @@ def _with_mpiexec(
             version, words[index + 1], names, may_oversubscribe=not has_queue
         )
     return words, more
+
+
+def _check_mpi_under_torchrun(command: Sequence[str]) -> None:
+    """Raises RequestError if the ranks would be MPI worlds of one rank each, which MPI does not report."""
+    if connects_only_with_mpi(command, Path.cwd()):
+        raise RequestError(
+            "the program uses mpi4py and not torch.distributed, but MPI does not know the ranks that "
+            "torchrun starts, so each of them would be an MPI world of its own; use another --launcher"
+        )
 
 
 def _find_step_script(environ: Mapping[str, str]) -> str:

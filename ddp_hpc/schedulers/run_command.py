@@ -43,11 +43,13 @@ _UNREACHED = re.compile(
     re.IGNORECASE,
 )
 # The server may have received the request, but the reply was lost. Only full messages are matched, since
-# rejections may contain "try again later" too.
+# rejections may contain "try again later" too. `scontrol requeue` of Slurm 22.05 hides all errors of the
+# connection behind "Unexpected message received".
 _LOST = re.compile(
-    r"unable to contact slurm controller|(?:socket|connection|operation) timed out|"
-    r"zero bytes were transmitted|resource temporarily unavailable|slurm temporarily unable|"
-    r"transport endpoint is not connected|communication failure|^(?:q[a-z]+: )?end of file|server is busy",
+    r"unexpected message received|unable to contact slurm controller|slurm temporarily unable|"
+    r"(?:socket|connection|operation) timed out|zero bytes were transmitted|communication failure|"
+    r"resource temporarily unavailable|transport endpoint is not connected|server is busy|"
+    r"^(?:q[a-z]+: )?end of file",
     re.IGNORECASE | re.MULTILINE,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def test_one_line_says_that_no_job_resumes_the_program_and_what_to_do(
     assert line.startswith("warning: ")
     assert "this program will not be resumed after 00:02:00: train.py neither uses ddp_hpc" in line
     assert "--requeue on-signal --progress" in line
+
+
+@pytest.mark.parametrize(("profile", "directives"), [("generic_slurm", []), ("gadi", ["#PBS -l ngpus=0"])])
+def test_no_gpus_can_be_requested(run: Run, work: Path, profile: str, directives: list[str]) -> None:
+    request = ["--profile", profile, "--account", "x", "--walltime", "00:10:00", "--gpus-per-node", "0"]
+    done = run("render", *request)
+    assert done.code == 0
+    assert [line for line in done.out.splitlines() if re.match("#(PBS|SBATCH).*gpus", line)] == directives
+    assert "no GPUs" not in done.err
 
 
 def test_a_dry_run_prints_script_and_command_and_changes_nothing(

@@ -178,3 +178,24 @@ def test_a_wrong_request_is_refused_in_one_line(tmp_path: Path, arguments: list[
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("from mpi4py import MPI\nimport torch\ntorch.rand(MPI.COMM_WORLD.size)\n", True),
+        ("from mpi4py import MPI\nimport torch\ntorch.distributed.init_process_group()\n", False),
+        ("from mpi4py import MPI\nimport own_package\n", False),  # which may use torch
+    ],
+)
+def test_torchrun_does_not_start_a_program_whose_ranks_would_be_separate_mpi_worlds(
+    job: Sandbox, text: str, is_refused: bool
+) -> None:
+    (job.work / "uses_mpi.py").write_text(text)
+    job.launcher("srun")
+    command = ("python", "uses_mpi.py")
+    done = job.run(script("generic_slurm", launcher="torchrun", command=command), **slurm(job, 1))
+    assert (done.returncode, job.record.exists()) == ((2, False) if is_refused else (0, True))
+    assert (b"error: the program uses mpi4py and not torch.distributed, but MPI does" in done.stderr) == (
+        is_refused
+    )
