@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -102,6 +103,16 @@ def test_the_successor_of_a_subjob_is_not_the_whole_array_of_the_directives(site
         run_dir = site.work / "runs" / "ddp" / f"task-{index}"
         assert (run_dir / "state").read_text() == "done 20\n"
         assert "#PBS -J" not in (run_dir / "job.sh").read_text()
+
+
+def test_the_successor_of_a_subjob_gets_the_resources_of_the_command_line(site: Site) -> None:
+    """OpenPBS does not copy the command line of qsub to a subjob (create_subjob in array_func.c)."""
+    job = chain_script(site, "10", "20", "requeue")
+    job.write_text(re.sub(r"#PBS -l walltime=.*\n", "", job.read_text()))
+    site.submit("-J", "1-2", "-l", "walltime=00:07:00", job)
+    assert "Submit_arguments" not in site.wait("12[1].pbs-srv")
+    found = [site.wait(number)["Resource_List"]["walltime"] for number in ("13.pbs-srv", "14.pbs-srv")]
+    assert found == ["00:07:00"] * 2
 
 
 def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
