@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
@@ -57,20 +57,8 @@ class UnknownJobError(RequestError):
     """Neither the scheduler nor a run directory knows the job: exit code 2."""
 
 
-def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
-    """Returns the current status of a job.
-
-    Raises:
-        UnknownJobError: neither the scheduler nor a run directory knows the job.
-        RequestError: the id is invalid or that of an array, or `run_dir` does not exist.
-        DdpHpcError: the scheduler does not answer.
-    """
-    check_run_dir(run_dir)
-    return report_known(job_id, read_job(check_job_id(job_id)), run_dir)
-
-
 def report_known(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
-    """Returns the current status of a job, like `report_job`. `job` is its state in the scheduler.
+    """Returns the current status of a job. `job` is its state in the scheduler; None if it is unknown there.
 
     Raises:
         UnknownJobError: neither the scheduler nor a run directory knows the job.
@@ -101,6 +89,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     if run_dir and is_last:
         begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
+    job = _with_end_of_run(job, state)
     next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
     running = job is not None and job.phase == "running"
     return JobReport(
@@ -121,6 +110,13 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
             job, state, log, next_job, run_dir, starts[-1] if starts and is_last else None
         ),
     )
+
+
+def _with_end_of_run(job: JobState | None, state: RunState | None) -> JobState | None:
+    """Returns the job, with the end of its run if the scheduler does not know how the job ended."""
+    if job is None or job.end != "unknown" or state is None or state.state not in ("done", "failed"):
+        return job
+    return replace(job, end="done" if state.state == "done" else "failed")
 
 
 def _post_mortem(
@@ -207,7 +203,9 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    return "requeue" if job.exit_code == EXIT_REQUEUE or final == "requeue" else "failed"
+    if job.exit_code == EXIT_REQUEUE or final == "requeue":
+        return "requeue"
+    return "unknown" if job.end == "unknown" else "failed"
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:

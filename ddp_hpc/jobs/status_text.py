@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 
@@ -34,12 +35,14 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     for one in array.problems:
         if found := one.post_mortem:
             yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"
-            lines = found.lines[-_LINES_PER_TASK:] if one.verdict == "failed" else ()
+            lines = found.lines[-_LINES_PER_TASK:] if one.verdict in ("failed", "unknown") else ()
             yield from (f"  | {printable(line)}" for line in lines)
+        if one.next_job:
+            yield f"{'next':<10}job {one.next_job} resumes the run of {one.job_id}"
     if more := array.num_problems - len(array.problems):
         yield f"{'':<10}and {more} more"
     if array.problems:
-        yield f"{'details':<10}ddp-hpc status {array.problems[0].job_id}"
+        yield f"{'details':<10}ddp-hpc status {shlex.quote(array.problems[0].job_id)}"
 
 
 def _facts(report: JobReport) -> Iterator[tuple[str, str]]:

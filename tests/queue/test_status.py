@@ -263,7 +263,10 @@ def test_the_logs_of_all_tasks_of_an_array_are_printed(work: Path, programs: Pro
     )
     refused = run("logs", "12", "--follow")
     assert refused.code == 2
-    assert "job 12 is a job array; give the ID of one of its jobs, such as 12_0" in refused.err
+    assert refused.err == (
+        "error: job 12 is a job array, but --follow prints the log of one job. Follow one of its tasks: "
+        "ddp-hpc logs --follow 12_2\n"
+    )
 
 
 def test_an_array_is_cancelled_with_one_request_and_its_tasks_do_not_resume(
