@@ -251,6 +251,10 @@ def test_a_task_of_an_array_is_identified_by_its_index(site: Site) -> None:
     verdicts = {index: status(site, f"12[{index}]")["verdict"] for index in (1, 2, 3, 6)}
     assert verdicts == {1: "done", 2: "failed", 3: "running", 6: "waiting"}
     assert status(site, "12[3].pbs-srv")["logs"] == [f"{site.work}/job.pbs.o12.3"]
+    # A run directory that is not in runs/ is found through the script.
+    (site.work / "job.pbs").write_text("#!/bin/bash\nexport DDP_HPC_RUN_DIR=$PWD/elsewhere\n")
+    (site.work / "elsewhere" / "task-3").mkdir(parents=True)
+    assert status(site, "12[3]")["run_dir"] == f"{site.work}/elsewhere/task-3"
     for word in ("12[9]", "99[]", "99"):
         done = ddp_hpc(site, "status", word)
         assert (done.returncode, done.stdout) == (2, "")

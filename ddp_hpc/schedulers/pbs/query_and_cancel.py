@@ -80,7 +80,19 @@ def read_jobs(job_id: str) -> list[JobState]:
     """
     number, dot, server = job_id.partition(".")
     found = _ask(job_id)
-    return found if found or not number.isdecimal() else _ask(f"{number}[]{dot}{server}")
+    if not found and number.isdecimal():
+        return _ask(f"{number}[]{dot}{server}")
+    return [one if one.array or one.script else _with_script(one) for one in found]
+
+
+def _with_script(job: JobState) -> JobState:
+    """Returns a task of an array with its script, which PBS reports for the array only (create_subjob)."""
+    array = re.sub(r"\[.*\]", "[]", job.job_id)
+    for flags in ("-xfw", "-fw") if array != job.job_id else ():
+        arguments = attributes_in(commands.ask("qstat", flags, array).out).get("Submit_arguments", "")
+        if arguments:
+            return replace(job, script=_script(arguments, job.work_dir))
+    return job
 
 
 def _ask(job_id: str) -> list[JobState]:
