@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.jobs.job_report import JobReport, check_run_dir, report_known, verdict_of
+from ddp_hpc.jobs.job_report import JobReport, check_run_dir, report_known, verdict_of, verdict_without_record
 from ddp_hpc.jobs.submission_ledger import find_run_dir
 from ddp_hpc.schedulers.client import read_jobs
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
@@ -73,6 +73,9 @@ def _report_array(tasks: list[JobState], run_dir: Path | None) -> ArrayReport:
             run_dir = run_dir or _dir_of_array(report)
             verdicts[one.job_id] = report.verdict
             problems += [report] if report.verdict != "done" else []
+        elif one.end == "unknown":
+            own = run_dir / f"task-{task_index(one.job_id)}" if run_dir else None
+            verdicts[one.job_id] = verdict_without_record(one, own)
     counts = Counter[str]()
     for one in tasks:
         counts[verdicts.get(one.job_id) or verdict_of(one, None)] += one.num_tasks

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.first_failure import last_attempt
-from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, usual_logs
+from ddp_hpc.jobs.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
 from ddp_hpc.lint.parse_script import parse_script
@@ -89,7 +89,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     if run_dir and is_last:
         begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
-    job = _with_end_of_run(job, state)
+    job = _with_known_end(job, state, paths)
     next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
     running = job is not None and job.phase == "running"
     return JobReport(
@@ -112,11 +112,15 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     )
 
 
-def _with_end_of_run(job: JobState | None, state: RunState | None) -> JobState | None:
-    """Returns the job, with the end of its run if the scheduler does not know how the job ended."""
-    if job is None or job.end != "unknown" or state is None or state.state not in ("done", "failed"):
+def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:
+    """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
+    if job is None or job.end != "unknown":
         return job
-    return replace(job, end="done" if state.state == "done" else "failed")
+    if state is not None and state.state in ("done", "failed"):
+        return replace(job, end="done" if state.state == "done" else "failed")
+    # With -k doe, PBS creates the log at the start of the job.
+    never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
+    return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
 
 
 def _post_mortem(
@@ -206,6 +210,12 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
     if job.exit_code == EXIT_REQUEUE or final == "requeue":
         return "requeue"
     return "unknown" if job.end == "unknown" else "failed"
+
+
+def verdict_without_record(job: JobState, run_dir: Path | None) -> str:
+    """Returns the verdict on a job of which the scheduler has no record, without reading its log."""
+    state = _state_since(run_dir, 0) if run_dir is not None else None
+    return verdict_of(_with_known_end(job, state, log_paths(job)), state)
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:
