@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ddp_hpc.jobs.array_report import ArrayReport
 from ddp_hpc.jobs.job_report import JobReport
-from ddp_hpc.jobs.post_mortem import PostMortem
+from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting
 from ddp_hpc.jobs.submission_ledger import Attempt
 from ddp_hpc.text_table import printable
 from ddp_hpc.units import format_walltime
@@ -32,6 +33,10 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
     yield f"{'job':<10}{printable(f'{array.job_id}{named}: {array.verdict}')}"
     yield f"{'tasks':<10}{counts}"
+    if waiting := next((one for one in array.tasks if one.phase == "waiting" and one.reason), None):
+        yield f"{'reason':<10}{printable(waiting.reason)}"
+        if advice := advice_while_waiting(replace(waiting, job_id=array.job_id)):
+            yield f"{'action':<10}{printable(advice)}"
     for one in array.problems:
         if found := one.post_mortem:
             yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"

@@ -328,6 +328,41 @@ def test_a_task_that_pbs_has_forgotten_did_not_end_like_another_task(make_site: 
     ]
 
 
+def test_the_jobs_that_resume_tasks_of_an_array_are_named_and_not_cancelled(site: Site) -> None:
+    script = chain_script(site, "10", "25", "requeue")
+    program(site.root / "bin" / "qsub", f'#!/bin/bash\nexec {site.pbs_bin}/qsub -h "$@"\n')
+    array = site.submit("-k", "doe", "-J", "1-2", script)
+    site.wait(array)
+    done = ddp_hpc(site, "status", array)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[1]) == (75, "tasks     2 requeue")
+    numbers = [line.split()[2] for line in lines if line.startswith("next ")]
+    assert sorted(numbers) == ["13.pbs-srv", "14.pbs-srv"]
+    cancelled = ddp_hpc(site, "cancel", array)
+    assert (cancelled.returncode, cancelled.stdout) == (0, "")
+    assert cancelled.stderr.splitlines() == [
+        f"all tasks of job {array} have already ended (2 requeue)",
+        *[f"the run continues in job {one}; to cancel it: ddp-hpc cancel {one}" for one in numbers],
+    ]
+
+
+def test_an_array_that_waits_is_shown_with_the_reason(site: Site) -> None:
+    write_script(site, "true", "-J 1-4")
+    array = site.submit("-h", "job.pbs")
+    done = ddp_hpc(site, "status", "12")
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (
+        0,
+        [
+            "tasks     4 waiting",
+            "reason    it is held by its user",
+            "action    release the job with: qrls '12[].pbs-srv'",
+        ],
+    )
+    assert "reason    it is held by its user\n" in ddp_hpc(site, "status", "12[2]").stdout
+    assert ddp_hpc(site, "cancel", array).stdout == f"{array}\n"
+    assert status(site, array)["counts"] == {"unknown": 4}
+
+
 def test_an_array_is_not_shown_while_the_server_is_down(site: Site) -> None:
     array = submit_array(site, "1-2")
     (site.root / server.DOWN).touch()

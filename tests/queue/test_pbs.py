@@ -80,6 +80,8 @@ def test_a_held_or_delayed_job_has_a_reason(changes: dict[str, Any], reason: str
         ({"Exit_status": 0}, "done", 0, None),
         ({"Exit_status": 75, "substate": 93}, "failed", 75, None),
         ({"Exit_status": 271, "substate": 91}, "cancelled", None, 15),
+        ({"Exit_status": 143, "substate": 91}, "cancelled", 143, None),
+        ({"Exit_status": 0, "substate": 91}, "done", 0, None),
         ({"Exit_status": 271, "substate": 93}, "failed", None, 15),
         ({"Exit_status": 265, "substate": 93}, "failed", None, 9),
         ({"Exit_status": -29, "substate": 93}, "walltime", None, None),
@@ -260,6 +262,15 @@ def test_an_array_can_be_given_by_its_number_and_in_the_text_output(
         "qstat -xtf -F json 12[].pbs-srv",
         "qstat -xtfw 12[].pbs-srv",
     ]
+
+
+def test_a_large_array_is_read(programs: Programs) -> None:
+    """qstat prints 15 MB for an array of 10,000 tasks, the limit of OpenPBS."""
+    answer = pbs_array()
+    running = answer["Jobs"]["12[4].pbs-srv"]
+    answer["Jobs"] |= {f"12[{index}].pbs-srv": running for index in range(10, 10_000)}
+    programs.answers("qstat", json.dumps(answer, indent="\t"))
+    assert len(read_jobs("12[]")) == 8 + 9_990
 
 
 @pytest.mark.parametrize(

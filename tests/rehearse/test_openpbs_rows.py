@@ -346,6 +346,18 @@ def test_subjobs_without_a_record_have_the_attributes_of_their_array(site: Site)
     assert [comment for _, comment in ends].count("Subjob finished") == 4  # also that of subjob 1
 
 
+def test_a_held_array_starts_no_subjobs(site: Site) -> None:
+    array = array_of(site, "sleep 60", "-J", "1-4%2")
+    site.wait("12[2].pbs-srv", states="R")
+    site.run("qhold", array)
+    names = ("job_state", "Hold_Types", "array_state_count")
+    assert shown(site, array, *names) == [["H", "u", "Queued:2 Running:2 Exiting:0 Expired:0"]]
+    site.run("qdel", "12[1]")
+    site.wait("12[1].pbs-srv")
+    assert shown(site, array, *names) == [["H", "u", "Queued:2 Running:1 Exiting:0 Expired:1"]]
+    assert shown(site, "12[3]", "job_state", "Hold_Types") == [["Q", "u"]]
+
+
 @pytest.mark.parametrize(
     ("operands", "code", "said"),
     [

@@ -183,12 +183,11 @@ def _waiting_tasks(array: Mapping[str, str]) -> Iterator[tuple[str, int, dict[st
     word = array.get("job_state", "")
     if _PHASES.get(word) == "ended":
         return
-    if word == "B":  # some tasks have started
-        word = "Q" if array.get("Hold_Types", "n") == "n" else "H"
     for indices in array.get("array_indices_remaining", "").split(","):
         if match := _INDICES.fullmatch(indices):  # "-" stands for no task
             first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
-            yield indices, 1 + max(0, last - first) // step, {**array, "job_state": word}
+            # B is the state of an array of which tasks have started.
+            yield indices, 1 + max(0, last - first) // step, {**array, "job_state": word.replace("B", "Q")}
 
 
 def attributes_in(text: str) -> dict[str, str]:
@@ -285,7 +284,8 @@ def _end_of(status: int | None, started: bool, substate: str) -> End:
         return "done"
     if status < 0:
         return _ENDS.get(status, "failed")
-    return "cancelled" if status > _SIGNALLED and substate == "91" else "failed"
+    # The exit code is that of the script if it has handled the signal.
+    return "cancelled" if substate == "91" else "failed"
 
 
 def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
@@ -295,7 +295,8 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
         if "afterok" in wanted or "afternotok" in wanted:
             why += ", or that job did not end as required"
     state = job.get("job_state", "")
-    held = _hold(job) if state == "H" else ""
+    # A task of a held array has the state Q.
+    held = _hold(job) if state == "H" or (state == "Q" and job.get("Hold_Types", "n") != "n") else ""
     is_delayed = state in ("H", "W", "Q") and "Execution_Time" in job
     not_before = f"it cannot start before {job['Execution_Time']}" if is_delayed else ""
     comment = job.get("comment", "")

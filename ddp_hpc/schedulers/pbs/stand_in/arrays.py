@@ -39,6 +39,8 @@ def is_waiting(job: Attributes) -> bool:
 
 def startable(root: Path, number: int, job: Attributes) -> list[int]:
     """Returns the internal numbers of the subjobs of an array that can start now."""
+    if job["Hold_Types"] != "n":
+        return []
     known = {subjob(number, index): one for index, one in _subjobs(root, number, job)}
     waiting = [one for one, sub in known.items() if is_waiting(sub)]
     waiting = [one for one in waiting if not jobs.delete_request(root, one).exists()]
@@ -47,7 +49,7 @@ def startable(root: Path, number: int, job: Attributes) -> list[int]:
 
 
 def state(root: Path, number: int, job: Attributes) -> Attributes:
-    """Returns the attributes of an array: state Q before the first start, B until the last end, and then F.
+    """Returns the attributes of an array: state Q before the first start, H if it is held, B, and then F.
 
     As in OpenPBS, Exit_status is 0, 1 or 2 according to the exit code of the subjob that ended last.
     """
@@ -67,8 +69,10 @@ def state(root: Path, number: int, job: Attributes) -> Attributes:
     if started:
         first = min(started, key=lambda one: one["_started_s"])
         when = time.strftime("%a %b %d at %H:%M", time.localtime(first["_started_s"]))
-        shown |= {"job_state": "B", "substate": BEGUN, "stime": first["stime"]}
-        shown["comment"] = f"Job Array Began at {when}"
+        shown["stime"] = first["stime"]
+        if job["Hold_Types"] == "n":
+            began = f"Job Array Began at {when}"
+            shown |= {"job_state": "B", "substate": BEGUN, "comment": began}
     by_end = sorted((one for one in ended if "Exit_status" in one), key=lambda one: one["_ended_s"])
     if by_end:
         code = by_end[-1]["Exit_status"]

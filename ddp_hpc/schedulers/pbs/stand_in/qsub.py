@@ -87,7 +87,8 @@ def _submit_array(
         return
     text = f"{indices.start}-{indices.stop - 1}" + (f":{indices.step}" if indices.step > 1 else "")
     limit = {"max_run_subjobs": request.max_running} if request.max_running else {}
-    shown = {"array": "True", "array_indices_submitted": text, **limit}
+    held = {"job_state": "H", "Hold_Types": "u", "substate": 20} if request.is_held else {}
+    shown = {"array": "True", "array_indices_submitted": text, **limit, **held}
     jobs.save(root, number, {**job, **shown, "_indices": list(indices), "_max_running": request.max_running})
     server.release(root)
 
