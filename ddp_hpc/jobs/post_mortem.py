@@ -169,7 +169,9 @@ def advice_while_waiting(job: JobState) -> str:
     if _HELD.search(job.reason):
         return f"the job was started but could not run; cancel it; {_REMEDIES['not started']}"
     if _USER_HOLD in job.reason:
-        return f"release the job with: qrls {shlex.quote(job.job_id)}"
+        # PBS holds and releases whole arrays only.
+        held = re.sub(r"\[.+\]", "[]", job.job_id)
+        return f"release the job with: qrls {shlex.quote(held)}"
     if _NEVER.search(job.reason):
         return "the job can never start; cancel it and correct the request: ddp-hpc lint shows details"
     return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ddp_hpc.jobs.array_report import ArrayReport
 from ddp_hpc.jobs.job_report import JobReport
@@ -35,7 +34,7 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     yield f"{'tasks':<10}{counts}"
     if waiting := next((one for one in array.tasks if one.phase == "waiting" and one.reason), None):
         yield f"{'reason':<10}{printable(waiting.reason)}"
-        if advice := advice_while_waiting(replace(waiting, job_id=array.job_id)):
+        if advice := advice_while_waiting(waiting):
             yield f"{'action':<10}{printable(advice)}"
     for one in array.problems:
         if found := one.post_mortem:

@@ -358,7 +358,8 @@ def test_an_array_that_waits_is_shown_with_the_reason(site: Site) -> None:
             "action    release the job with: qrls '12[].pbs-srv'",
         ],
     )
-    assert "reason    it is held by its user\n" in ddp_hpc(site, "status", "12[2]").stdout
+    one = status(site, "12[2]")
+    assert one["advice"] == "release the job with: qrls '12[].pbs-srv'"
     assert ddp_hpc(site, "cancel", array).stdout == f"{array}\n"
     assert status(site, array)["counts"] == {"unknown": 4}
 

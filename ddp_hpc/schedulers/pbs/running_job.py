@@ -16,6 +16,8 @@ from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Succes
 from ddp_hpc.units import parse_walltime_s
 
 _ASK_LIMIT_S = 30.0
+# Limit on one query for the array of this job, which is repeated if it fails.
+_ARRAY_LIMIT_S = 5.0
 # Whether PBS has dropped the successor is asked only if this much time is left.
 _DROP_CHECK_S = 5.0
 # The variables that qsub itself needs.
@@ -123,7 +125,7 @@ class PbsJob(RunningJob):
             self._attributes = self._query(_ASK_LIMIT_S)
         if self._attributes and "[" in self.job_id and _COMMAND_LINE not in self._attributes:
             # PBS does not copy the command line of qsub from the array (create_subjob in array_func.c).
-            array = self._query(_ASK_LIMIT_S, re.sub(r"\[.*\]", "[]", self.job_id))
+            array = self._query(_ARRAY_LIMIT_S, re.sub(r"\[.*\]", "[]", self.job_id))
             if array:
                 self._attributes[_COMMAND_LINE] = array.get(_COMMAND_LINE, "")
         return self._attributes
