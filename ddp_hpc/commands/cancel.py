@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from ddp_hpc.commands.run_dir_option import run_dir_option
 from ddp_hpc.errors import DdpHpcError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddp_hpc.jobs.array_report import ArrayReport
     from ddp_hpc.jobs.job_report import JobReport
     from ddp_hpc.schedulers.job_state import JobState
@@ -72,13 +75,15 @@ def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
     if not tasks:
         counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
         click.echo(f"all tasks of job {array.job_id} have already ended ({counts})", err=True)
-        return
-    recorded = {one.job_id: found for one in tasks if (found := run_dir_of_task(one, run_dir)) is not None}
-    for job_id, found in recorded.items():
-        _record(job_id, found)
-    if refusal := _cancel(replace(tasks[0], job_id=array.job_id)):
-        _forget(recorded)
-        raise DdpHpcError(refusal)
+    else:
+        recorded = {one.job_id: found for one in tasks if (found := run_dir_of_task(one, run_dir))}
+        for job_id, found in recorded.items():
+            _record(job_id, found)
+        if refusal := _cancel(replace(tasks[0], job_id=array.job_id), [one.job_id for one in tasks]):
+            _forget(recorded)
+            raise DdpHpcError(refusal)
+    for one in array.problems:
+        _name_successor(one, [])
 
 
 def _record(job_id: str, run_dir: Path) -> None:
@@ -123,20 +128,22 @@ def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
         return
     try:
         if later := live_successor(seen):
-            to_cancel = f"to cancel it: ddp-hpc cancel {later.job_id}"
+            to_cancel = f"to cancel it: ddp-hpc cancel {shlex.quote(later.job_id)}"
             click.echo(f"the run continues in job {later.job_id}; {to_cancel}", err=True)
     except DdpHpcError as error:
         click.echo(f"warning: {error}", err=True)
 
 
-def _cancel(job: JobState) -> str:
-    """Cancels a job and prints its ID; returns an error message, empty if the job has meanwhile ended."""
+def _cancel(job: JobState, tasks: Sequence[str] = ()) -> str:
+    """Cancels a job, or these tasks of a job array, and prints its ID; returns an error message, empty if the
+    job has meanwhile ended.
+    """
     from ddp_hpc.schedulers.client import read_jobs
     from ddp_hpc.schedulers.registry import SCHEDULERS
 
     named = f"job {job.job_id} of {job.owner}"
     try:
-        refused = SCHEDULERS[job.scheduler].job_commands().cancel(job.job_id)
+        refused = SCHEDULERS[job.scheduler].job_commands().cancel(job.job_id, tasks)
     except DdpHpcError as error:
         return f"{error} ({named})"
     if not refused:

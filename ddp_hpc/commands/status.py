@@ -31,8 +31,8 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
     Without JOB, the command prints one line about the last job of the run in --run-dir, or of each run in the
-    directory runs/ of the current directory. With --long, it prints as much as with JOB. For a job array of
-    Slurm, it shows the number of tasks by state, and why tasks failed.
+    directory runs/ of the current directory. With --long, it prints as much as with JOB. For a job array, it
+    shows the number of tasks by state, and why tasks failed. Put an ID such as '12[3]' in quotes.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.
@@ -43,6 +43,7 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
       ddp-hpc status --long
       ddp-hpc status 1234
       ddp-hpc status 1234_2
+      ddp-hpc status '12[3].pbs-srv'
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
-from ddp_hpc.jobs.job_report import JobReport, UnknownJobError, report_job
+from ddp_hpc.jobs.job_report import JobReport, UnknownJobError
 from ddp_hpc.jobs.log_files import Reader, is_plain, log_paths
+from ddp_hpc.schedulers.job_state import one_task
 from ddp_hpc.text_table import printable
 
 # The log file is read at this interval.
@@ -52,7 +54,7 @@ def _show_array(array: ArrayReport, write: Write) -> None:
     if not paths:
         raise DdpHpcError(
             f"no task of job {array.job_id} has a log in {array.tasks[0].work_dir or 'its directory'}; "
-            f"for details: ddp-hpc status {array.job_id}"
+            f"for details: ddp-hpc status {shlex.quote(array.job_id)}"
         )
     for number, path in enumerate(paths):
         write(f"{'' if number == 0 else chr(10)}==> {path} <==\n".encode("utf-8", "surrogateescape"))
@@ -68,6 +70,7 @@ def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> N
     """Writes the logs of the job and its successors until the run has ended. Status lines go to `notify`.
 
     Raises:
+        RequestError: the job is an array.
         DdpHpcError: the job is unknown, or has ended without a log.
     """
     followed: set[str] = set()
@@ -87,7 +90,7 @@ def _follow_one(
     report: JobReport | None = None
     while True:
         try:
-            report = report_job(job_id, run_dir)
+            report = _one_job(report_job_or_array(job_id, run_dir))
         except UnknownJobError:
             if report is None:
                 raise
@@ -116,6 +119,16 @@ def _follow_one(
             notify(f"-- job {report.job_id}: {_end(report)}")
             return report
         interval_s = min(MAX_QUERY_INTERVAL_S, interval_s * 1.5)
+
+
+def _one_job(found: JobReport | ArrayReport) -> JobReport:
+    if isinstance(found, JobReport):
+        return found
+    running = [one for one in found.tasks if one.phase == "running"] or found.tasks
+    raise RequestError(
+        f"job {found.job_id} is a job array, but --follow prints the log of one job. Follow one of its "
+        f"tasks: ddp-hpc logs --follow {shlex.quote(one_task(running[0].job_id))}"
+    )
 
 
 def _copy_until(end_s: float, readers: dict[Path, Reader], write: Write) -> None:
@@ -166,4 +179,4 @@ def _end(report: JobReport) -> str:
 
 
 def _more(report: JobReport) -> str:
-    return f"for details: ddp-hpc status {report.job_id}"
+    return f"for details: ddp-hpc status {shlex.quote(report.job_id)}"

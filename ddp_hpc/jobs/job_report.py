@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.first_failure import last_attempt
-from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, usual_logs
+from ddp_hpc.jobs.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
 from ddp_hpc.lint.parse_script import parse_script
@@ -59,20 +59,8 @@ class UnknownJobError(RequestError):
     """Neither the scheduler nor a run directory knows the job: exit code 2."""
 
 
-def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
-    """Returns the current status of a job.
-
-    Raises:
-        UnknownJobError: neither the scheduler nor a run directory knows the job.
-        RequestError: the id is invalid or that of an array, or `run_dir` does not exist.
-        DdpHpcError: the scheduler does not answer.
-    """
-    check_run_dir(run_dir)
-    return report_known(job_id, read_job(check_job_id(job_id)), run_dir)
-
-
 def report_known(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
-    """Returns the current status of a job, like `report_job`. `job` is its state in the scheduler.
+    """Returns the current status of a job. `job` is its state in the scheduler; None if it is unknown there.
 
     Raises:
         UnknownJobError: neither the scheduler nor a run directory knows the job.
@@ -103,6 +91,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     if run_dir and is_last:
         begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
+    job = _with_known_end(job, state, paths)
     next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
     resume = ledger.resume_command(run_dir) if run_dir and is_last and not next_job else ""
     running = job is not None and job.phase == "running"
@@ -131,6 +120,17 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
             has_command=bool(resume),
         ),
     )
+
+
+def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:
+    """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
+    if job is None or job.end != "unknown":
+        return job
+    if state is not None and state.state in ("done", "failed"):
+        return replace(job, end="done" if state.state == "done" else "failed")
+    # With -k doe, PBS creates the log at the start of the job.
+    never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
+    return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
 
 
 def _post_mortem(
@@ -220,7 +220,15 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    return "requeue" if job.exit_code == EXIT_REQUEUE or final == "requeue" else "failed"
+    if job.exit_code == EXIT_REQUEUE or final == "requeue":
+        return "requeue"
+    return "unknown" if job.end == "unknown" else "failed"
+
+
+def verdict_without_record(job: JobState, run_dir: Path | None) -> str:
+    """Returns the verdict on a job of which the scheduler has no record, without reading its log."""
+    state = _state_since(run_dir, 0) if run_dir is not None else None
+    return verdict_of(_with_known_end(job, state, log_paths(job)), state)
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:

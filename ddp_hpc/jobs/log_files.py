@@ -44,6 +44,11 @@ def is_plain(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises PermissionError
 
 
+def is_there(paths: list[Path]) -> bool:
+    """Returns whether one of the paths exists, also if it is a device."""
+    return any(os.path.lexists(path) for path in paths)
+
+
 def read_tail(paths: list[Path]) -> str:
     """Returns the last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
     return _read(paths, _TAIL_BYTES, from_end=True)

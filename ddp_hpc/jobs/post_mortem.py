@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from dataclasses import dataclass
 
@@ -82,6 +83,7 @@ _REMEDIES = {
     "deadline": "submit it again with a later --deadline or without one",
     "dropped": "submit it again without the dependency, or after a job that ddp-hpc status knows",
     "failed": "fix the error shown above, then submit it again",
+    "unknown": "check its log and its results; if it has not completed its work, submit it again",
     "requeue": "submit the script again",
 }
 
@@ -176,7 +178,9 @@ def advice_while_waiting(job: JobState) -> str:
     if _HELD.search(job.reason):
         return f"the job was started but could not run; cancel it; {_REMEDIES['not started']}"
     if _USER_HOLD in job.reason:
-        return f"release the job with: qrls {job.job_id}"
+        # PBS holds and releases whole arrays only.
+        held = re.sub(r"\[.+\]", "[]", job.job_id)
+        return f"release the job with: qrls {shlex.quote(held)}"
     if _NEVER.search(job.reason):
         return "the job can never start; cancel it and correct the request: ddp-hpc lint shows details"
     return ""
@@ -219,6 +223,7 @@ def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool
         "not started": "it could not be started",
         "deadline": "its --deadline has passed",
         "dropped": "PBS dropped it without a message, and it never ran",
+        "unknown": "PBS has no record of how it ended, or whether it ran",
     }
     if cause == "deadline":
         return texts[cause]  # Slurm sets an exit code although the job did not run

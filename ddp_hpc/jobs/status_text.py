@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 
 from ddp_hpc.jobs.array_report import ArrayReport
 from ddp_hpc.jobs.job_report import JobReport
-from ddp_hpc.jobs.post_mortem import PostMortem
+from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting
 from ddp_hpc.jobs.submission_ledger import Attempt
 from ddp_hpc.text_table import printable
 from ddp_hpc.units import format_walltime
@@ -33,15 +34,21 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
     yield f"{'job':<10}{printable(f'{array.job_id}{named}: {array.verdict}')}"
     yield f"{'tasks':<10}{counts}"
+    if waiting := next((one for one in array.tasks if one.phase == "waiting" and one.reason), None):
+        yield f"{'reason':<10}{printable(waiting.reason)}"
+        if advice := advice_while_waiting(waiting):
+            yield f"{'action':<10}{printable(advice)}"
     for one in array.problems:
         if found := one.post_mortem:
             yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"
-            lines = found.lines[-_LINES_PER_TASK:] if one.verdict == "failed" else ()
+            lines = found.lines[-_LINES_PER_TASK:] if one.verdict in ("failed", "unknown") else ()
             yield from (f"  | {printable(line)}" for line in lines)
+        if one.next_job:
+            yield f"{'next':<10}job {one.next_job} resumes the run of {one.job_id}"
     if more := array.num_problems - len(array.problems):
         yield f"{'':<10}and {more} more"
     if array.problems:
-        yield f"{'details':<10}ddp-hpc status {array.problems[0].job_id}"
+        yield f"{'details':<10}ddp-hpc status {shlex.quote(array.problems[0].job_id)}"
 
 
 def _facts(report: JobReport) -> Iterator[tuple[str, str]]:

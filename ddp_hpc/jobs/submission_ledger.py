@@ -27,7 +27,7 @@ from ddp_hpc.jobs.log_files import is_plain
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script, read_script
 from ddp_hpc.request.program import Program, program_of
 from ddp_hpc.run_state import read_state
-from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
+from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job, task_index
 
 SUBMITTED, ATTEMPTS, CANCELLED, RESUME = "submitted", "attempts", "cancelled", "resume"
 JOB = "job.sh"
@@ -305,8 +305,8 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
         with script.open("rb") as file:
             text = file.read(MAX_CHARS).decode("utf-8", "surrogateescape")
         named = run_dir_in(text, Path(job.work_dir))
-        index = re.search(r"[_[]([0-9]+)", job_id)
-        own = named / f"task-{index[1]}" if named is not None and index else named
+        index = task_index(job_id)
+        own = named / f"task-{index}" if named is not None and index is not None else named
         return next((one for one in (own, named) if one is not None and one.is_dir()), None)
     except OSError:
         return None

@@ -124,8 +124,11 @@ class JobCommands(Protocol):
         """Returns the job id in the last line that the submit command printed."""
         ...
 
-    def cancel(self, job_id: str) -> str:
-        """Cancels a job; returns the scheduler's error message, empty on success."""
+    def cancel(self, job_id: str, tasks: Sequence[str] = ()) -> str:
+        """Cancels a job, or `tasks` of a job array, which are all those that have not ended.
+
+        Returns the scheduler's error message, empty on success.
+        """
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,8 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 Phase = Literal["waiting", "running", "ended"]
 # How a job ended; "" before its end. `failed` means a non-zero exit code; all other causes are reported by
 # the scheduler. `deadline`: the time in sbatch's --deadline has passed. `dropped`: the scheduler does not
-# know the job on which this job depends, or that job did not end as required.
+# know the job on which this job depends, or that job did not end as required. `unknown`: PBS has kept no
+# record of a task of a job array.
 End = Literal[
     "",
     "done",
@@ -27,14 +29,17 @@ End = Literal[
     "preempted",
     "not started",
     "dropped",
+    "unknown",
 ]
 
-# `12@cm4` is job 12 of the Slurm cluster cm4, which is not the default cluster of this machine.
+# `12@cm4` is job 12 of the Slurm cluster cm4, which is not the default cluster of this machine. `12[]` is a
+# job array of PBS.
 _JOB_ID = re.compile(
-    r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{1,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254}|@[A-Za-z0-9][A-Za-z0-9_-]{0,62})?"
+    r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{0,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254}|@[A-Za-z0-9][A-Za-z0-9_-]{0,62})?"
 )
 SLUID = re.compile("s[0-9A-Z]{13}")
 """An ID of a Slurm job that is not used again, since 26.05, such as `sBQ5M854NPVZ00`."""
+_TASK = re.compile(r"([0-9]+)(_?)(\[?)([0-9]+)[^]@.]*\]?")
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,8}):([0-9]{2}):([0-9]{2})")
 _SHORT_DURATION = re.compile(r"[0-9]{1,8}:[0-9]{2}")
 
@@ -74,29 +79,58 @@ class JobState:
 
 
 def is_job_id(text: str) -> bool:
-    """Returns whether the text is the id of one job. Other text must not be passed to scheduler commands."""
+    """Returns whether the text is the id of a job or of a job array.
+
+    Other text must not be passed to scheduler commands.
+    """
     return (_JOB_ID.fullmatch(text) or SLUID.fullmatch(text)) is not None
 
 
 def check_job_id(text: str) -> str:
-    """Returns `text` if it is the id of one job.
+    """Returns `text` if it is the id of a job or of a job array.
 
     Raises:
-        RequestError: the text is not the id of one job.
+        RequestError: the text is not the id of a job.
     """
-    if array := re.fullmatch(r"([0-9]{1,18})\[\](\.[A-Za-z0-9.-]{1,254})?", text):
-        raise RequestError(
-            f"job {text} is a job array; give the ID of one of its jobs, such as "
-            f"{array[1]}[0]{array[2] or ''} (PBS) or "
-            f"{array[1]}_0 (Slurm)"
-        )
     if not is_job_id(text):
         shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
         raise RequestError(
-            f"{shown} is not a job ID. Use a number such as 1234, or the output of ddp-hpc submit. For a job "
-            "array, give the ID of one job, such as 12_3 (Slurm) or 12[3] (PBS)."
+            f"{shown} is not a job ID. Use a number such as 1234, or the output of ddp-hpc submit. For one "
+            "task of a job array, use an ID such as 12_3 (Slurm) or '12[3]' (PBS)."
         )
     return text
+
+
+def task_index(job_id: str) -> int | None:
+    """Returns the index of a task of a job array, or the first one of several tasks such as `12_[3-5]`.
+
+    None if the job is not such a task.
+    """
+    match = _TASK.match(job_id)
+    return int(match[4]) if match and (match[2] or match[3]) else None
+
+
+def one_task(job_id: str) -> str:
+    """Returns the id of the first task: `12_3` for `12_[3-5]`, and `12[3].pbs` for `12[3-5].pbs`."""
+    match = _TASK.match(job_id)
+    if match is None or not match[3]:
+        return job_id
+    one = f"{match[1]}_{match[4]}" if match[2] else f"{match[1]}[{match[4]}]"
+    return one + job_id[match.end() :]
+
+
+def only_job(found: list[JobState], job_id: str) -> JobState | None:
+    """Returns the job that a scheduler has found for `job_id`; None if it has found none.
+
+    Raises:
+        RequestError: it has found the tasks of a job array.
+    """
+    if found and found[0].array:
+        raise RequestError(
+            f"job {job_id} is a job array; give the ID of one of its jobs, such as "
+            f"{shlex.quote(one_task(found[0].job_id))}"
+        )
+    return found[0] if found else None
 
 
 def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool:

@@ -33,8 +33,8 @@ PAUSES_S = (1.0, 3.0)
 # The same delays for a job that ends soon, and cannot be resumed later.
 _LONG_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _LEAST_LIMIT_S = 2.0
-# Limit on the output. For a job with 10,000 nodes, a scheduler's command prints about 100 kB.
-MAX_BYTES = 8 * 1024 * 1024
+# Limit on the output. For a job array of 10,000 tasks, the limit of OpenPBS, qstat was seen to print 15 MB.
+MAX_BYTES = 64 * 1024 * 1024
 
 # Messages of Slurm (slurm_errno.c) and PBS (pbs_error.h, clients) if the server could not be reached.
 _UNREACHED = re.compile(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
+from ddp_hpc.schedulers.pbs.stand_in import arrays
 from ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter import STAND_IN
 from ddp_hpc.schedulers.pbs.stand_in.server import Settings
 
@@ -107,13 +108,14 @@ class Site:
     def job(self, job_id: str) -> dict[str, Any]:
         """Returns a job's attributes from `qstat -xf`, also if the server keeps no job history."""
         if not Settings.read(self.root).history:
-            return jobs.load(self.root, int(job_id.partition(".")[0]))
+            number, _, index = job_id.partition(".")[0].removesuffix("]").partition("[")
+            return jobs.load(self.root, arrays.subjob(int(number), int(index)) if index else int(number))
         done = self.run("qstat", "-xf", "-F", "json", job_id)
         assert done.returncode == 0, done.stderr
         attributes: dict[str, Any] = json.loads(done.stdout)["Jobs"][job_id]
         return attributes
 
-    def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "F") -> dict[str, Any]:
+    def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "FX") -> dict[str, Any]:
         """Waits until a job has ended, or is in one of `states`, and returns its attributes."""
         end_s = time.monotonic() + timeout_s
         while (job := self.job(job_id))["job_state"] not in states:
@@ -159,7 +161,7 @@ def install(root: Path, settings: Settings) -> Site:
 
 def _may_run(job: Mapping[str, Any]) -> bool:
     """Returns whether a job runs or can start at once. A job that must wait has a comment."""
-    if "_indices" in job:
+    if "_indices" in job or ("array_index" in job and arrays.is_waiting(job)):
         return False
     return job["job_state"] == "R" or (job["job_state"] == "Q" and "comment" not in job)
 

@@ -87,6 +87,59 @@ def pbs(**changes: Any) -> dict[str, Any]:
     }
 
 
+_ENDED = "Job run at Fri Nov 27 at 00:58 on (n1:ncpus=1) and"
+# The attributes of an array that OpenPBS prints for a task of which it has no record.
+NO_RECORD = {
+    "Output_Path": "pbs-login.pbs.lab:/w/a.sh.o12.^array_index^",
+    "Exit_status": 0,
+    "substate": 70,
+    "comment": "Job Array Began at Fri Nov 27 at 00:58",
+    "exec_host": None,
+    "resources_used": None,
+    "run_count": None,
+    "project": None,
+    "Submit_arguments": "-J 1-9%2 a.sh",
+}
+
+
+def pbs_array() -> dict[str, Any]:
+    """Returns the output of `qstat -xtf -F json 12[]` (qsub -J 1-9%2).
+
+    Task 1 is done, 2 has failed, 3 was deleted, 4 runs, 5 and 8 were deleted before their starts, and the
+    others wait.
+    """
+    array = {
+        "job_state": "B",
+        "array": "True",
+        "array_state_count": "Queued:3 Running:1 Exiting:0 Expired:5",
+        "array_indices_submitted": "1-9",
+        "array_indices_remaining": "6-7,9",
+        "max_run_subjobs": 2,
+    }
+    tasks = [
+        {"job_state": "X", "substate": 92, "Exit_status": 0, "comment": f"{_ENDED} finished"},
+        {"job_state": "X", "substate": 93, "Exit_status": 3, "comment": f"{_ENDED} failed"},
+        {"job_state": "X", "substate": 91, "Exit_status": 271, "comment": f"{_ENDED} terminated by me@n1"},
+        {"job_state": "R", "exec_host": "n1/0"},
+        {**NO_RECORD, "job_state": "X", "comment": "Subjob finished"},
+        *[{**NO_RECORD, "job_state": "Q", "substate": 10}] * 2,
+        {**NO_RECORD, "job_state": "X", "comment": "Subjob finished"},
+        {**NO_RECORD, "job_state": "Q", "substate": 10},
+    ]
+    answer = pbs(**NO_RECORD, **array)
+    answer["Jobs"] = {"12[].pbs-srv": answer["Jobs"]["12.pbs-srv"]}
+    for index, task in enumerate(tasks, start=1):
+        started = {
+            "array_id": "12[].pbs-srv",
+            "array_index": index,
+            "Output_Path": f"pbs-login.pbs.lab:/w/a.sh.o12.{index}",
+            "Submit_arguments": None,
+        }
+        [job] = pbs(**{**({} if "run_count" in task else started), **task})["Jobs"].values()
+        answer["Jobs"][f"12[{index}].pbs-srv"] = job
+    return answer
+
+
 # `qstat -xf` of a job that reached its walltime, with the line breaks of qstat.
 PBS_TEXT = """\
 Job Id: 67.pbs-srv

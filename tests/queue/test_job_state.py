@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, same_job
+from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, one_task, same_job, task_index
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,8 @@ from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, same
         "53[2].pbs-srv",
         "12.x",
         "53[2]",
+        "53[]",
+        "53[].pbs-srv",
         "12@cm4",
     ],
 )
@@ -41,8 +43,10 @@ def test_job_ids_of_both_schedulers_are_accepted(text: str) -> None:
         "$(touch x)",
         "`x`",
         "12_",
-        "53[].pbs-srv",
         "12_[1-3]",
+        "53[1-3]",
+        "53[]x",
+        "53[",
         "../12",
         "\u0661\u0662",
         "12.\x1b[31m",
@@ -55,6 +59,22 @@ def test_other_text_is_refused_as_a_job_id(text: str) -> None:
     assert str(refused.value).isascii()
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("job_id", "index", "first"),
+    [
+        ("12", None, "12"),
+        ("12@cm_4", None, "12@cm_4"),
+        ("12[].pbs-srv", None, "12[].pbs-srv"),
+        ("12_3@cm4", 3, "12_3@cm4"),
+        ("12_[3-7:2]@cm4", 3, "12_3@cm4"),
+        ("12[10].pbs-srv", 10, "12[10].pbs-srv"),
+        ("12[10-12:2].pbs-srv", 10, "12[10].pbs-srv"),
+    ],
+)
+def test_tasks_of_an_array_have_an_index(job_id: str, index: int | None, first: str) -> None:
+    assert (task_index(job_id), one_task(job_id)) == (index, first)
 
 
 def test_pbs_ids_are_equal_with_and_without_the_server_name() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers.job_state import JobState
-from ddp_hpc.schedulers.pbs.query_and_cancel import parse_json, parse_text, read_job
-from tests.queue.answers import PBS_TEXT, pbs
+from ddp_hpc.schedulers.pbs.query_and_cancel import cancel, parse_json, parse_text, read_job, read_jobs
+from tests.queue.answers import NO_RECORD, PBS_TEXT, pbs, pbs_array
 from tests.queue.conftest import Programs
 
 
 def parsed(**changes: Any) -> JobState:
-    return parse_json(json.dumps(pbs(**changes)), "12")
+    [job] = parse_json(json.dumps(pbs(**changes)), "12")
+    return job
 
 
 def test_a_running_job() -> None:
@@ -79,6 +80,8 @@ def test_a_held_or_delayed_job_has_a_reason(changes: dict[str, Any], reason: str
         ({"Exit_status": 0}, "done", 0, None),
         ({"Exit_status": 75, "substate": 93}, "failed", 75, None),
         ({"Exit_status": 271, "substate": 91}, "cancelled", None, 15),
+        ({"Exit_status": 143, "substate": 91}, "cancelled", 143, None),
+        ({"Exit_status": 0, "substate": 91}, "done", 0, None),
         ({"Exit_status": 271, "substate": 93}, "failed", None, 15),
         ({"Exit_status": 265, "substate": 93}, "failed", None, 9),
         ({"Exit_status": -29, "substate": 93}, "walltime", None, None),
@@ -124,7 +127,7 @@ def test_an_attribute_of_an_unexpected_type_is_not_an_error(key: str, value: Any
 
 def test_the_output_may_contain_line_breaks_and_other_jobs_but_must_contain_this_one() -> None:
     text = json.dumps(pbs(Job_Name="a\tb")).replace("\\t", "\t")
-    assert parse_json(text, "12.pbs-srv").name == "a\tb"
+    assert [one.name for one in parse_json(text, "12.pbs-srv")] == ["a\tb"]
     with pytest.raises(DdpHpcError, match=r"for job 13: '12\.pbs-srv'"):
         parse_json(json.dumps(pbs()), "13")
 
@@ -140,14 +143,10 @@ def test_invalid_output_is_a_value_error(text: str) -> None:
 def test_an_unknown_state_is_an_error() -> None:
     with pytest.raises(DdpHpcError, match=r"unknown state '\?' for job 12\.pbs-srv"):
         parsed(job_state="\x1b")
-    with pytest.raises(
-        RequestError, match=r"is a job array; give the ID of one of its jobs, such as 53\[0\]\.pbs-srv"
-    ):
-        parse_json(json.dumps({"Jobs": {"53[].pbs-srv": {"job_state": "B"}}}), "53[].pbs-srv")
 
 
 def test_wrapped_lines_of_the_text_output_are_joined() -> None:
-    job = parse_text(PBS_TEXT, "67")
+    [job] = parse_text(PBS_TEXT, "67")
     assert (job.end, job.walltime_s, job.elapsed_s) == ("walltime", 10, 37)
     assert job.reason.startswith("Job run at Sat Nov 21 at 02:02 on (x3001c0s1b0n0")
     assert job.reason.endswith(":ngpus=4) and exceeded resource walltime")
@@ -194,3 +193,110 @@ def test_another_error_of_qstat_is_reported(programs: Programs) -> None:
         DdpHpcError, match=r"qstat failed: qstat: illegally formed job identifier: 12. Try it manually"
     ):
         read_job("12")
+
+
+def test_an_array_has_one_state_for_each_task_that_has_started_and_each_range_of_others(
+    programs: Programs,
+) -> None:
+    programs.answers("qstat", json.dumps(pbs_array()))
+    found = read_jobs("12[]")
+    assert programs.called() == ["qstat -xtf -F json 12[]"]
+    assert [(one.job_id, one.phase, one.end, one.exit_code, one.num_tasks) for one in found] == [
+        ("12[1].pbs-srv", "ended", "done", 0, 1),
+        ("12[2].pbs-srv", "ended", "failed", 3, 1),
+        ("12[3].pbs-srv", "ended", "cancelled", None, 1),
+        ("12[4].pbs-srv", "running", "", None, 1),
+        ("12[5].pbs-srv", "ended", "unknown", None, 1),
+        ("12[6-7].pbs-srv", "waiting", "", None, 2),
+        ("12[8].pbs-srv", "ended", "unknown", None, 1),
+        ("12[9].pbs-srv", "waiting", "", None, 1),
+    ]
+    assert {(one.array, one.script, one.name) for one in found} == {("12[].pbs-srv", "/w/a.sh", "ddp")}
+    assert [one.log for one in found][:5] == [f"/w/a.sh.o12.{index}" for index in range(1, 6)]
+    assert {one.reason for one in found if one.phase == "waiting"} == {""}
+    refusal = r"12\[\] is a job array; give the ID of one of its jobs, such as '12\[1\]\.pbs-srv'"
+    with pytest.raises(RequestError, match=refusal):
+        read_job("12[]")
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "num_tasks"),
+    [
+        ({"job_state": "Q", "array_indices_remaining": "1-9:2"}, "waiting", [5]),
+        ({"array_indices_remaining": 7}, "waiting", [1]),
+        ({"array_indices_remaining": "-"}, "waiting", []),
+        ({"array_indices_remaining": "6-7", "Hold_Types": "u"}, "waiting", [2]),
+        ({"job_state": "F", "array_indices_remaining": "6-7"}, "waiting", []),
+    ],
+)
+def test_the_array_lists_the_tasks_that_have_not_started(
+    changes: dict[str, Any], phase: str, num_tasks: list[int]
+) -> None:
+    answer = pbs_array()
+    answer["Jobs"]["12[].pbs-srv"].update(changes)
+    waiting = [one for one in parse_json(json.dumps(answer), "12[]") if one.phase == phase]
+    assert [one.num_tasks for one in waiting] == num_tasks
+    is_held = "Hold_Types" in changes
+    assert [one.reason for one in waiting] == ["it is held by its user" if is_held else ""] * len(num_tasks)
+
+
+def test_an_array_can_be_given_by_its_number_and_in_the_text_output(
+    programs: Programs, tmp_path: Any
+) -> None:
+    (tmp_path / "array").write_text(
+        "Job Id: 12[].pbs-srv\n    Job_Name = a.sh\n    job_state = B\n    array = True\n"
+        "    array_indices_remaining = 3-4\n    Submit_arguments = -J 1-4 a.sh\n\n"
+        "Job Id: 12[1].pbs-srv\n    Job_Name = a.sh\n    job_state = X\n    Exit_status = 3\n"
+        "    array_index = 1\n    comment = Job run at noon and\n\t failed\n\n"
+        "Job Id: 12[2].pbs-srv\n    job_state = X\n    comment = Subjob finished\n\n"
+    )
+    programs.program(
+        "qstat",
+        "if [[ $* != *'[]'* ]]; then echo 'qstat: Unknown Job Id 12.pbs-srv' >&2; exit 153; fi\n"
+        f"if [[ $2 == -F ]]; then echo garbage; else cat {tmp_path}/array; fi",
+    )
+    found = [(one.job_id, one.end) for one in read_jobs("12.pbs-srv")]
+    assert found == [("12[1].pbs-srv", "failed"), ("12[2].pbs-srv", "unknown"), ("12[3-4].pbs-srv", "")]
+    assert programs.called() == [
+        "qstat -xf -F json 12.pbs-srv",
+        "qstat -xtf -F json 12[].pbs-srv",
+        "qstat -xtfw 12[].pbs-srv",
+    ]
+
+
+def test_a_large_array_is_read(programs: Programs) -> None:
+    """qstat prints 15 MB for an array of 10,000 tasks, the limit of OpenPBS."""
+    answer = pbs_array()
+    running = answer["Jobs"]["12[4].pbs-srv"]
+    answer["Jobs"] |= {f"12[{index}].pbs-srv": running for index in range(10, 10_000)}
+    programs.answers("qstat", json.dumps(answer, indent="\t"))
+    assert len(read_jobs("12[]")) == 8 + 9_990
+
+
+@pytest.mark.parametrize(
+    ("comment", "end"),
+    [("Subjob finished", "unknown"), ("Subjob failed", "failed"), ("Subjob terminated", "cancelled")],
+)
+def test_a_task_without_a_record_does_not_end_like_another_task(comment: str, end: str) -> None:
+    """qstat prints the exit code of the task of the array that ended last."""
+    [job] = pbs(**{**NO_RECORD, "job_state": "X", "comment": comment})["Jobs"].values()
+    [task] = parse_json(json.dumps({"Jobs": {"12[2].pbs-srv": job}}), "12[2]")
+    assert (task.phase, task.end, task.exit_code, task.log) == ("ended", end, None, "/w/a.sh.o12.2")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "operand"),
+    [
+        ((), "12[]"),
+        (("12[4].pbs-srv", "12[6-7].pbs-srv", "12[9].pbs-srv"), "12[4-9].pbs-srv"),
+        (("12[3-9:2]",), "12[3-9]"),
+        (("12[4].pbs-srv",), "12[4].pbs-srv"),
+    ],
+)
+def test_an_array_is_cancelled_with_one_operand(
+    programs: Programs, tasks: tuple[str, ...], operand: str
+) -> None:
+    """`qdel 12[]` deletes the records of ended tasks, and several operands leave tasks in the queue."""
+    programs.answers("qdel", "")
+    assert cancel("12[]", tasks) == ""
+    assert programs.called() == [f"qdel {operand}"]

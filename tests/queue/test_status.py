@@ -17,7 +17,7 @@ from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.rank_ends import RankEnd, write_first_failure
 from ddp_hpc.run_state import RunState, write_state
 from tests.conftest import PROJECT, clean_environ
-from tests.queue.answers import pbs, slurm
+from tests.queue.answers import NO_RECORD, pbs, slurm
 from tests.queue.conftest import Programs, Run
 from tests.queue.test_ledger import make_run, submission
 
@@ -272,7 +272,41 @@ def test_the_logs_of_all_tasks_of_an_array_are_printed(work: Path, programs: Pro
     )
     refused = run("logs", "12", "--follow")
     assert refused.code == 2
-    assert "job 12 is a job array; give the ID of one of its jobs, such as 12_0" in refused.err
+    assert refused.err == (
+        "error: job 12 is a job array, but --follow prints the log of one job. Follow one of its tasks: "
+        "ddp-hpc logs --follow 12_2\n"
+    )
+
+
+def test_tasks_of_which_pbs_has_no_record_end_as_their_runs_and_logs_show(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    """Tasks 1 to 30 are done, 31 has failed, 32 to 40 have a log but no run, and 41 to 60 have no log."""
+    forgotten = {**NO_RECORD, "Variable_List": {"PBS_O_WORKDIR": str(work)}, "job_state": "X"}
+    forgotten |= {"comment": "Subjob finished", "Output_Path": f"login:{work}/ddp.o12.^array_index^"}
+    answer = pbs(**{**forgotten, "job_state": "F", "array_indices_remaining": "-"})
+    [parent] = answer["Jobs"].values()
+    [task] = pbs(**forgotten)["Jobs"].values()
+    answer["Jobs"] = {"12[].pbs-srv": parent} | {f"12[{index}].pbs-srv": task for index in range(1, 61)}
+    programs.answers("qstat", json.dumps(answer))
+    for index in range(1, 41):
+        (work / f"ddp.o12.{index}").write_text("ValueError: odd\n")
+    for index in range(1, 32):
+        own = make_run(work / "runs" / "ddp" / f"task-{index}", f"1 12[{index}].pbs-srv 0 1000")
+        write_state(own, RunState("done" if index < 31 else "failed", 60, "loss is nan"))
+    done = run("status", "12[]")
+    assert (done.code, done.err) == (1, "")
+    lines = done.out.splitlines()
+    assert lines[:5] == [
+        "job       12[].pbs-srv (ddp of me): failed",
+        "tasks     30 done, 20 cancelled, 9 unknown, 1 failed",
+        "task      12[31].pbs-srv: failed; failed: loss is nan",
+        "  | ValueError: odd",
+        "task      12[32].pbs-srv: unknown; unknown: PBS has no record of how it ended, or whether it ran",
+    ]
+    never = "cancelled; cancelled: it was cancelled; it has no log, so it never started"
+    assert f"task      12[41].pbs-srv: {never}" in lines
+    assert lines[-2:] == ["          and 10 more", "details   ddp-hpc status '12[31].pbs-srv'"]
 
 
 def test_an_array_is_cancelled_with_one_request_and_its_tasks_do_not_resume(

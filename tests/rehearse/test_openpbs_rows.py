@@ -15,6 +15,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,15 +292,110 @@ def test_commands_fail_while_the_server_is_down(site: Site) -> None:
     assert said[0].stderr == "Connection refused\nqsub: cannot connect to server pbs-srv (errno=111)\n"
 
 
-def test_the_state_of_an_array_follows_from_its_subjobs(site: Site) -> None:
-    script = write(site, "echo $PBS_ARRAY_ID $PBS_ARRAY_INDEX $PBS_JOBID; exit $PBS_ARRAY_INDEX")
-    array = site.submit("-j", "oe", "-J", "0-2:2", script)
+def array_of(site: Site, body: str, *options: str) -> str:
+    array = site.submit("-j", "oe", "-k", "oed", *options, write(site, body))
     assert array == "12[].pbs-srv"
+    return array
+
+
+def shown(site: Site, job_id: str, *names: str, flags: str = "-xf") -> list[Any]:
+    done = site.run("qstat", flags, "-F", "json", job_id)
+    assert done.returncode == 0, done.stderr
+    return [[job.get(name) for name in names] for job in json.loads(done.stdout)["Jobs"].values()]
+
+
+def test_the_state_of_an_array_follows_from_its_subjobs(site: Site) -> None:
+    """Its exit code stands for that of the subjob that ended last, its substate for all of them."""
+    body = "echo $PBS_ARRAY_ID $PBS_ARRAY_INDEX $PBS_JOBID; exit $PBS_ARRAY_INDEX"
+    array = array_of(site, body, "-J", "0-2:2%1")
+    parent = site.wait(array)
     for index in (0, 2):
-        job = site.wait(f"12[{index}].pbs-srv")
-        assert (job["Exit_status"], job["array_index"]) == (index, index)
+        job = site.job(f"12[{index}].pbs-srv")
+        assert (job["job_state"], job["Exit_status"], job["array_index"]) == ("F", index, index)
         assert site.log(job).split() == [array, str(index), f"12[{index}].pbs-srv"]
         assert job["Output_Path"].endswith(f"/a.sh.o12.{index}")
-    parent = site.job(array)
-    assert (parent["job_state"], parent["Exit_status"]) == ("F", 0)
+        assert "Submit_arguments" not in job
+    assert (parent["Exit_status"], parent["substate"], parent["max_run_subjobs"]) == (1, 93, 1)
     assert parent["Output_Path"].endswith("/a.sh.o12.^array_index^")
+    assert re.fullmatch(r"Job Array Began at \w+ \w+ \d\d at \d\d:\d\d and failed", parent["comment"])
+    assert parent["array_indices_remaining"] == "-"
+
+
+def test_subjobs_without_a_record_have_the_attributes_of_their_array(site: Site) -> None:
+    array = array_of(site, "[[ $PBS_ARRAY_INDEX != 1 ]] || exit 3\nsleep 60", "-J", "1-6%2")
+    site.wait("12[3].pbs-srv", states="R")
+    names = ("job_state", "Exit_status", "array_index", "array_state_count", "array_indices_remaining")
+    count = "Queued:3 Running:2 Exiting:0 Expired:1"
+    waits = ["Q", 1, None, None, None]
+    assert shown(site, array, *names, flags="-xtf") == [
+        ["B", 1, None, count, "4-6"],
+        ["X", 3, 1, None, None],
+        ["R", None, 2, None, None],
+        ["R", None, 3, None, None],
+        *[waits] * 3,
+    ]
+    assert shown(site, "12[1]", "job_state", "comment", flags="-f")[0][0] == "X"
+    assert site.run("qdel", "12[5]").returncode == 0
+    assert shown(site, "12[5]", "job_state", "comment", "Exit_status") == [["X", "Subjob finished", 1]]
+    assert shown(site, array, "array_indices_remaining") == [["4,6"]]
+    assert site.run("qdel", array).returncode == 0
+    parent = site.wait(array)
+    assert (parent["substate"], parent["array_state_count"]) == (91, "Queued:0 Running:0 Exiting:0 Expired:4")
+    ends = shown(site, array, "job_state", "comment", flags="-xtf")[1:]
+    assert [state for state, _ in ends] == ["F"] * 6
+    assert [comment for _, comment in ends].count("Subjob finished") == 4  # also that of subjob 1
+
+
+def test_a_held_array_starts_no_subjobs(site: Site) -> None:
+    array = array_of(site, "sleep 60", "-J", "1-4%2")
+    site.wait("12[2].pbs-srv", states="R")
+    site.run("qhold", array)
+    names = ("job_state", "Hold_Types", "array_state_count")
+    assert shown(site, array, *names) == [["H", "u", "Queued:2 Running:2 Exiting:0 Expired:0"]]
+    site.run("qdel", "12[1]")
+    site.wait("12[1].pbs-srv")
+    assert shown(site, array, *names) == [["H", "u", "Queued:2 Running:1 Exiting:0 Expired:1"]]
+    assert shown(site, "12[3]", "job_state", "Hold_Types") == [["Q", "u"]]
+
+
+@pytest.mark.parametrize(
+    ("operands", "code", "said"),
+    [
+        (["12[1]"], 55, "qdel: Request invalid for finished array subjob 12[1].pbs-srv\n"),
+        (["12[9]"], 156, "qdel: Invalid request 12[9].pbs-srv\n"),
+        (["12[7-9]"], 153, "qdel: Unknown Job Id 12[7-9].pbs-srv\n"),
+        (["99[]"], 153, "qdel: Unknown Job Id 99[].pbs-srv\n"),
+    ],
+)
+def test_qdel_refuses_subjobs_that_have_ended_or_do_not_exist(
+    site: Site, operands: list[str], code: int, said: str
+) -> None:
+    array_of(site, "[[ $PBS_ARRAY_INDEX == 1 ]] || sleep 60", "-J", "1-3")
+    site.wait("12[1].pbs-srv")
+    done = site.run("qdel", *operands)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_range_of_subjobs_is_deleted_and_then_the_array_has_finished(site: Site) -> None:
+    array = array_of(site, "[[ $PBS_ARRAY_INDEX == 1 ]] || sleep 60", "-J", "1-4%2")
+    site.wait("12[1].pbs-srv")
+    site.wait("12[3].pbs-srv", states="R")
+    assert site.run("qdel", "12[2-4]").returncode == 0
+    assert site.wait(array)["substate"] == 91
+    assert site.job("12[1].pbs-srv")["substate"] == 92
+    for operand in (array, "12[2]"):
+        done = site.run("qdel", operand)
+        assert (done.returncode, done.stderr.split(" 12[")[0]) == (35, "qdel: Job has finished")
+    assert site.run("qstat", "-f", "12[2]").returncode == 35
+
+
+def test_without_history_an_ended_subjob_has_no_record(make_site: MakeSite) -> None:
+    site = make_site(history=False)
+    array = array_of(site, "[[ $PBS_ARRAY_INDEX != 1 ]] || exit 3\nsleep 60", "-J", "1-2")
+    site.wait("12[1].pbs-srv")
+    assert shown(site, "12[1]", "job_state", "comment", "array_index", flags="-f") == [
+        ["X", "Subjob finished", None]
+    ]
+    site.run("qdel", array)
+    site.wait("12[2].pbs-srv")
+    assert site.run("qstat", "-f", array).returncode == 153

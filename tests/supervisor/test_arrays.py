@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -136,6 +137,16 @@ def test_status_names_the_command_that_submits_the_one_task_again(site: Site) ->
     assert site.wait(again)["Exit_status"] == 0
     runs = site.work / "runs" / "ddp"
     assert [(runs / f"task-{index}/state").read_text().split()[0] for index in (1, 2)] == ["done", "requeue"]
+
+
+def test_the_successor_of_a_subjob_gets_the_resources_of_the_command_line(site: Site) -> None:
+    """OpenPBS does not copy the command line of qsub to a subjob (create_subjob in array_func.c)."""
+    job = chain_script(site, "10", "20", "requeue")
+    job.write_text(re.sub(r"#PBS -l walltime=.*\n", "", job.read_text()))
+    site.submit("-J", "1-2", "-l", "walltime=00:07:00", job)
+    assert "Submit_arguments" not in site.wait("12[1].pbs-srv")
+    found = [site.wait(number)["Resource_List"]["walltime"] for number in ("13.pbs-srv", "14.pbs-srv")]
+    assert found == ["00:07:00"] * 2
 
 
 def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:

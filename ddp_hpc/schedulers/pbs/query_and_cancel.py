@@ -3,6 +3,11 @@
 qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its JSON
 output is not always valid, and it contains numbers instead of text that looks like a number (5 for `-v
 foo=005`). If the JSON is invalid, the text output is used.
+
+For a job array, `qstat -t` prints the array and its tasks. OpenPBS has no record of a task that has not
+started, that was deleted before its start, that ended without job history, or that had ended before
+`qdel 12[]`. For such a task, qstat prints attributes of the array, with the exit code of another task
+(status_subjob in stat_job.c); `array_index` is missing.
 """
 
 from __future__ import annotations
@@ -11,18 +16,31 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.job_state import End, JobState, Phase, clock_s, duration_s, same_job
+from ddp_hpc.schedulers.job_state import (
+    End,
+    JobState,
+    Phase,
+    clock_s,
+    duration_s,
+    only_job,
+    same_job,
+    task_index,
+)
 from ddp_hpc.text_table import printable
 
 TIME_FORMAT = "%a %b %d %H:%M:%S %Y"
 _UNKNOWN_JOB = re.compile(r"Unknown Job Id", re.IGNORECASE)
 _NO_HISTORY = re.compile(r"not configured to maintain job history", re.IGNORECASE)
+_INDICES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+# Up to version 20, PBS remembered how a task ended. Since then, it prints "Subjob finished" for all tasks of
+# which it has no record.
+_ENDS_WITHOUT_RECORD: dict[str, End] = {"Subjob failed": "failed", "Subjob terminated": "cancelled"}
 _WORK_DIR = re.compile(r"(?:^|,)PBS_O_WORKDIR=((?:\\.|[^,\\])*)")
 _PHASES: dict[str, Phase] = {
     **dict.fromkeys("QHWTM", "waiting"),
@@ -46,79 +64,130 @@ def read_job(job_id: str) -> JobState | None:
     """Returns the state of the job from PBS; None if there is no such job.
 
     Raises:
+        RequestError: the job is an array.
         DdpHpcError: PBS does not answer, or its answer is invalid.
     """
+    return only_job(read_jobs(job_id), job_id)
+
+
+def read_jobs(job_id: str) -> list[JobState]:
+    """Returns the state of the job, or for an array one state per task; empty if there is no such job.
+
+    Tasks that have not started have one state for each range of indices. `12` can also be the array `12[]`.
+
+    Raises:
+        DdpHpcError: PBS does not answer, or its answer is invalid.
+    """
+    number, dot, server = job_id.partition(".")
+    found = _ask(job_id)
+    if not found and number.isdecimal():
+        return _ask(f"{number}[]{dot}{server}")
+    return [one if one.array or one.script else _with_script(one) for one in found]
+
+
+def _with_script(job: JobState) -> JobState:
+    """Returns a task of an array with its script, which PBS reports for the array only (create_subjob)."""
+    array = re.sub(r"\[.*\]", "[]", job.job_id)
+    for flags in ("-xfw", "-fw") if array != job.job_id else ():
+        arguments = attributes_in(commands.ask("qstat", flags, array).out).get("Submit_arguments", "")
+        if arguments:
+            return replace(job, script=_script(arguments, job.work_dir))
+    return job
+
+
+def _ask(job_id: str) -> list[JobState]:
+    tasks = "t" if "[]" in job_id else ""
     # With -x, a server without job history prints an error but exits with 0, and older servers reject -x.
-    for flags in ("-xf", "-f"):
+    for flags in (f"-x{tasks}f", f"-{tasks}f"):
         answer = commands.ask("qstat", flags, "-F", "json", job_id)
-        if answer.code == 0 and not (flags == "-xf" and _NO_HISTORY.search(answer.err)):
+        if answer.code == 0 and not _NO_HISTORY.search(answer.err):
             try:
                 return parse_json(answer.out, job_id)
             except ValueError:
                 answer = commands.ask("qstat", f"{flags}w", job_id)
                 if answer.code == 0:
                     return parse_text(answer.out, job_id)
-        if _UNKNOWN_JOB.search(answer.err) or (flags == "-f" and "finished" in answer.err):
-            _refuse_array(job_id)
-            return None
+        if _UNKNOWN_JOB.search(answer.err) or ("x" not in flags and "finished" in answer.err):
+            return []
         if not _NO_HISTORY.search(answer.err):
             break
-    raise DdpHpcError(f"qstat failed: {answer.said}. Try it manually: qstat -xf {job_id}")
+    raise DdpHpcError(f"qstat failed: {answer.said}. {_try(job_id)}")
 
 
-def read_jobs(job_id: str) -> list[JobState]:
-    """Returns the state of the job, or no state if there is no such job. Raises what `read_job` raises."""
-    job = read_job(job_id)
-    return [] if job is None else [job]
-
-
-def _refuse_array(job_id: str) -> None:
-    """Raises RequestError if the job id is the number of a job array; the message names one job of it."""
-    number, dot, server = job_id.partition(".")
-    if number.isdecimal():
-        array = f"{number}[]{dot}{server}"
-        for flags in ("-xf", "-f"):
-            answer = commands.ask("qstat", flags, "-F", "json", array)
-            if answer.code == 0:
-                with suppress(ValueError):
-                    parse_json(answer.out, array)
-
-
-def parse_json(text: str, job_id: str) -> JobState:
-    """Returns the job in the output of `qstat -f -F json`.
+def parse_json(text: str, job_id: str) -> list[JobState]:
+    """Returns the jobs in the output of `qstat -f -F json`: several ones for an array.
 
     Raises:
         ValueError: the text is not JSON, or is not the output of qstat.
         DdpHpcError: the output is for another job, or contains no state.
     """
+    records: dict[str, dict[str, str]] = {}
     try:
         answer = json.loads(text, strict=False)
-        jobs = answer["Jobs"]
-        found = [(name, job) for name, job in jobs.items() if same_job(name, job_id)]
-        if not found and jobs:
-            raise _not_of(job_id, ", ".join(jobs))
-        [(name, job)] = found
-        flat: dict[str, str] = {}
-        for key, value in job.items():
-            inner = value.items() if isinstance(value, dict) else [("", value)]
-            flat |= {f"{key}.{part}".rstrip("."): _text(one) for part, one in inner}
+        for name, job in answer["Jobs"].items():
+            flat: dict[str, str] = {}
+            for key, value in job.items():
+                inner = value.items() if isinstance(value, dict) else [("", value)]
+                flat |= {f"{key}.{part}".rstrip("."): _text(one) for part, one in inner}
+            records[name] = flat
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("qstat printed no valid JSON description of the job") from error
-    return _state(name, flat, flat.get("Variable_List.PBS_O_WORKDIR", ""))
+    if not records:
+        raise ValueError("qstat printed no job")
+    return _jobs(records, job_id, ", ".join(records))
 
 
-def parse_text(text: str, job_id: str) -> JobState:
-    """Returns the job in the output of `qstat -f`, with or without -w.
+def parse_text(text: str, job_id: str) -> list[JobState]:
+    """Returns the jobs in the output of `qstat -f`, with or without -w: several ones for an array.
 
     Raises:
         DdpHpcError: the output is invalid, or is for another job.
     """
-    name = text.partition("\n")[0].partition("Job Id:")[2].strip()
-    if not same_job(name, job_id):
-        raise _not_of(job_id, name or text[:80])
-    flat = attributes_in(text)
-    found = _WORK_DIR.search(flat.get("Variable_List", ""))
-    return _state(name, flat, re.sub(r"\\(.)", r"\1", found[1]) if found else "")
+    records: dict[str, dict[str, str]] = {}
+    for record in re.split(r"^Job Id:", text, flags=re.MULTILINE)[1:]:
+        flat = attributes_in(record)
+        found = _WORK_DIR.search(flat.get("Variable_List", ""))
+        work_dir = re.sub(r"\\(.)", r"\1", found[1]) if found else ""
+        records[record.partition("\n")[0].strip()] = {**flat, "Variable_List.PBS_O_WORKDIR": work_dir}
+    return _jobs(records, job_id, ", ".join(records) or text)
+
+
+def _jobs(records: Mapping[str, dict[str, str]], job_id: str, seen: str) -> list[JobState]:
+    """Returns the job, or the tasks of the array, from the attributes of all jobs in the output of qstat."""
+    name = next((one for one in records if same_job(one, job_id)), "")
+    found = _tasks(name, records) if "[]" in name else [_state(name, records[name])] if name else []
+    if not found:
+        raise DdpHpcError(
+            f"unexpected output of qstat for job {job_id}: {printable(seen[:80])!r}. {_try(job_id)}"
+        )
+    return found
+
+
+def _tasks(array: str, records: Mapping[str, dict[str, str]]) -> list[JobState]:
+    """Returns the states of the tasks of an array, in the order of their indices."""
+    prefix, _, end = array.partition("]")
+    # qsub's command line is an attribute of the array alone.
+    shared = {"Submit_arguments": records[array].get("Submit_arguments", "")}
+    own = {one: job for one, job in records.items() if one.startswith(prefix) and one != array}
+    states = [_state(one, {**shared, **job}) for one, job in own.items()]
+    found = [one for one in states if one.phase != "waiting" or "array_index" in own[one.job_id]]
+    for indices, num_tasks, job in _waiting_tasks(records[array]):
+        found.append(replace(_state(f"{prefix}{indices}]{end}", job), num_tasks=num_tasks))
+    return [replace(one, array=array) for one in sorted(found, key=lambda one: task_index(one.job_id) or 0)]
+
+
+def _waiting_tasks(array: Mapping[str, str]) -> Iterator[tuple[str, int, dict[str, str]]]:
+    """Yields ranges of tasks that have not started: the indices such as `1-5:2`, their number, and the
+    attributes of these tasks.
+    """
+    word = array.get("job_state", "")
+    if _PHASES.get(word) == "ended":
+        return
+    for indices in array.get("array_indices_remaining", "").split(","):
+        if match := _INDICES.fullmatch(indices):  # "-" stands for no task
+            first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
+            # B is the state of an array of which tasks have started.
+            yield indices, 1 + max(0, last - first) // step, {**array, "job_state": word.replace("B", "Q")}
 
 
 def attributes_in(text: str) -> dict[str, str]:
@@ -133,39 +202,51 @@ def job_id_of(answer: str) -> str | None:
     return match[1] if match else None
 
 
-def cancel(job_id: str) -> str:
-    """Cancels the job; returns the error message of PBS, empty on success."""
-    answer = commands.submit("qdel", job_id)
+def cancel(job_id: str, tasks: Sequence[str] = ()) -> str:
+    """Cancels the job, or `tasks` of the array; returns the error message of PBS, empty on success.
+
+    `qdel 12[]` would delete the records of all tasks that have ended (req_deletejob in req_delete.c). With
+    several operands, qdel was seen to leave tasks of an array without a message.
+    """
+    answer = commands.submit("qdel", _range_of(tasks) if tasks else job_id)
     return answer.said if answer.code else ""
 
 
-def _not_of(job_id: str, seen: str) -> DdpHpcError:
-    return DdpHpcError(
-        f"unexpected output of qstat for job {job_id}: {printable(seen[:80])!r}. Try it manually: "
-        f"qstat -xf {job_id}"
-    )
+def _range_of(tasks: Sequence[str]) -> str:
+    """Returns the ID of all tasks from the first to the last of these, such as `12[3-7].pbs-srv`."""
+    prefix, _, rest = tasks[0].partition("[")
+    ranges = [_INDICES.match(one.partition("[")[2]) for one in tasks]
+    indices = [int(index) for match in ranges if match for index in match.group(1, 2) if index]
+    first, last = min(indices), max(indices)
+    return f"{prefix}[{first if first == last else f'{first}-{last}'}]{rest.partition(']')[2]}"
+
+
+def _try(job_id: str) -> str:
+    return f"Try it manually: qstat -xf {shlex.quote(job_id)}"
 
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
+def _state(name: str, job: Mapping[str, str]) -> JobState:
     word = job.get("job_state", "")
     if word not in _PHASES:
         raise DdpHpcError(
-            f"qstat reports the unknown state {printable(word[:40])!r} for job {name}. "
-            f"Try it manually: qstat -xf {name}"
+            f"qstat reports the unknown state {printable(word[:40])!r} for job {name}. {_try(name)}"
         )
-    if name.endswith("[]") or "[]." in name:
-        first = re.match("[0-9]+", job.get("array_indices_submitted", ""))
-        one = name.replace("[]", f"[{first[0] if first else 0}]", 1)
-        raise RequestError(f"job {name} is a job array; give the ID of one of its jobs, such as {one}")
     phase = _PHASES[word]
-    status = _whole(job.get("Exit_status", "")) if phase == "ended" else None
-    end = _end_of(status, "stime" in job, job.get("substate", "")) if phase == "ended" else ""
+    is_ended = phase == "ended"
+    has_record = "[" not in name or "array_index" in job
+    status = _whole(job.get("Exit_status", "")) if is_ended and has_record else None
+    end: End = ""
+    if is_ended and has_record:
+        end = _end_of(status, "stime" in job, job.get("substate", ""))
+    elif is_ended:
+        end = _ENDS_WITHOUT_RECORD.get(job.get("comment", ""), "unknown")
     walltime = job.get("Resource_List.walltime", "")
     keep = job.get("Keep_Files", "")
+    work_dir = job.get("Variable_List.PBS_O_WORKDIR", "")
     waits = phase == "waiting"
     estimate = job.get("estimated.start_time", "") or job.get("Execution_Time", "") if waits else ""
     return JobState(
@@ -176,9 +257,9 @@ def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
         end=end,
         name=job.get("Job_Name", ""),
         owner=job.get("Job_Owner", "").partition("@")[0],
-        reason=_reason(job, status, end),
+        reason=_reason(job, status, end) if has_record or waits else "",
         nodes="+".join(dict.fromkeys(part.partition("/")[0] for part in job.get("exec_host", "").split("+"))),
-        elapsed_s=_elapsed_s(job, phase),
+        elapsed_s=_elapsed_s(job, phase) if has_record else None,
         walltime_s=duration_s(walltime) or _whole(walltime),
         starts_at_s=clock_s(estimate, TIME_FORMAT) or _whole(estimate),
         exit_code=status if status is not None and 0 <= status < _SIGNALLED else None,
@@ -203,7 +284,8 @@ def _end_of(status: int | None, started: bool, substate: str) -> End:
         return "done"
     if status < 0:
         return _ENDS.get(status, "failed")
-    return "cancelled" if status > _SIGNALLED and substate == "91" else "failed"
+    # The exit code is that of the script if it has handled the signal.
+    return "cancelled" if substate == "91" else "failed"
 
 
 def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
@@ -213,10 +295,13 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
         if "afterok" in wanted or "afternotok" in wanted:
             why += ", or that job did not end as required"
     state = job.get("job_state", "")
-    held = _hold(job) if state == "H" else ""
+    # A task of a held array has the state Q.
+    held = _hold(job) if state == "H" or (state == "Q" and job.get("Hold_Types", "n") != "n") else ""
     is_delayed = state in ("H", "W", "Q") and "Execution_Time" in job
     not_before = f"it cannot start before {job['Execution_Time']}" if is_delayed else ""
-    parts = (why, held, not_before, job.get("comment", ""))
+    comment = job.get("comment", "")
+    # Tasks that have not started have the comment of their array.
+    parts = (why, held, not_before, "" if comment.startswith("Job Array Began") else comment)
     return "; ".join(part for part in parts if part)
 
 

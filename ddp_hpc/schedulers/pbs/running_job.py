@@ -16,6 +16,8 @@ from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Succes
 from ddp_hpc.units import parse_walltime_s
 
 _ASK_LIMIT_S = 30.0
+# Limit on one query for the array of this job, which is repeated if it fails.
+_ARRAY_LIMIT_S = 5.0
 # Whether PBS has dropped the successor is asked only if this much time is left.
 _DROP_CHECK_S = 5.0
 # The variables that qsub itself needs.
@@ -26,6 +28,7 @@ _JOB_ID = re.compile(r"^[0-9]+(?:\.[A-Za-z0-9.-]+)?$", re.MULTILINE)
 _RERUN = "60"
 # The state and substate of a job that the server has removed without running it (job_abt in req_register.c).
 _DROPPED = ("F", "92")
+_COMMAND_LINE = "Submit_arguments"
 # Only the comment of a job that a user has deleted contains this text.
 _DELETED = " and terminated"
 
@@ -40,12 +43,12 @@ class PbsJob(RunningJob):
         super().__init__(job_id, environ)
         self._attributes = self._query(_ASK_LIMIT_S)
 
-    def _query(self, limit_s: float) -> dict[str, str]:
-        """Returns the attributes that `qstat -f` prints for this job; empty if qstat fails."""
+    def _query(self, limit_s: float, job_id: str = "") -> dict[str, str]:
+        """Returns the attributes that `qstat -f` prints for this or another job; empty if qstat fails."""
         if "PBS_JOBID" not in self.environ:
             return {}
         try:
-            return attributes_in(commands.run(("qstat", "-f", self.job_id), limit_s).out)
+            return attributes_in(commands.run(("qstat", "-f", job_id or self.job_id), limit_s).out)
         except commands.NoAnswerError:
             return {}
 
@@ -120,6 +123,11 @@ class PbsJob(RunningJob):
         """Returns the attributes of this job, for which the server is asked again if it has not answered."""
         if not self._attributes:
             self._attributes = self._query(_ASK_LIMIT_S)
+        if self._attributes and "[" in self.job_id and _COMMAND_LINE not in self._attributes:
+            # PBS does not copy the command line of qsub from the array (create_subjob in array_func.c).
+            array = self._query(_ARRAY_LIMIT_S, re.sub(r"\[.*\]", "[]", self.job_id))
+            if array:
+                self._attributes[_COMMAND_LINE] = array.get(_COMMAND_LINE, "")
         return self._attributes
 
     def _environment(self, passed: Mapping[str, str]) -> dict[str, str]:

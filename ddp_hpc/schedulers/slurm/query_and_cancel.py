@@ -10,12 +10,22 @@ from __future__ import annotations
 import pwd
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.job_state import SLUID, End, JobState, Phase, clock_s, duration_s
+from ddp_hpc.schedulers.job_state import (
+    SLUID,
+    End,
+    JobState,
+    Phase,
+    clock_s,
+    duration_s,
+    only_job,
+    task_index,
+)
 from ddp_hpc.text_table import printable
 
 # The second message is for a task that the controller has forgotten, unlike other tasks of its array.
@@ -75,8 +85,7 @@ def read_job(job_id: str) -> JobState | None:
         RequestError: the job is an array.
         DdpHpcError: Slurm does not answer, or its answer is invalid.
     """
-    found = read_jobs(job_id)
-    return _only(found, job_id) if found else None
+    return only_job(read_jobs(job_id), job_id)
 
 
 def read_jobs(job_id: str) -> list[JobState]:
@@ -109,21 +118,7 @@ def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
     for one in known:
         reason = who.get(one.job_id, one.reason) if one.end == "cancelled" else one.reason
         tasks[one.job_id] = replace(one, reason=reason)
-    return sorted(tasks.values(), key=_task_index)
-
-
-def _task_index(job: JobState) -> int:
-    match = re.search(r"_\[?([0-9]{1,9})", job.job_id)
-    return int(match[1]) if match else 0
-
-
-def _only(found: list[JobState], job_id: str) -> JobState:
-    if found[0].array:
-        raise RequestError(
-            f"job {job_id} is a job array; give the ID of one of its jobs, such as "
-            f"{_number_and_clusters(job_id)[0]}_{_task_index(found[0])}"
-        )
-    return found[0]
+    return sorted(tasks.values(), key=lambda one: task_index(one.job_id) or 0)
 
 
 def parse_scontrol(text: str, job_id: str) -> list[JobState]:
@@ -198,8 +193,9 @@ def job_id_of(answer: str) -> str | None:
     return f"{match[1]}@{match[2]}" if match[2] else match[1]
 
 
-def cancel(job_id: str) -> str:
-    """Cancels the job; returns the error message of Slurm, empty on success."""
+def cancel(job_id: str, tasks: Sequence[str] = ()) -> str:
+    """Cancels the job or all tasks of the array; returns the error message of Slurm, empty on success."""
+    del tasks  # scancel does not change the tasks that have ended
     number, clusters = _number_and_clusters(job_id)
     answer = commands.submit("scancel", *clusters, number)
     # scancel may have printed a warning although it succeeded.

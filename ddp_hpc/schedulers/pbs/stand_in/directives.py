@@ -27,7 +27,7 @@ _ATTRIBUTES = {"-P": "project", "-S": "Shell_Path_List", "-u": "User_List", "-c"
 
 _NAME = re.compile(r"[A-Za-z0-9_+][!-#%-~]*")
 _RESOURCE = re.compile(r"\s*([^=,\s]+)(?:=(\S*))?")
-_ARRAY = re.compile(r"([0-9]{1,4})-([0-9]{1,4})(?::([1-9][0-9]{0,3}))?(?:%[1-9][0-9]{0,3})?")
+_ARRAY = re.compile(r"([0-9]{1,4})-([0-9]{1,4})(?::([1-9][0-9]{0,3}))?(?:%([1-9][0-9]{0,3}))?")
 _DEPEND = re.compile(r"(?:after|afterok|afternotok|afterany)(?::[0-9][^:,]*)+")
 
 
@@ -49,6 +49,7 @@ class Request:
     umask: int = 0o077
     after: tuple[tuple[str, str], ...] = ()  # dependencies: their kind, such as afterany, and the job
     indices: range = range(0)  # indices of the subjobs of an array
+    max_running: int = 0  # maximum number of subjobs that run at the same time; 0 means no limit
     is_held: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
     is_rerunable: bool = True
@@ -188,7 +189,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
         case "-J":
             indices = array_indices(value)
             _check(len(indices) > 0, option)
-            return {"indices": indices}
+            return {"indices": indices, "max_running": int(value.partition("%")[2] or 0)}
         case "-C" | "-X":
             raise RefusedError(f"qsub: the stand-in does not support {option}", 99)
         case _ if option in _WITHOUT_EFFECT:

@@ -60,6 +60,7 @@ class Mom(Daemon):
         started = {key: self.job[key].replace("^array_index^", self.index()) for key in _LOGS}
         self.update(
             **started, job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self.where(),
+            _started_s=time.time(),
             run_count=self.job.get("run_count", 0) + 1,
         )  # fmt: skip
         start_s = time.monotonic()
@@ -72,7 +73,7 @@ class Mom(Daemon):
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
         self.update(
             job_state="F", substate=substate, Exit_status=exit_status, Stageout_status=1, obittime=now,
-            mtime=now, history_timestamp=int(time.time()),
+            mtime=now, history_timestamp=int(time.time()), _ended_s=time.time(),
             resources_used=self.used(int(time.monotonic() - start_s)),
             comment=comment if " and terminated" in comment else f"{comment} and {how}",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Stand-in for `qstat [-x] -f [-w] [-F json] JOB`: prints the attributes of a job as text or JSON."""
+"""Stand-in for `qstat [-x] [-t] -f [-w] [-F json] JOB`: prints the attributes of jobs as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.schedulers.pbs.stand_in import arrays, server
 
 # According to qstat.c, the values of these attributes are always strings.
 _TEXT = ("Job_Name", "project", "Account_Name")
@@ -32,31 +32,37 @@ def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:
     """
     server.check_running("qstat", root)
     try:
-        options, words = getopt.getopt(list(argv), "fxwF:")
+        options, words = getopt.getopt(list(argv), "fxtwF:")
     except getopt.GetoptError:
         options, words = [], []
     flags = dict(options)
     if "-f" not in flags or flags.get("-F", "json") != "json" or len(words) != 1:
-        raise RefusedError("qstat: the stand-in supports only `qstat [-x] -f [-w] [-F json] JOB`", 99)
+        raise RefusedError("qstat: the stand-in supports only `qstat [-x] [-t] -f [-w] [-F json] JOB`", 99)
     frame = {
         "timestamp": int(time.time()),
         "pbs_version": "23.06.06",
         "pbs_server": server.Settings.read(root).server,
     }
     try:
-        name, job = _job(root, words[0], with_history="-x" in flags)
+        found = _jobs(root, words[0], with_history="-x" in flags, with_subjobs="-t" in flags)
     except RefusedError:
         if "-F" in flags:
             _print(frame)
         raise
-    shown = {key: value for key, value in job.items() if not key.startswith("_")}
+    shown = {
+        name: {key: value for key, value in job.items() if not key.startswith("_")} for name, job in found
+    }
     if "-F" in flags:
-        _print({**frame, "Jobs": {name: {key: _typed(key, value) for key, value in shown.items()}}})
-    else:
-        sys.stdout.write("\n".join(_lines(name, shown, is_wide="-w" in flags)) + "\n\n")
+        typed = {name: {key: _typed(key, one) for key, one in job.items()} for name, job in shown.items()}
+        _print({**frame, "Jobs": typed})
+        return
+    for name, job in shown.items():
+        sys.stdout.write("\n".join(_lines(name, job, is_wide="-w" in flags)) + "\n\n")
 
 
-def _job(root: Path, word: str, *, with_history: bool) -> tuple[str, jobs.Attributes]:
+def _jobs(
+    root: Path, word: str, *, with_history: bool, with_subjobs: bool
+) -> list[tuple[str, jobs.Attributes]]:
     settings = server.Settings.read(root)
     if not word[:1].isdecimal():
         raise RefusedError(f"qstat: Unknown queue {word}", server.UNKNOWN_QUEUE)
@@ -66,12 +72,21 @@ def _job(root: Path, word: str, *, with_history: bool) -> tuple[str, jobs.Attrib
     number = server.job_number("qstat", word, root)
     job = jobs.load(root, number)
     name = server.job_id(number, job["server"])
+    found = []
     if "_indices" in job:
-        name, job = name.replace(".", "[].", 1), server.array_state(root, number, job)
+        name = name.replace(".", "[].", 1)
+        found = [arrays.subjob(number, index) for index in job["_indices"]] if with_subjobs else []
+        job = arrays.state(root, number, job)
+    elif arrays.array_of(number)[0]:
+        job = arrays.shown_subjob(root, number, history=settings.history)
     if job["job_state"] == "F" and not with_history:
         text = f"qstat: {name} Job has finished, use -x or -H to obtain historical job information"
         raise RefusedError(text, server.FINISHED)
-    return name, job
+    subjobs = [
+        (server.job_id(one, job["server"]), arrays.shown_subjob(root, one, history=settings.history))
+        for one in found
+    ]
+    return [(name, job), *subjobs]
 
 
 def _print(answer: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.job_arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.schedulers.pbs.stand_in import arrays, server
 from ddp_hpc.schedulers.pbs.stand_in.directives import OPTIONS, USAGE, Request, read_request
 from ddp_hpc.schedulers.pbs.stand_in.resources import (
     Chunk,
@@ -53,7 +53,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     if never := never_runs_reason(request, settings):
         jobs.save(root, number, {**job, "comment": never})
     elif request.indices:
-        _submit_array(root, settings, request.indices, number, job)
+        _submit_array(root, settings, request, number, job)
         sys.stdout.write(f"{number}[].{settings.server}\n")
         return
     elif request.is_held:
@@ -69,23 +69,28 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     sys.stdout.write(f"{number}.{settings.server}\n")
 
 
-def _submit_array(root: Path, settings: Settings, indices: range, number: int, job: jobs.Attributes) -> None:
-    """Saves the array and its subjobs, and starts the subjobs; in a rehearsal, only one subjob."""
-    name = f"{number}[].{settings.server}"
+def _submit_array(
+    root: Path, settings: Settings, request: Request, number: int, job: jobs.Attributes
+) -> None:
+    """Saves the array and its subjobs, and starts subjobs; a rehearsal has only one subjob."""
+    indices, name = request.indices, f"{number}[].{settings.server}"
     logs = ("Output_Path", "Error_Path")
-    paths = {log: f"{job[log]}.^array_index^" for log in logs}
-    text = f"{indices.start}-{indices.stop - 1}" + (f":{indices.step}" if indices.step > 1 else "")
-    listed = {"array": "True", "array_indices_submitted": text, "_indices": list(indices)}
-    if not settings.any_site:
-        jobs.save(root, number, {**job, **paths, **listed})
+    job = {**job, **{log: f"{job[log]}.^array_index^" for log in logs}}
+    own = {key: value for key, value in job.items() if key not in arrays.NOT_COPIED}
     for index in [rehearsed_index(settings, indices)] if settings.any_site else indices:
-        own = server.subjob(number, index)
-        copy = root / "mom_priv" / "jobs" / f"{server.job_id(own, settings.server)}.SC"
+        subjob = arrays.subjob(number, index)
+        copy = root / "mom_priv" / "jobs" / f"{server.job_id(subjob, settings.server)}.SC"
         shutil.copy(root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC", copy)
         of_array = {"PBS_ARRAY_ID": name, "PBS_ARRAY_INDEX": str(index)}
-        more = {"array_id": name, "array_index": index, "_array": of_array}
-        jobs.save(root, own, {**job, **paths, **more})
-        server.start_mom(root, own)
+        jobs.save(root, subjob, {**own, "array_id": name, "array_index": str(index), "_array": of_array})
+    if settings.any_site:
+        return
+    text = f"{indices.start}-{indices.stop - 1}" + (f":{indices.step}" if indices.step > 1 else "")
+    limit = {"max_run_subjobs": request.max_running} if request.max_running else {}
+    held = {"job_state": "H", "Hold_Types": "u", "substate": 20} if request.is_held else {}
+    shown = {"array": "True", "array_indices_submitted": text, **limit, **held}
+    jobs.save(root, number, {**job, **shown, "_indices": list(indices), "_max_running": request.max_running})
+    server.release(root)
 
 
 def _operands(argv: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.schedulers.pbs.stand_in import arrays
 
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
@@ -22,7 +23,8 @@ DOWN = "server_is_down"
 RERUN = 60  # JOB_SUBSTATE_RERUN in job.h
 
 # PBS error numbers (pbs_error.h). Commands exit with the lowest byte.
-FINISHED, UNKNOWN_JOB, NO_PERMISSION, BAD_STATE, UNKNOWN_QUEUE = 35, 153, 159, 168, 170
+FINISHED, FINISHED_SUBJOB, UNKNOWN_JOB, INVALID, NO_PERMISSION = 35, 55, 153, 156, 159
+BAD_STATE, UNKNOWN_QUEUE = 168, 170
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,9 @@ def release(root: Path) -> None:
     with jobs.locked(root / "release.lock"):
         for number in jobs.numbers(root):
             job = load(root, number)
+            for own in arrays.startable(root, number, job) if "_indices" in job else []:
+                jobs.change(root, own, _started=True)
+                start_mom(root, own)
             if (
                 job["job_state"] != "H"
                 or "comment" in job
@@ -108,7 +113,7 @@ def release(root: Path) -> None:
 
 def _state_of(root: Path, number: int) -> jobs.Attributes:
     job = load(root, number)
-    return array_state(root, number, job) if "_indices" in job else job
+    return arrays.state(root, number, job) if "_indices" in job else job
 
 
 def _decision(kind: str, before: jobs.Attributes) -> str:
@@ -149,7 +154,10 @@ def is_known(root: Path, number: int, settings: Settings) -> bool:
     """Returns whether the server knows a job. Without job history it forgets jobs that have ended."""
     if not jobs.job_file(root, number).exists():
         return False
-    return settings.history or load(root, number)["job_state"] != "F"
+    array, _ = arrays.array_of(number)
+    if array and jobs.job_file(root, array).exists():
+        number = array  # as long as an array is known, qstat shows all of its subjobs
+    return settings.history or _state_of(root, number)["job_state"] != "F"
 
 
 def clock(seconds: int) -> str:
@@ -159,22 +167,8 @@ def clock(seconds: int) -> str:
 
 def job_id(number: int, server: str) -> str:
     """Returns the job id `12.pbs-srv`, or `12[3].pbs-srv` for the internal number of a subjob."""
-    array, index = divmod(number, jobs.SUBJOBS)
-    return f"{array}[{index - 1}].{server}" if array else f"{number}.{server}"
-
-
-def subjob(array: int, index: int) -> int:
-    """Returns the internal number of a subjob of an array."""
-    return array * jobs.SUBJOBS + index + 1
-
-
-def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attributes:
-    """Returns an array's attributes: state B until its last job has ended, then Exit_status 0 as in PBS."""
-    states = [load(root, subjob(number, index))["job_state"] for index in job["_indices"]]
-    if all(state == "F" for state in states):
-        return {**job, "job_state": "F", "substate": 92, "Exit_status": 0}
-    begun = any(state in "RF" for state in states)
-    return {**job, "job_state": "B"} if begun and job["job_state"] != "F" else job
+    array, index = arrays.array_of(number)
+    return f"{array}[{index}].{server}" if array else f"{number}.{server}"
 
 
 def job_number(command: str, word: str, root: Path) -> int:
@@ -188,7 +182,7 @@ def job_number(command: str, word: str, root: Path) -> int:
     if match is None:
         raise RefusedError(f"{command}: illegally formed job identifier: {word}", 1)
     settings = Settings.read(root)
-    number = subjob(int(match[1]), int(match[3])) if match[3] else int(match[1])
+    number = arrays.subjob(int(match[1]), int(match[3])) if match[3] else int(match[1])
     is_array = is_known(root, number, settings) and "_indices" in load(root, number)
     if not is_known(root, number, settings) or is_array != (match[2] == "[]"):
         raise RefusedError(f"{command}: Unknown Job Id {head}.{settings.server}", UNKNOWN_JOB)
