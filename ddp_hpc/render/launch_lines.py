@@ -55,8 +55,8 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     launcher += [*options, *(word for text in job.launcher_arg for word in launcher_words(text))]
     if layout.launcher == "torchrun":
         _check_python(job.command)
-        # The path of a script of this machine is not valid in a container.
-        is_inside = job.container and not job.standalone
+        # The path of a script of this machine is not valid in a container, and `wrap` can start one.
+        is_inside = (job.container or site.launch.wrap) and not job.standalone
         return launcher, [
             *wrap,
             *(("python", "-m", STEP_MODULE) if is_inside else (STEP_SCRIPT,)),
