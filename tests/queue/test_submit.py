@@ -18,6 +18,7 @@ from tests.conftest import clean_environ
 from tests.queue.conftest import Programs, Run
 
 REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--gpus-per-node", "4"]
+REQUEST += ["--cpus-per-node", "16"]
 REQUEST += ["--walltime", "00:10:00"]
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=00:10:00\nhostname\n"
 PBS_SCRIPT = "#!/bin/bash\n#PBS -l select=1\n#PBS -l walltime=00:10:00\ncd $PBS_O_WORKDIR\nhostname\n"
