@@ -131,8 +131,12 @@ def until_no_job(site: Site) -> None:
         time.sleep(0.5)
 
 
-def how_to_resume(site: Site) -> str:
-    """Returns the command that `status` or the log gives to a user; empty if there is none."""
+def how_to_resume(site: Site, kind: str) -> str:
+    """Returns the command that `status` or the log gives to a user; empty if there is none.
+
+    A supervisor that was killed leaves no command. In all other cases, the general advice of `status` is only
+    sufficient if nothing was saved.
+    """
     job_id = f"{max(jobs.numbers(site.root))}.pbs-srv"
     argv = [sys.executable, "-m", "ddp_hpc", "status", job_id]
     said = site.run(*argv, env={"PYTHONPATH": str(PROJECT)}).stdout + site.logs()
@@ -141,8 +145,9 @@ def how_to_resume(site: Site) -> str:
     found = re.findall(r"(cd \S+ && qsub .*)", said)
     if found:
         return str(found[-1])
-    # The advice for a run that has saved nothing is another walltime.
-    return "qsub job.pbs" if "submit" in said or "increase --walltime" in said else ""
+    has_snapshots = any((run_dir(site) / "snapshots").glob("step_*"))
+    is_advised = "submit" in said or "increase --walltime" in said
+    return "qsub job.pbs" if is_advised and (kind == "supervisor" or not has_snapshots) else ""
 
 
 def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:
@@ -158,7 +163,7 @@ def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:
     if state.startswith("done"):
         return (kind, how), "complete"
     for _ in range(4):
-        command = how_to_resume(site)
+        command = how_to_resume(site, kind)
         assert command, f"{what}: nobody says how to resume\n{site.logs()}"
         done = site.run("bash", "-c", command)
         assert done.returncode == 0, f"{what}: {command}: {done.stderr}"
