@@ -84,7 +84,7 @@ def test_each_fact_is_on_exactly_one_line(script: list[str], line: str, source: 
 
 
 def test_nccl_uses_slingshot_on_several_nodes_with_the_settings_of_the_guide(script: list[str]) -> None:
-    """NCCL_PROTO is from a measurement with the plugin below; the guide is older than the upgrade of 2026-08."""
+    """NCCL_PROTO is from a measurement with the plugin below, which is newer than the guide."""
     exports = [line for line in beyond_one_node(script) if "LD_LIBRARY_PATH" not in line]
     assert exports == [  # NCCL
         "export NCCL_NET='AWS Libfabric'",
