@@ -42,7 +42,15 @@ FOREIGN = {
     *("--no-kill", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--pmi", "--ppn", "--query-gpu"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rendezvous", "--shm-size", "--tasks-per-node", "--timeout-s"),
     *("--virtual-local-rank", "--nv", "--np", "--nrs", "--npernode", "--rs", "--tasks", "--switches"),
-    *("--deadline", "--label", "--rdzv-id", "--rdzv-conf", "--local-addr", "--max-restarts"),
+    *(
+        "--check-hash-based-pycs",
+        "--deadline",
+        "--label",
+        "--rdzv-id",
+        "--rdzv-conf",
+        "--local-addr",
+        "--max-restarts",
+    ),
 }
 
 

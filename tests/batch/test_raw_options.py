@@ -125,7 +125,8 @@ def test_a_comment_in_setup_is_not_a_directive() -> None:
 def test_launcher_arguments_are_the_last_options_of_the_launcher(profile: str) -> None:
     given = ("--x 'a b'", "--y=$(id)")
     text = render(Job(walltime_s=600, launcher_arg=given), load_site(profile))
-    assert " --x 'a b' '--y=$(id)' \\\n  python -m ddp_hpc.train" in text
+    wrap = " ".join([*load_site(profile).launch.wrap, "python -m ddp_hpc.train"])
+    assert f" --x 'a b' '--y=$(id)' \\\n  {wrap}" in text
 
 
 def test_launcher_arguments_reach_the_launcher_of_torchruns_agents() -> None:
