@@ -134,8 +134,8 @@ def until_no_job(site: Site) -> None:
 def how_to_resume(site: Site, kind: str) -> str:
     """Returns the command that `status` or the log gives to a user; empty if there is none.
 
-    A supervisor that was killed leaves no command. In all other cases, the general advice of `status` is only
-    sufficient if nothing was saved.
+    The general advice of `status` is sufficient if nothing was saved, if the supervisor was killed, and if the
+    run has failed, because a user then has to look at the cause first.
     """
     job_id = f"{max(jobs.numbers(site.root))}.pbs-srv"
     argv = [sys.executable, "-m", "ddp_hpc", "status", job_id]
@@ -146,8 +146,10 @@ def how_to_resume(site: Site, kind: str) -> str:
     if found:
         return str(found[-1])
     has_snapshots = any((run_dir(site) / "snapshots").glob("step_*"))
+    has_failed = (run_dir(site) / "state").read_text().startswith("failed") if has_snapshots else False
     is_advised = "submit" in said or "increase --walltime" in said
-    return "qsub job.pbs" if is_advised and (kind == "supervisor" or not has_snapshots) else ""
+    is_sufficient = kind == "supervisor" or not has_snapshots or has_failed
+    return "qsub job.pbs" if is_advised and is_sufficient else ""
 
 
 def one_run(site: Site, number: int, seed: int) -> tuple[Fault, str]:
