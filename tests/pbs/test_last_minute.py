@@ -134,8 +134,8 @@ def until_no_job(site: Site) -> None:
 def how_to_resume(site: Site, kind: str) -> str:
     """Returns the command that `status` or the log gives to a user; empty if there is none.
 
-    The general advice of `status` is sufficient if nothing was saved, if the supervisor was killed, and if the
-    run has failed, because a user then has to look at the cause first.
+    The general advice of `status` is sufficient if nothing was saved, if the supervisor was killed, and if
+    the run has failed, because a user then has to look at the cause first.
     """
     job_id = f"{max(jobs.numbers(site.root))}.pbs-srv"
     argv = [sys.executable, "-m", "ddp_hpc", "status", job_id]
