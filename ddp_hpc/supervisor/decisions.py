@@ -185,6 +185,8 @@ class NoJob:
     is_error: bool = False
 
 
+NOTHING_SAVED = NoJob(why="this attempt has saved no snapshot, so nothing is submitted")
+"""A rank was lost before the first snapshot of the attempt, perhaps at the same step as before."""
 LAUNCHER_HUNG = NoJob(why="nothing is submitted, because the ranks may hang again", remedy="to resume anyway")
 """The launcher had to be killed although the program has not written a state."""
 

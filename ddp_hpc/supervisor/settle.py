@@ -77,6 +77,8 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         return code
     found = decisions.outcome(code, attempt.first_step, after, ended.launcher)
     if isinstance(found, int):
+        if found and after.state == "running" and after.step:
+            _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.NOTHING_SAVED)
         return found
     return _NextJob(found, attempt, job, clock, files, settings).request(stop)
 

@@ -102,6 +102,15 @@ def test_a_training_without_a_final_state_is_not_done_although_its_launcher_exit
     assert (folder(job) / "state").read_text().startswith(f"failed 60 {said}")
 
 
+def test_ranks_that_are_lost_before_the_next_snapshot_leave_the_command_that_resumes(job: Sandbox) -> None:
+    folder(job, state="requeue 60\n", attempts="1 6 0 1700000000\n")
+    done = run(job, "say running 60; exit 137", DDP_HPC_ATTEMPT="2")
+    assert (done.returncode, calls(job, "scontrol")) == (137, [])
+    why = "this attempt has saved no snapshot, so nothing is submitted"
+    assert f"ddp-hpc: stopped at step 60; {why}; to resume: cd " in done.stdout.decode()
+    assert (folder(job) / "resume").exists()
+
+
 @pytest.mark.parametrize(
     ("says", "launcher_code", "code"),
     [
