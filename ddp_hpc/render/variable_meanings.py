@@ -13,6 +13,7 @@ MEANINGS = {
     "CCL_KVS_MODE": "how the ranks of oneCCL exchange their addresses at the start",
     "CCL_PROCESS_LAUNCHER": "the launcher interface from which oneCCL reads the rank and the number of ranks",
     "CUDA_VISIBLE_DEVICES": "local rank i uses the i-th GPU of this list",
+    "FI_CXI_RDZV_PROTO": "the protocol of libfabric for large messages (fi_cxi.7)",
     "FI_CXI_DEFAULT_CQ_SIZE": "entries of libfabric's completion queues, which must not overflow",
     "FI_CXI_DEFAULT_TX_SIZE": "number of send operations of libfabric that can be pending",
     "FI_CXI_DISABLE_HOST_REGISTER": "1: libfabric does not register its buffers in host memory with the GPU",

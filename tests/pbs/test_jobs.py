@@ -166,7 +166,7 @@ def test_the_sites_software_is_loaded_before_the_ranks_start(
     polaris: tuple[Site, str], seen: dict[int, Seen]
 ) -> None:
     loaded = (polaris[0].home / "software.log").read_text().splitlines()
-    assert loaded == ["module use /soft/modulefiles", "module load conda", "conda activate base"]
+    assert loaded == ["module use /soft/modulefiles", "module load conda/2025-09-25", "conda activate base"]
     assert {rank.env["CONDA_PREFIX"] for rank in seen.values()} == {f"{polaris[0].root}/soft/conda"}
 
 
