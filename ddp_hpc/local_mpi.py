@@ -73,6 +73,11 @@ def is_open_mpi(version: str) -> bool:
     return any(word in version for word in ("Open MPI", "OpenRTE", "PRRTE"))
 
 
+def is_hydra(version: str) -> bool:
+    """Returns whether the version text is that of an mpiexec of MPICH or Intel MPI."""
+    return any(word in version for word in ("HYDRA", "Hydra", "Intel(R) MPI"))
+
+
 def libmpi_of(mpiexec: Path) -> str | None:
     """Returns the path of the MPI library that is installed with this mpiexec; None if it is elsewhere."""
     root = mpiexec.resolve().parent.parent

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ddp_hpc.confirm.answers import Answers, Rank
 from ddp_hpc.confirm.checklist import FAILED, LAUNCHERS, LOCAL_FOLDER, PYTHON, SOFTWARE
 from ddp_hpc.discovery.rank_placement import cpu_numbers
-from ddp_hpc.local_mpi import is_open_mpi
+from ddp_hpc.local_mpi import is_hydra, is_open_mpi
 from ddp_hpc.schedulers.machine_facts import MachineFacts, QueueLimits
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER, Queue
@@ -221,7 +221,7 @@ def _launcher(site: Site, sections: dict[str, str]) -> Iterator[Fact]:
 def _kind_of_mpiexec(version: str) -> str:
     if is_open_mpi(version):
         return "openmpi"
-    if any(word in version for word in ("HYDRA", "Hydra", "Intel(R) MPI")):
+    if is_hydra(version):
         return "hydra"
     return "pals" if re.search(r"pals|mpiexec version \d", version, re.IGNORECASE) else ""
 

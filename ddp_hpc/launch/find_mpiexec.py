@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.local_mpi import ask_version, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
+from ddp_hpc.local_mpi import ask_version, is_hydra, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
 
 _ASK_LIMIT_S = 30.0
 
@@ -72,6 +72,6 @@ def per_node_words(
         more = ":OVERSUBSCRIBE" if may_oversubscribe else ""
         named = [word for name in exported for word in ("-x", name)]
         return ["--map-by", f"ppr:{ranks}:node{more}", "--bind-to", "none", *named]
-    if any(word in version for word in ("HYDRA", "Hydra", "Intel(R) MPI")):
+    if is_hydra(version):
         return ["-ppn", str(ranks)]
     return ["--ppn", str(ranks)]

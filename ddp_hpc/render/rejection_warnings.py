@@ -9,11 +9,10 @@ from pathlib import Path
 
 from ddp_hpc.render.supervisor_line import resumption_of_job
 from ddp_hpc.request.job import Job
-from ddp_hpc.request.queue_choice import limits_of, size_of, takes
+from ddp_hpc.request.queue_choice import all_limits, called, size_of, takes
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.request.resumption import HOW_TO_RESUME
 from ddp_hpc.schedulers.registry import scheduler_of_site
-from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import counted, format_walltime
 
@@ -88,7 +87,7 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     queue = f"queue {layout.queue.name}" + (f" with QOS {job.qos}" if job.qos else "")
     entries = queue_entries(site, layout.queue.name, job.qos)
     if not entries:
-        names = dict.fromkeys(_called(entry) for entry in site.queues if entry.name)
+        names = dict.fromkeys(called(entry) for entry in site.queues if entry.name)
         known = f" (known: {', '.join(names)})" if names else ""
         return [
             f"{site.title} had no {queue} when the profile was checked on {site.checked}{known}. "
@@ -100,7 +99,7 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     ]
     if any(takes(entry, size) for entry, size in sizes):
         return []
-    limits = "; ".join(map(limits_of, entries))
+    limits = all_limits(entries)
     limited = max((size.num_devices for entry, size in sizes if entry.max_devices), default=0)
     gpus = f" with {limited} GPUs" if limited else ""
     walltime = format_walltime(layout.walltime_s or 0)
@@ -108,7 +107,3 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
         f"{counted(job.num_nodes, 'node')}{gpus} for {walltime} exceed the limits of {queue} on "
         f"{site.checked} ({limits}), so the scheduler may reject the job"
     ]
-
-
-def _called(queue: Queue) -> str:
-    return f"{queue.name} with QOS {queue.qos}" if queue.qos else queue.name

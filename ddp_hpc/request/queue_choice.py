@@ -64,10 +64,9 @@ def choose_queue(
     for entry in filter(fits, first):
         return QueueChoice(name=site.default_queue, qos=entry.qos)
     for entry in filter(fits, others):
-        what = f"queue {entry.name}" + (f" with QOS {entry.qos}" if entry.qos else "")
         why = (
-            f"{what}, because {_called(first[0], site)} does not take {_described(size(entry), entry)} "
-            f"({_all_limits(first)} on {site.checked})"
+            f"queue {called(entry)}, because {_default_or(first[0], site)} does not take "
+            f"{_described(size(entry), entry)} ({all_limits(first)} on {site.checked})"
         )
         return QueueChoice(name=entry.name, qos=entry.qos, why=why)
     raise RequestError(_refusal(site, [(entry, size(entry)) for entry in (*first, *others)]))
@@ -129,6 +128,16 @@ def limits_of(queue: Queue) -> str:
     return f"{limits} up to {queue.max_walltime}" if queue.max_walltime else limits
 
 
+def all_limits(entries: Sequence[Queue]) -> str:
+    """Returns the limits of several queue entries."""
+    return "; ".join(map(limits_of, entries))
+
+
+def called(queue: Queue) -> str:
+    """Returns the name of a queue entry with its QOS; empty if it has no name."""
+    return f"{queue.name} with QOS {queue.qos}" if queue.name and queue.qos else queue.name
+
+
 def _nearest(queue: Queue, size: Size) -> Size:
     """Returns the size within the limits of the queue that is the nearest to `size`."""
     nodes = max(size.num_nodes, queue.min_nodes)
@@ -161,7 +170,7 @@ def _refusal(site: Site, sizes: Sequence[tuple[Queue, Size]]) -> str:
     by_hand = " or name a queue with --queue" if any(one.name and one.submit for one, _ in sizes) else ""
     return (
         f"no queue of {site.title} took {_described(size, entry)} when the profile was checked on "
-        f"{site.checked}. The nearest is {_called(entry, site)}, which takes {limits_of(entry)}. Use "
+        f"{site.checked}. The nearest is {_default_or(entry, site)}, which takes {limits_of(entry)}. Use "
         f"{' '.join(remedies) or '--gpus-per-node 0'}{by_hand}."
     )
 
@@ -182,11 +191,5 @@ def _described(size: Size, queue: Queue) -> str:
     return f"{counted(size.num_nodes, 'node')}{gpus}{walltime}"
 
 
-def _called(queue: Queue, site: Site) -> str:
-    if not queue.name:
-        return f"the default of {site.title}"
-    return f"{queue.name} with QOS {queue.qos}" if queue.qos else queue.name
-
-
-def _all_limits(entries: Sequence[Queue]) -> str:
-    return "; ".join(map(limits_of, entries))
+def _default_or(queue: Queue, site: Site) -> str:
+    return called(queue) or f"the default of {site.title}"
