@@ -17,8 +17,9 @@ def test_a_job_gets_the_share_of_its_gpus(cluster: Cluster, tmp_path: Path, gpus
     node = cluster.settings
     job_id = submit(cluster, tmp_path, "--gpus-per-node", str(gpus))
     job = cluster.job(job_id)
+    tres = job.get("TRES") or job["ReqTRES"]  # the name since 23.02
     assert int(job["NumCPUs"]) == node.cpus_per_node * gpus // node.gpus_per_node
-    assert f"mem={node.memory_mib_per_node * gpus // node.gpus_per_node}M" in job["TRES"]
+    assert f"mem={node.memory_mib_per_node * gpus // node.gpus_per_node}M" in tres
 
 
 def test_more_gpus_than_the_nodes_of_a_partition_have_are_refused(cluster: Cluster, tmp_path: Path) -> None:
