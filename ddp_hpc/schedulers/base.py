@@ -239,8 +239,6 @@ class Scheduler:
     """A pattern that occurs only in job ids of this scheduler."""
     commands: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
-    stand_in: ClassVar[str] = ""
-    """The module whose STAND_IN simulates the scheduler in `ddp-hpc rehearse`; empty if there is none."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives; by default those that most schedulers have.

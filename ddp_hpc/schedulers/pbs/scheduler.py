@@ -78,7 +78,6 @@ class Pbs(Scheduler):
         "--env HYDRA_LAUNCHER=rsh --env HYDRA_LAUNCHER_EXEC=/PATH/OF/THE/SCRIPT"
     )
     job_id_pattern = re.compile(r"[.[]")
-    stand_in = "ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter"
     queue_flag = "-q"
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
     # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.

@@ -76,7 +76,6 @@ class Slurm(Scheduler):
     start_without_ssh = "use --launcher srun, which needs no ssh"
     query_command = "scontrol"
     job_id_pattern = re.compile("[_@]|^s")
-    stand_in = "ddp_hpc.schedulers.slurm.stand_in.rehearsal_adapter"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])

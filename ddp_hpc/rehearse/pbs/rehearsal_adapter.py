@@ -9,9 +9,9 @@ from typing import Any
 from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import install_stand_ins, jobs
+from ddp_hpc.rehearse.pbs import resources, server
+from ddp_hpc.rehearse.pbs.directives import array_indices
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
-from ddp_hpc.schedulers.pbs.stand_in import resources, server
-from ddp_hpc.schedulers.pbs.stand_in.directives import array_indices
 
 
 def _status(root: Path, number: int) -> JobStatus:
@@ -66,7 +66,7 @@ STAND_IN = StandInScheduler(
     schedule=server.schedule,
     status=_status,
     settings=_settings,
-    package="ddp_hpc.schedulers.pbs.stand_in",
+    package="ddp_hpc.rehearse.pbs",
     commands=("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun", "qalter"),
     programs={"mpiexec": install_stand_ins.PBS_MPIEXEC},
     requested_nodes=_requested_nodes,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import arrays, server
+from ddp_hpc.rehearse.pbs import arrays, server
 
 _RANGE = re.compile(r"([0-9]{1,6}\[)([0-9]{1,4})-([0-9]{1,4})(?::([0-9]{1,4}))?(\].*)")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import server
-from ddp_hpc.schedulers.pbs.stand_in.resources import walltime_s
+from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.rehearse.pbs.resources import walltime_s
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.job_arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import arrays, server
-from ddp_hpc.schedulers.pbs.stand_in.directives import OPTIONS, USAGE, Request, read_request
-from ddp_hpc.schedulers.pbs.stand_in.resources import (
+from ddp_hpc.rehearse.pbs import arrays, server
+from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
+from ddp_hpc.rehearse.pbs.resources import (
     Chunk,
     check,
     never_runs_reason,
@@ -26,7 +26,7 @@ from ddp_hpc.schedulers.pbs.stand_in.resources import (
     select_of,
     walltime_s,
 )
-from ddp_hpc.schedulers.pbs.stand_in.server import Settings
+from ddp_hpc.rehearse.pbs.server import Settings
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:

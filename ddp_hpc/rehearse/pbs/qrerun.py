@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.rehearse.pbs import server
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:

@@ -19,7 +19,7 @@ from typing import IO
 from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.rehearse.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED = -29, -3
 _LOGS = ("Output_Path", "Error_Path")

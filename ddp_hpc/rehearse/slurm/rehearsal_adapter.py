@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.slurm import controller, option_tables, sbatch
+from ddp_hpc.rehearse.slurm.stepd import log_path
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
-from ddp_hpc.schedulers.slurm.stand_in import controller, option_tables, sbatch
-from ddp_hpc.schedulers.slurm.stand_in.stepd import log_path
 
 
 def _status(root: Path, number: int) -> JobStatus:
@@ -51,7 +51,7 @@ STAND_IN = StandInScheduler(
     schedule=controller.schedule,
     status=_status,
     settings=controller.Settings,
-    package="ddp_hpc.schedulers.slurm.stand_in",
+    package="ddp_hpc.rehearse.slurm",
     commands=("sbatch", "srun", "scontrol", "scancel", "squeue"),
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,

@@ -12,8 +12,8 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.job_arrays import parse_indices, rehearsed_index
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
-from ddp_hpc.schedulers.slurm.stand_in import controller
-from ddp_hpc.schedulers.slurm.stand_in.option_tables import SBATCH, node_count, walltime_s
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.option_tables import SBATCH, node_count, walltime_s
 
 _NO_SCRIPT = """sbatch: error: This does not look like a batch script.  The first
 sbatch: error: line must start with #! followed by the path to an interpreter.

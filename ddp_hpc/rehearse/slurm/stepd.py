@@ -17,8 +17,8 @@ from typing import IO
 from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
-from ddp_hpc.schedulers.slurm.stand_in import controller
-from ddp_hpc.schedulers.slurm.stand_in.controller import hostlist, run_lengths
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
 
 _REQUEUE = "REQUEUED"
 

@@ -20,9 +20,9 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
-from ddp_hpc.schedulers.slurm.stand_in import controller
-from ddp_hpc.schedulers.slurm.stand_in.controller import hostlist, run_lengths
-from ddp_hpc.schedulers.slurm.stand_in.option_tables import SRUN, node_count
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
+from ddp_hpc.rehearse.slurm.option_tables import SRUN, node_count
 
 _MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
 _UNSUPPORTED = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")

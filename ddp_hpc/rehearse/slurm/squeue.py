@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import Table, read_line, spellings
-from ddp_hpc.schedulers.slurm.stand_in import controller
-from ddp_hpc.schedulers.slurm.stand_in.option_tables import BAD_OPTION
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
     values=spellings("jobs:j:job format:o user:u states:t"),

@@ -12,7 +12,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import arrays
+from ddp_hpc.rehearse.pbs import arrays
 
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
@@ -70,7 +70,7 @@ QUEUES = {
 def start_mom(root: Path, number: int) -> None:
     """Starts the daemon of a job, unless this is a rehearsal, in which `schedule` starts the daemons."""
     if not Settings.read(root).any_site:
-        jobs.start_daemon(root, "ddp_hpc.schedulers.pbs.stand_in.mom", number)
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
 
 
 def schedule(root: Path) -> None:
@@ -85,7 +85,7 @@ def schedule(root: Path) -> None:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})
-        jobs.start_daemon(root, "ddp_hpc.schedulers.pbs.stand_in.mom", number)
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
 
 
 def release(root: Path) -> None:

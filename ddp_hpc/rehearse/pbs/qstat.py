@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import arrays, server
+from ddp_hpc.rehearse.pbs import arrays, server
 
 # According to qstat.c, the values of these attributes are always strings.
 _TEXT = ("Job_Name", "project", "Account_Name")

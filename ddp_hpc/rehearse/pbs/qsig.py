@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.rehearse.pbs import server
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.pbs.stand_in.directives import Request
-from ddp_hpc.schedulers.pbs.stand_in.server import QUEUES, Settings
+from ddp_hpc.rehearse.pbs.directives import Request
+from ddp_hpc.rehearse.pbs.server import QUEUES, Settings
 
 _CHUNK_RESOURCES = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
 _JOB_RESOURCES = frozenset(

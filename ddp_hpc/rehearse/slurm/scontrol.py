@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.schedulers.slurm.stand_in import controller
+from ddp_hpc.rehearse.slurm import controller
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 from ddp_hpc import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
-from ddp_hpc.schedulers.slurm.stand_in import controller
-from ddp_hpc.schedulers.slurm.stand_in.option_tables import BAD_OPTION
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
     values=spellings("signal:s user:u name:n:jobname"),

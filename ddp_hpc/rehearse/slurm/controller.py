@@ -58,7 +58,7 @@ def schedule(root: Path) -> None:
             continue
         if may_run(root):
             jobs.save(root, number, {**job, "state": "CONFIGURING", "reason": "None"})
-            jobs.start_daemon(root, "ddp_hpc.schedulers.slurm.stand_in.stepd", number)
+            jobs.start_daemon(root, "ddp_hpc.rehearse.slurm.stepd", number)
         else:
             jobs.save(root, number, {**job, "reason": HELD})
 
