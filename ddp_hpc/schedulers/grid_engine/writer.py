@@ -1,8 +1,6 @@
-"""Support for Grid Engine: the directives of job scripts."""
+"""Directives of job scripts for Grid Engine."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
@@ -14,7 +12,12 @@ from ddp_hpc.request.queue_options import (
     refuse_index_0,
 )
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused, resource_values
+from ddp_hpc.schedulers.directive_values import (
+    Directives,
+    refuse_unused,
+    resource_values,
+)
+from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site, queue_entries
 
 _LACKS = {
@@ -26,21 +29,13 @@ _LACKS = {
 }
 
 
-class GridEngine(Scheduler):
-    """The Grid Engine scheduler.
+class GridEngineWriter(ScriptWriter):
+    """Writes directives for Grid Engine."""
 
-    When a job reaches h_rt, it is killed with SIGKILL without a warning (queue_conf.5).
-    """
-
-    name = "age"
-    title = "Grid Engine"
     template = "age.sh.j2"
-    submit_program = "qsub"
     launchers = ("mpiexec",)
     lacks = _LACKS
     directive_prefix = "#$"
-    kill_delay_s = 1
-    array_index_variables = ("SGE_TASK_ID",)
     mpiexec_needs_hosts = True
     is_account_on_command_line = True
 
@@ -80,11 +75,5 @@ class GridEngine(Scheduler):
             found += [f"-t {array.text}", *([f"-tc {array.limit}"] if array.limit else [])]
         return found
 
-    def array_options(self, index: str) -> list[str]:
-        return ["-t", index]
 
-    def job_id(self, environ: Mapping[str, str]) -> str:
-        return environ.get("JOB_ID") or super().job_id(environ)
-
-
-SCHEDULER = GridEngine()
+ROLE = GridEngineWriter

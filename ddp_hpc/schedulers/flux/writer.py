@@ -1,15 +1,15 @@
-"""Support for Flux: the directives of job scripts."""
+"""Directives of job scripts for Flux."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import parse_dependency
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused
-from ddp_hpc.schedulers.run_command import ask
+from ddp_hpc.schedulers.directive_values import (
+    Directives,
+    refuse_unused,
+)
+from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site
 
 _LACKS = {
@@ -20,13 +20,13 @@ _LACKS = {
 }
 
 
-class Flux(Scheduler):
-    """The Flux scheduler. Its scripts always request whole nodes (--exclusive)."""
+class FluxWriter(ScriptWriter):
+    """Writes directives for Flux.
 
-    name = "flux"
-    title = "Flux"
+    The scripts always request whole nodes (--exclusive).
+    """
+
     template = "flux.sh.j2"
-    submit_program = "flux batch"
     launchers = ("flux",)
     lacks = _LACKS
     directive_prefix = "#flux:"
@@ -52,12 +52,5 @@ class Flux(Scheduler):
     def account_placeholder(self, site: Site) -> str:
         return "--setattr=bank=PROJECT"
 
-    def job_id(self, environ: Mapping[str, str]) -> str:
-        # The script runs in its own Flux instance. The attribute is the job's ID in the enclosing instance.
-        try:
-            return ask("flux", "getattr", "jobid").out.strip() or super().job_id(environ)
-        except DdpHpcError:
-            return super().job_id(environ)
 
-
-SCHEDULER = Flux()
+ROLE = FluxWriter

@@ -1,4 +1,4 @@
-"""Support for a machine without a scheduler: its scripts run immediately."""
+"""Job scripts for a machine without a scheduler, which run immediately."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused
+from ddp_hpc.schedulers.directive_values import (
+    Directives,
+    refuse_unused,
+)
+from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site
 
 
-class Local(Scheduler):
-    """A single machine without a scheduler."""
+class LocalWriter(ScriptWriter):
+    """Writes directives for a machine without a scheduler."""
 
-    name = "local"
-    title = "profile local"
     template = "local.sh.j2"
-    submit_program = "bash"
     launchers = ("mpiexec", "torchrun")
-    has_queue = False
     lacks = dict.fromkeys(
         QUEUE_OPTIONS,
         "without a scheduler a job starts at once on this machine. Remove the option, or choose a profile "
@@ -39,4 +39,4 @@ class Local(Scheduler):
         return {}
 
 
-SCHEDULER = Local()
+ROLE = LocalWriter
