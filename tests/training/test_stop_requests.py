@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.process_control import STOP_SIGNALS
 from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
-from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, StopRequests
+from ddp_hpc.training.run.stop_requests import DEADLINE, StopRequests
 
 from .forked import Forks
 from .runs import error_lines, train
@@ -237,4 +238,4 @@ def test_signal_handlers_of_the_program_are_restored() -> None:
         signal.raise_signal(signal.SIGUSR2)
         assert stopping.stop_request() == signal.SIGUSR2
         assert stopping.explain(stopping.stop_request(), 5) == "rank 5 received SIGUSR2"
-    assert [signal.getsignal(sig) for sig in SIGNALS] == before
+    assert [signal.getsignal(sig) for sig in STOP_SIGNALS] == before

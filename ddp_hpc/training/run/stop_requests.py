@@ -19,9 +19,9 @@ from types import FrameType
 from typing import TextIO
 
 from ddp_hpc.errors import EXIT_FAILED
+from ddp_hpc.process_control import STOP_SIGNALS
 from ddp_hpc.schedulers.deadline import Deadline, MovingDeadline
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 # A scheduler sends SIGKILL soon after these signals. SIGUSR1 and SIGUSR2 are sent earlier, at a time before
 # the time limit that the job script requests.
 _LAST_WARNINGS = (signal.SIGTERM, signal.SIGINT)
@@ -83,7 +83,7 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         threading.Thread(target=self._watch, name="last resort", daemon=True).start()
-        self._old = {sig: signal.signal(sig, self._on_signal) for sig in SIGNALS}
+        self._old = {sig: signal.signal(sig, self._on_signal) for sig in STOP_SIGNALS}
         self._end_at_deadline()
         return self
 
