@@ -138,7 +138,7 @@ def _state(report: JobReport) -> str:
     if state is None:
         return ""
     # The step of a program that does not record its step is not known.
-    step = f" {state.step}" if state.step or state.state == "running" else ""
+    step = f" {state.step}" if state.step or not state.state.is_final else ""
     return f"{state.state}{step} {state.reason}"
 
 

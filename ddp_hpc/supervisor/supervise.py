@@ -20,6 +20,7 @@ from ddp_hpc.launch.rank_environment import (
 )
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
+from ddp_hpc.run_state import State
 from ddp_hpc.schedulers.deadline import REPORTED_BY
 from ddp_hpc.schedulers.running_job import RunningJob
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -37,7 +38,7 @@ AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
 _AFTER_LIMIT_S, _AFTER_POLL_S = 180.0, 2.0
 # The final states of a run. torchrun's agents restart failed ranks, so only `done` is final there.
-_FINAL, _FINAL_WITH_TORCHRUN = ("requeue", "done", "failed"), ("done",)
+_FINAL, _FINAL_WITH_TORCHRUN = tuple(one for one in State if one.is_final), (State.DONE,)
 
 
 def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -> int:
