@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError
 
 _NAME, _REFUSED = "state", "refused"
 _STEP, _UNKNOWN = re.compile(r"[0-9]{1,18}|-"), "-"
