@@ -317,7 +317,7 @@ def serve_heartbeats(num_ranks: int, per_node: int) -> None:
     from ddp_hpc.training.health.heartbeat_monitor import Monitor
 
     listener = open_listener([0], HERE)
-    limits = _limits(num_ranks, 600.0, 600.0, 60.0, 10.0)
+    limits = _limits(num_ranks, 600.0, 600.0, 600.0, 60.0, 10.0)
     monitor = Monitor(
         world_of(0, num_ranks, per_node), limits, lambda _: Beat(1), (listener, "nonce"), None, print
     )

@@ -24,11 +24,13 @@ from ddp_hpc.pip_extras import require
 from ddp_hpc.process_control import set_umask
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.error_election import ErrorElection
+from ddp_hpc.training.health.heartbeat_messages import STARTING
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, print_error
-from ddp_hpc.training.session import introduce, session, start_watching
+from ddp_hpc.training.session import introduce, session, watching_of
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
+    from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.group import Group
     from ddp_hpc.training.telemetry.config import TelemetryConfig
     from ddp_hpc.training.telemetry.profiler import Trace
@@ -109,11 +111,12 @@ def _run(config: TrainConfig) -> None:
     with session(
         config.process_group,
         parts,
+        watching_of(config),
         devices_per_rank=parallel.devices_per_rank,
         cpu_offload=parallel.cpu_offload,
-    ) as group:
+    ) as (group, heartbeat):
         _import_torch()
-        stopped = _train(config, group, parts)
+        stopped = _train(config, group, heartbeat, parts)
     # torchrun restarts ranks that exit with a code other than 0. Job scripts read the result in the run
     # directory's file `state` instead.
     if stopped and group.world.launcher != "torchrun":
@@ -134,7 +137,7 @@ def _import_torch() -> None:
     gc.enable()
 
 
-def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
+def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> str:
     """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
     from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.optimization.float8 import check_fp8
@@ -148,7 +151,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
 
     world = group.world
     progress = Progress(world.rank == 0)
-    introduce(group, progress)
+    introduce(group, heartbeat, progress)
     if config.optimization.tuned:
         tuned = choose_tuned(config, group)
         config = tuned.config
@@ -160,11 +163,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     task, samples, initial = set_up(config, group, progress)
 
     with manage_run(config, group, progress, parts) as lifecycle:
-        heartbeat = start_watching(
-            config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, lifecycle.stacks
-        )
-        if heartbeat.note:
-            progress.say(f"note: {heartbeat.note}")
+        heartbeat.prepare(STARTING)
         with _traced(config.telemetry, group) as trace:
             trainer = Trainer(
                 config, group, task, samples, progress, lifecycle, heartbeat, trace, initial
