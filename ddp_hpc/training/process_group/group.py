@@ -66,18 +66,6 @@ class Group:
         _all_gather(found.view(-1), values.contiguous().view(-1))  # gloo accepts no other shapes
         return found
 
-    def gather_on_rank_0(self, values: torch.Tensor) -> torch.Tensor | None:
-        """Returns every rank's values like `gather` on rank 0, and None on the others.
-
-        Collective: every rank must call this.
-        """
-        if self.backend == "none":
-            return values.unsqueeze(0)
-        is_first = self.world.rank == 0
-        found = values.new_empty((self.world.world_size, *values.shape)) if is_first else None
-        dist.gather(values.contiguous(), None if found is None else list(found), dst=0)
-        return found
-
     def agree(self, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
         agree(self.comm, self.world, problem, exit_code)
