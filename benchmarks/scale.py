@@ -469,7 +469,7 @@ def measure_node_servers(num_ranks: int, per_node: int) -> dict[str, float | Non
     for _ in range(-(-num_ranks // per_node)):
         listener = socket.create_server((HERE, 0), backlog=4096)
         ports += [listener.getsockname()[1]] * per_node
-        servers.append(TorchStoreProcess(listener, own))
+        servers.append(TorchStoreProcess(listener, own, ""))
     clients, start_s = use_tcp_store(ports[:num_ranks])
     connections = num_connections(store._process.pid) - 1  # without that of this process
     del clients

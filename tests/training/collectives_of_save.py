@@ -1,4 +1,4 @@
-"""A program for ranks that saves a snapshot, and prints the collectives of torch that each rank has called."""
+"""A program for ranks that saves a snapshot and prints the collectives of torch that each rank called."""
 
 from __future__ import annotations
 

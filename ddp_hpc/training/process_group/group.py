@@ -177,7 +177,7 @@ def connected_group(
         host=endpoint.host,
         listen=endpoint.listen,
         checked=checked,
-        notes=(endpoint.note,) if endpoint.note else (),
+        notes=tuple(filter(None, (endpoint.note, store.note))),
         store=endpoint.store,
     )
     # This is not in a `finally`, because destroying the group would wait for a rank that has failed.
