@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,13 @@ from ddp_hpc.rendezvous.end_with_parent import end_with_parent
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import Heartbeat, start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import IMPORTING, PREPARING
-from ddp_hpc.training.health.shutdown import Parts, fail, on_signal
 from ddp_hpc.training.input.host_memory import prepare_host_memory
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 from ddp_hpc.training.process_group.link import Link, connect
+from ddp_hpc.training.run.directories import find_run_directories
+from ddp_hpc.training.run.end import end_after_lost_rank, end_before_kill, fail, on_signal
+from ddp_hpc.training.run.parts import Parts
 
 if TYPE_CHECKING:
     from ddp_hpc.training.process_group.group import Group
@@ -81,7 +84,7 @@ def session(
         world, endpoint = _rendezvous(config, parts)
         link = None
         if endpoint is not None:
-            link = connect(world, endpoint, config, parts.finish_writing)
+            link = connect(world, endpoint, config, parts.wait_for_snapshot)
             parts.watch = link.watch
             parts.watch.begin()
         heartbeat = parts.heartbeat = _start_heartbeat(world, link, config, watching, parts)
@@ -146,7 +149,7 @@ def _end_after_agent(agent: int, parts: Parts) -> None:
     while os.getppid() == agent:
         time.sleep(1.0)
     time.sleep(_AFTER_AGENT_S)
-    parts.end_before_kill("torchrun's agent on this node was killed, and this rank did not stop in time")
+    end_before_kill(parts, "torchrun's agent on this node was killed, and this rank did not stop in time")
 
 
 def _rendezvous(config: ProcessGroupConfig, parts: Parts) -> tuple[World, Endpoint | None]:
@@ -172,12 +175,12 @@ def introduce(group: Group, heartbeat: Heartbeat, progress: Progress) -> None:
 
 def watching_of(config: TrainConfig) -> Watching:
     """Returns how the heartbeat watches a training with these options."""
-    stuck_s, snapshots = config.health.hang_timeout_s, config.snapshots.directory
-    run = os.environ.get("DDP_HPC_RUN_DIR", "") or (snapshots if config.snapshots.enabled else None)
+    stuck_s = config.health.hang_timeout_s
+    directories = find_run_directories(config, os.environ)
     return Watching(
         stuck_s=stuck_s,
         first_s=max(config.process_group.timeout_s, stuck_s),
-        stacks=Path(run) / "stacks" if run else None,
+        stacks=None if directories is None else directories.stacks,
     )
 
 
@@ -194,6 +197,6 @@ def _start_heartbeat(
         first_s=watching.first_s,
         connect_s=config.init_timeout_s + AFTER_PARTS_S,
         stacks=watching.stacks,
-        on_lost=parts.on_lost,
+        on_lost=partial(end_after_lost_rank, parts),
         relay=None if link is None else link.endpoint.store.relay,
     )

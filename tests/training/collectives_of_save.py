@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ddp_hpc
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.run_lifecycle import Losses, manage_run
 from ddp_hpc.training.parallel.make_strategy import make_strategy
+from ddp_hpc.training.run.lifecycle import manage_run
+from ddp_hpc.training.run.resumable import Losses
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
 
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> None:
             lifecycle.resume(lifecycle.open(), shared.state(), 2, shared.mesh)
             with Collectives() as found:
                 lifecycle.check_parameters(1, shared.state(), lambda: None)
-                lifecycle.save(Position(1), Losses(), shared.state(), 2, lambda: None)
+                lifecycle.save(Position(1), Losses(), shared.state(), lambda: None)
             lifecycle.finish(Position(1), "", lambda: None)
         # One write, so that lines of different ranks do not mix.
         os.write(1, f"collectives: {json.dumps(sorted(found.names))}\n".encode())
