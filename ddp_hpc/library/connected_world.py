@@ -233,11 +233,8 @@ def distributed(
             hang_timeout=hang_timeout_s,
         )
         try:
-            with session(config.process_group, parts, watching_of(config), cpu_offload=cpu_offload) as (
-                group,
-                heartbeat,
-            ):
-                world = _current = _make_world(config, group, heartbeat, parts)
+            with session(config.process_group, parts, watching_of(config), cpu_offload=cpu_offload) as both:
+                world = _current = _make_world(config, *both, parts)
                 try:
                     yield world
                 except SystemExit as end:
