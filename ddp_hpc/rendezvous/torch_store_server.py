@@ -20,8 +20,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import ClassVar
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.peer_users import open_diagnosis, users_of_peers
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.frame_server import (
     Connection,
     FrameServer,
