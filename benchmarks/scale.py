@@ -317,7 +317,7 @@ def serve_heartbeats(num_ranks: int, per_node: int) -> None:
     from ddp_hpc.training.health.heartbeat_monitor import Monitor
 
     listener = open_listener([0], HERE)
-    limits = _limits(num_ranks, 600.0, 600.0, 60.0, 10.0)
+    limits = _limits(num_ranks, 600.0, 600.0, 600.0, 60.0, 10.0)
     monitor = Monitor(
         world_of(0, num_ranks, per_node), limits, lambda _: Beat(1), (listener, "nonce"), None, print
     )
@@ -469,7 +469,7 @@ def measure_node_servers(num_ranks: int, per_node: int) -> dict[str, float | Non
     for _ in range(-(-num_ranks // per_node)):
         listener = socket.create_server((HERE, 0), backlog=4096)
         ports += [listener.getsockname()[1]] * per_node
-        servers.append(TorchStoreProcess(listener, own))
+        servers.append(TorchStoreProcess(listener, own, ""))
     clients, start_s = use_tcp_store(ports[:num_ranks])
     connections = num_connections(store._process.pid) - 1  # without that of this process
     del clients

@@ -132,9 +132,16 @@ class Forks:
         code = next((code for code in codes if code), 0)
         return Ended(code, job.words(), errors.read_text(), time.monotonic() - began_s)
 
-    def run(self, *options: str | Path, cwd: Path, ranks: int, env: Mapping[str, str] | None = None) -> Job:
+    def run(
+        self,
+        *options: str | Path,
+        cwd: Path,
+        ranks: int,
+        env: Mapping[str, str] | None = None,
+        program: str = "ddp_hpc.train",
+    ) -> Job:
         """Waits for the job, which must succeed."""
-        job = self.start(*options, cwd=cwd, ranks=ranks, env=env)
+        job = self.start(*options, cwd=cwd, ranks=ranks, env=env, program=program)
         assert job.wait() == [0] * ranks, job.words()
         return job
 

@@ -98,7 +98,9 @@ class TrainingState:
         world, device = self.group.world, self.group.device
         own = generator_state(device)
         if not self.is_sharded:
-            if (states := self.group.gather_on_rank_0(own.to(device))) is not None:
+            # Only rank 0 needs these, but NCCL's gather would open a connection from every rank to rank 0.
+            states = self.group.gather(own.to(device))
+            if world.rank == 0:
                 more[_GENERATORS] = states.cpu()
             return self._stream({**of_optimizer, **more}, self._is_first)
         first = self._stream(of_optimizer, lambda one: self.optimizer_is_sharded or self._is_first(one))
