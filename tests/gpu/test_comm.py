@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 def test_every_collective_is_correct_over_nccl_and_the_transport_is_reported(tmp_path):
     options = ["--bytes", "1MiB", "--iterations", "20", "--json", "comm.json"]
-    succeeded(run([*start(2), "-m", "ddp_hpc", "bench", "comm", *options], tmp_path))
+    succeeded(run([*start(2, "torchrun"), "-m", "ddp_hpc", "bench", "comm", *options], tmp_path))
     result = json.loads((tmp_path / "comm.json").read_text())
     assert result["settings"]["backend"] == "nccl"
     assert len(result["rows"]) == 7

@@ -1,0 +1,88 @@
+"""Rows that fail in several ways, for test_gpu.py: `python -m tests.bench.broken_rows DIR` runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.gpu import rows
+from benchmarks.gpu.rows import Context, Row, train
+from benchmarks.gpu.run_tests import run_tests
+
+TESTS = """
+import subprocess, sys, time
+import pytest
+from tests.training.runs import run
+
+def test_passes():
+    pass
+
+def test_fails():
+    assert 1 == 2
+
+def test_hangs(tmp_path):
+    run([sys.executable, "-c", "import time; time.sleep(1234)"], tmp_path)
+
+def test_passes_after_one_that_hangs():
+    pass
+
+@pytest.mark.parametrize("number", range(60))
+def test_takes_a_second(number):
+    time.sleep(1)
+"""
+
+
+def raises(context: Context) -> None:
+    context.report(before=1)
+    raise ValueError("what was wrong")
+
+
+def hangs(context: Context) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1234"], start_new_session=True)
+    time.sleep(100)
+
+
+def tests(context: Context) -> None:
+    Path("test_some.py").write_text(TESTS)
+    run_tests(Path.cwd() / "test_some.py", context.report, limit_s=2)
+
+
+ROWS = [
+    Row("raises", raises),
+    Row("refused", lambda context: train(context, "--cuda-graph")),
+    Row("crashes", lambda context: os.kill(os.getpid(), signal.SIGSEGV)),
+    Row("hangs", hangs, limit_s=0.5),
+    Row("tests", tests, limit_s=8.0),
+    Row("works", lambda context: context.report(value=2)),
+]
+
+
+def main(argv: list[str]) -> None:
+    rows.ROWS[:] = ROWS
+    rows.main(argv)
+
+
+if __name__ == "__main__":
+    from benchmarks.gpu import __main__ as benchmark
+    from benchmarks.gpu.page import Page
+    from ddp_hpc.process_control import adopt_orphans
+    from tests.training.forked import Forks
+
+    adopt_orphans()
+    benchmark._GRACE_S = 3.0
+    forks = Forks() if sys.argv[2] == "forks" else None
+    page = Page(Path(sys.argv[1]), "a test", {"machine": {}})
+    with tempfile.TemporaryDirectory() as name:
+        run_row = partial(
+            benchmark.Runner(page, Path(name), time.monotonic() + 200, forks, "tests.bench.broken_rows").run,
+            device="cpu",
+        )
+        for row in ROWS:
+            run_row(row)
