@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import PROJECT
 
-TEST_LIMIT_S = 90
+TEST_LIMIT_S = 120
 
 
 class TestLimitError(Exception):
