@@ -15,8 +15,8 @@ from ddp_hpc.data.step_shards import Position, steps_left
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.training.config import TrainConfig, against_cuda_graph
-from ddp_hpc.training.health.run_lifecycle import find_run_directories
 from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.run.directories import find_run_directories
 from ddp_hpc.training.snapshots.snapshot_files import find_snapshots, step_of
 
 # Compiling takes one to three minutes, and saves a fraction of a millisecond per step of a small model, and
@@ -98,7 +98,7 @@ def _steps_left(config: TrainConfig, group: Group, num_samples: int) -> int:
         config.epochs, Position(),
     )  # fmt: skip
     num_done = 0
-    if group.world.rank == 0 and (directories := find_run_directories(config, dict(os.environ))):
+    if group.world.rank == 0 and (directories := find_run_directories(config, os.environ)):
         with suppress(DdpHpcError):  # reported when the snapshot is read
             num_done = max(map(step_of, find_snapshots(directories.snapshots)), default=0)
     return max(0, min(num_steps, config.max_steps or num_steps) - group.comm.bcast(num_done))
