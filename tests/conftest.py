@@ -96,7 +96,8 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{system}",
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
-        "PYTHONPATH": str(PROJECT),
+        # The packages of a machine can be in PYTHONPATH, too.
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))),
         "XDG_STATE_HOME": STATE_HOME,
         **WAITING,
         **{name: os.environ[name] for name in OF_GPUS if name in os.environ},

@@ -115,9 +115,10 @@ class Runner:
                 self.page.write()
 
         begin_s = time.monotonic()
-        process, stopped = self._start(row, device, home), ""
+        process, stopped, is_failure = self._start(row, device, home), "", False
         if not process.ends_before(min(begin_s + row.limit_s, self.end_s), look):
             stopped = f"stopped after {time.monotonic() - begin_s:.0f} s"
+            is_failure = "tests" not in values and time.monotonic() < self.end_s
             process.stop(look)
         look()
         values["seconds"] = time.monotonic() - begin_s
@@ -125,7 +126,6 @@ class Runner:
         end_descendants(0.0, without=lambda: [self.forks.pid] if self.forks is not None else [])
         output = process.log.read_text(errors="replace")
         if stopped:
-            is_failure = "tests" not in values and time.monotonic() < self.end_s
             values["failed" if is_failure else "stopped"] = f"{stopped}: {_last_line(output)}"
         elif code := process.poll():
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"

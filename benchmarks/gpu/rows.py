@@ -355,6 +355,7 @@ ROWS = [
 
 def main(argv: list[str]) -> None:
     """Measures the row argv[0] with the context in the file argv[1]; appends the values to values.jsonl."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill must not lose lines
     known = json.loads(Path(argv[1]).read_text())
     row = next(row for row in ROWS if row.name == argv[0])
     with Path("values.jsonl").open("a", buffering=1) as file:
@@ -363,8 +364,5 @@ def main(argv: list[str]) -> None:
             file.write(json.dumps(values) + "\n")
 
         paths = (Path(known[name]) for name in ("out", "shared"))
-        try:
-            row.measure(Context(known["device"], *paths, known["found"], report))
-        finally:
-            sys.stdout.flush()
+        row.measure(Context(known["device"], *paths, known["found"], report))
     sys.exit(0)

@@ -32,6 +32,12 @@ class _Results:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._report(tests=len(session.items))
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._report(running=nodeid.rpartition("::")[2])
+
+    def pytest_sessionfinish(self) -> None:
+        self._report(running="none")
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         def stop(*_: object) -> None:

@@ -27,7 +27,7 @@ def test_fails():
     assert 1 == 2
 
 def test_hangs(tmp_path):
-    run([sys.executable, "-c", "import time; time.sleep(1234)"], tmp_path)
+    run([sys.executable, "-c", "import time; time.sleep(1234)", OUT], tmp_path)
 
 def test_passes_after_one_that_hangs():
     pass
@@ -45,12 +45,13 @@ def raises(context: Context) -> None:
 
 def hangs(context: Context) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    subprocess.Popen(["sleep", "1234"], start_new_session=True)
+    argv = [sys.executable, "-c", "import time; time.sleep(1234)", str(context.out)]
+    subprocess.Popen(argv, start_new_session=True)
     time.sleep(100)
 
 
 def tests(context: Context) -> None:
-    Path("test_some.py").write_text(TESTS)
+    Path("test_some.py").write_text(f"OUT = {str(context.out)!r}\n{TESTS}")
     run_tests(Path.cwd() / "test_some.py", context.report, limit_s=2)
 
 

@@ -17,6 +17,8 @@ from benchmarks.gpu.__main__ import Runner
 from benchmarks.gpu.floor import count_products, floor_s
 from benchmarks.gpu.page import Goal, Page
 from benchmarks.gpu.rows import Row
+from tests.gpu import runs as gpu_runs
+from tests.training.runs import LINEAR
 
 BENCHMARK = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu"]
 
@@ -91,7 +93,17 @@ def test_a_row_that_fails_crashes_or_hangs_does_not_end_the_others(launch, tmp_p
     assert tests["stopped"].startswith("stopped after ")
     assert "test_fails" in (tmp_path / tests["log"]).read_text()
     # Processes of rows and of tests do not remain.
-    assert not subprocess.run(["pgrep", "-f", "sleep.1234"], capture_output=True, text=True).stdout
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
+
+
+def test_the_gpu_tests_start_trainings_as_forks_where_cuda_allows_it(forks, tmp_path, monkeypatch, no_gpu):
+    assert not gpu_runs._can_use_cuda(forks)
+    monkeypatch.setattr(gpu_runs, "_forks", lambda: forks)
+    options = [*LINEAR, "--device", "cpu", "--num-samples", "64", "--epochs", "1"]
+    assert len(gpu_runs.trained_losses(*options, cwd=tmp_path)) == 2
+    refused = gpu_runs.train(*options, "--cuda-graph", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--cuda-graph needs a CUDA device" in refused.stderr
 
 
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(launch, tmp_path, no_gpu):
