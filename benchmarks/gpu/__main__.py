@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.gpu.page import Page, Values, result
 from benchmarks.gpu.rows import ROOT, ROWS, Row
-from ddp_hpc.process_control import adopt_orphans, end_descendants
+from ddp_hpc.base.process_control import adopt_orphans, end_descendants
 from tests.conftest import clean_environ
 from tests.training.forked import Forks
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.atomic_files import write_atomically
+from ddp_hpc.base.atomic_files import write_atomically
 
 Values = dict[str, Any]
 Rows = dict[str, Values]

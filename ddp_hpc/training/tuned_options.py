@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.data.step_shards import Position, steps_left
 from ddp_hpc.discovery.rank_communication import first_text
-from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.training.config import TrainConfig, against_cuda_graph
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.directories import find_run_directories

@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     from benchmarks.gpu import __main__ as benchmark
     from benchmarks.gpu.page import Page
-    from ddp_hpc.process_control import adopt_orphans
+    from ddp_hpc.base.process_control import adopt_orphans
     from tests.training.forked import Forks
 
     adopt_orphans()

@@ -7,15 +7,15 @@ import shlex
 import signal
 from dataclasses import dataclass
 
-from ddp_hpc.errors import EXIT_REQUEUE
-from ddp_hpc.jobs import launcher_messages
-from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.errors import EXIT_REQUEUE
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.base.units import format_walltime
+from ddp_hpc.queue import launcher_messages
+from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
 from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
-from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
-from ddp_hpc.units import format_walltime
 
 # Causes that only the log shows, since the script ends with an ordinary exit code even if the kernel killed a
 # task for lack of memory.
@@ -155,7 +155,7 @@ def examine(
         remedy=_remedy(
             cause,
             job,
-            state or RunState("running", first_step, ""),
+            state or RunState(State.RUNNING, first_step, ""),
             failure,
             next_job,
             resumption,
@@ -200,7 +200,7 @@ def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -
     return (
         reported
         or _LAUNCHER_EXITED.search(log) is not None
-        or (state is not None and state.state == "running")
+        or (state is not None and state.state is State.RUNNING)
     )
 
 
@@ -270,6 +270,6 @@ def _remedy(
         text = commands.start_without_ssh or text
     if cause == "node" and failure and (command := commands.exclude_host(failure.host)):
         text += f" ({command})"
-    if state.state != "done" and state.step:
+    if state.state is not State.DONE and state.step:
         text += f"; it resumes after step {state.step}"
     return text

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, SupportsIndex
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.run_state import RunState, State, write_state
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
-from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.run_state import RunState, write_state
 from ddp_hpc.schedulers.deadline import MovingDeadline, current_end_s, find_deadline
 
 # SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.
@@ -211,7 +211,7 @@ def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
             _complain(f"warning: {progress}: cannot be written: {error}")
     if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
         try:
-            write_state(Path(run_dir), RunState("requeue", step, reason))
+            write_state(Path(run_dir), RunState(State.REQUEUE, step, reason))
         except DdpHpcError as error:  # the exit code still requests that the job is run again
             _complain(f"warning: {error}")
 

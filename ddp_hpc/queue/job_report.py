@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.first_failure import last_attempt
-from ddp_hpc.jobs.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
-from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
-from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import first_failure
+from ddp_hpc.base.run_state import RunState, State, read_state, state_path
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
-from ddp_hpc.rank_ends import first_failure
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.first_failure import last_attempt
+from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
+from ddp_hpc.queue.training_progress import Progress, read_progress
 from ddp_hpc.request.resumption import Resumption
-from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
 
@@ -126,8 +126,8 @@ def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Pat
     """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
     if job is None or job.end != "unknown":
         return job
-    if state is not None and state.state in ("done", "failed"):
-        return replace(job, end="done" if state.state == "done" else "failed")
+    if state is not None and state.state in (State.DONE, State.FAILED):
+        return replace(job, end="done" if state.state is State.DONE else "failed")
     # With -k doe, PBS creates the log at the start of the job.
     never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
     return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
@@ -213,14 +213,14 @@ def check_run_dir(run_dir: Path | None) -> None:
 
 def verdict_of(job: JobState | None, state: RunState | None) -> str:
     """Returns the verdict of `JobReport`, from the scheduler's state of the job and the state of its run."""
-    final = state.state if state and state.state != "running" else ""
+    final = state.state if state and state.state.is_final else ""
     if job is None:
         return final or "unknown"
     if job.phase != "ended":
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    if job.exit_code == EXIT_REQUEUE or final == "requeue":
+    if job.exit_code == EXIT_REQUEUE or final == State.REQUEUE:
         return "requeue"
     return "unknown" if job.end == "unknown" else "failed"
 
