@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu import rows
@@ -60,8 +59,10 @@ ROWS = [
     Row("refused", lambda context: train(context, "--cuda-graph")),
     Row("crashes", lambda context: os.kill(os.getpid(), signal.SIGSEGV)),
     Row("hangs", hangs, limit_s=0.5),
-    Row("tests", tests, limit_s=8.0),
+    Row("tests", tests, limit_s=15.0),
     Row("works", lambda context: context.report(value=2)),
+    Row("is stopped", lambda context: time.sleep(1234)),
+    Row("is not reached", lambda context: context.report(value=3)),
 ]
 
 
@@ -81,9 +82,9 @@ if __name__ == "__main__":
     forks = Forks() if sys.argv[2] == "forks" else None
     page = Page(Path(sys.argv[1]), "a test", {"machine": {}})
     with tempfile.TemporaryDirectory() as name:
-        run_row = partial(
-            benchmark.Runner(page, Path(name), time.monotonic() + 200, forks, "tests.bench.broken_rows").run,
-            device="cpu",
-        )
+        end_s = time.monotonic() + 200
+        runner = benchmark.Runner(page, Path(name), end_s, forks, "tests.bench.broken_rows")
         for row in ROWS:
-            run_row(row)
+            if row.name == "is stopped":
+                runner.end_s = time.monotonic() + 1.5
+            runner.run(row, "cpu")

@@ -58,20 +58,11 @@ def test_the_results_so_far_are_on_the_page_when_the_program_is_killed(launch, t
     assert "bf16_tflops_per_s" in (tmp_path / "gpu.md").read_text()
 
 
-def test_at_the_end_of_the_minutes_the_running_row_is_stopped_and_the_others_say_so(launch, tmp_path):
-    done = launch([*BENCHMARK, "--minutes", "0.15", "--out", tmp_path], timeout_s=60.0)
-    assert done.exit_code == 0, done.stdout + done.stderr
-    assert done.wall_s < 30
-    found = read(tmp_path)
-    assert found["machine"]["device"] == "cpu"
-    assert found["comm"] == {"skipped": "not measured: the time limit was used up"}
-
-
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 @pytest.mark.parametrize("how", ["forks", pytest.param("processes", marks=pytest.mark.soak)])
 def test_a_row_that_fails_crashes_or_hangs_does_not_end_the_others(launch, tmp_path, how):
     argv = [sys.executable, "-m", "tests.bench.broken_rows", tmp_path, how]
-    done = launch(argv, timeout_s=140.0)
+    done = launch(argv, timeout_s=240.0)
     assert done.exit_code == 0, done.stdout + done.stderr
     found = read(tmp_path)
     assert found["raises"]["failed"] == "ValueError: what was wrong"
@@ -81,6 +72,9 @@ def test_a_row_that_fails_crashes_or_hangs_does_not_end_the_others(launch, tmp_p
     assert "SIGSEGV" in found["crashes"]["failed"]
     assert found["hangs"]["failed"].startswith("stopped after ")
     assert found["works"]["value"] == 2
+    # At the end of --minutes, nothing has failed.
+    assert found["is stopped"].keys() == {"stopped", "seconds"}
+    assert found["is not reached"] == {"skipped": "not measured: the time limit was used up"}
     assert "**FAILED**: ValueError: what was wrong (log: raises.log)" in (tmp_path / "gpu.md").read_text()
     # The tests so far are reported, a test that hangs is ended, and the next ones run.
     tests = found["tests"]
