@@ -154,15 +154,15 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     world = group.world
     progress = Progress(world.rank == 0)
     introduce(group, heartbeat, progress)
-    if config.optimization.tuned:
-        tuned = choose_tuned(config, group)
-        config = tuned.config
-        progress.say(tuned.line)
     check_device(config.optimization, group)
     check_fp8(config.optimization, group.device)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
     task, samples, initial = set_up(config, group, progress)
+    if config.optimization.tuned:
+        tuned = choose_tuned(config, group, samples.num_samples)
+        config = tuned.config
+        progress.say(tuned.line)
 
     with manage_run(config, group, progress, parts) as lifecycle:
         heartbeat.prepare(STARTING)
