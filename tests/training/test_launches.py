@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import global_norm, limit_norm
-from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options
+from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
+from ddp_hpc.training.snapshots.dtensor_shards import local_shard
 
 from .fake_mesh import two_ranks
 
@@ -78,6 +79,34 @@ def test_sgd_for_sharded_parameters_is_not_fused():
             torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True).step()
     adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, is_sharded=True)
     assert adam == {"lr": 0.1, "fused": True}
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize(("device", "fused"), [("cuda", None), ("cuda", False), ("xpu", None)])
+def test_a_model_of_which_some_layers_are_sharded_is_updated_like_a_plain_one(
+    device, fused, optimizer, weight_decay
+):
+    # As with tensor parallelism; torch's fused and foreach kernels reject "mixed torch.Tensor and DTensor".
+    config = OptimizationConfig(optimizer=optimizer, fused=fused, weight_decay=weight_decay)
+    plain, mixed = ([*parameters(3), nn.Parameter(torch.ones(2))] for _ in range(2))
+    plain[3].grad, mixed[3].grad = torch.ones(2), torch.ones(2)
+    with two_ranks() as mesh:
+        for number in (0, 2):
+            grad = DTensor.from_local(mixed[number].grad, mesh, [Shard(0)])
+            mixed[number] = nn.Parameter(DTensor.from_local(mixed[number].detach(), mesh, [Shard(0)]))
+            mixed[number].grad = grad
+        for made, is_sharded in ((plain, False), (mixed, True)):
+            options = optimizer_options(config, torch.device(device), 0.1, is_sharded=is_sharded)
+            groups = parameter_groups(made, weight_decay)
+            steps = optimizer_class(config)(groups, **options)
+            steps.step()
+            decays = {id(p): group["weight_decay"] for group in steps.param_groups for p in group["params"]}
+            of_plain = {"adam": 0.0, "adamw": 1e-2, "sgd": 0.0}[optimizer]
+            expected = [weight_decay] * 3 + [0.0] if weight_decay else [of_plain] * 4
+            assert [decays[id(parameter)] for parameter in made] == expected
+        for one, other in zip(plain, map(local_shard, mixed), strict=True):
+            torch.testing.assert_close(one.detach(), other.detach())
 
 
 def test_the_number_of_operators_of_clipping_is_constant():
