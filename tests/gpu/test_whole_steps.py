@@ -76,10 +76,10 @@ def test_a_run_with_graphs_resumes_with_the_same_losses_bit_for_bit(tmp_path):
     assert begun + _losses(tmp_path, *options, *saving) == whole
 
 
-def _steps(sizes=repeat(16), **options):
+def _steps(sizes=None, **options):
     def tokens():
         stored = torch.randint(64, (16, 32), device="cuda")
-        for size in sizes:
+        for size in sizes or repeat(16):
             yield stored[:size], stored[:size]
 
     return Steps(decoder(SampleSpec((32,), (32,), 64), 0.1), tokens(), "cuda:0", **options)

@@ -75,7 +75,8 @@ def test_sgd_for_sharded_parameters_is_not_fused():
         weight = nn.Parameter(DTensor.from_local(made[0].detach(), mesh, [Shard(0)]))
         weight.grad = DTensor.from_local(made[0].grad, mesh, [Shard(0)])
         torch.optim.SGD([weight], **options).step()
-        with pytest.raises(NotImplementedError):  # otherwise the special case can be removed
+        # AssertionError with torch 2.8. If there is no error, the special case can be removed.
+        with pytest.raises((NotImplementedError, AssertionError)):
             torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True).step()
     adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, is_sharded=True)
     assert adam == {"lr": 0.1, "fused": True}
