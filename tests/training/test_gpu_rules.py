@@ -3,11 +3,13 @@
 Stand-ins raise the same errors as the functions of torch that the comments name, or record the calls.
 """
 
+import inspect
 import math
 import pickle
 import sys
 import threading
 import weakref
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 
 import ddp_hpc
 from ddp_hpc.discovery.rank_communication import SingleComm
@@ -29,11 +32,14 @@ from ddp_hpc.training.health.failure_watch import explain_lost_contact
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
+from ddp_hpc.training.parallel.ddp import Ddp
+from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots import host_buffer
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
 from ddp_hpc.training.snapshots.training_state import TrainingState
+from ddp_hpc.training.tasks.task import Task, default_loss
 from ddp_hpc.training.telemetry.metrics_file import versions
 
 from .recorded_group import CUDA, arguments_of_group
@@ -329,3 +335,46 @@ def test_the_library_connects_ranks_with_gloo_for_offloaded_gradients(cpu_offloa
     with pytest.raises(Told), ddp_hpc.distributed(cpu_offload=cpu_offload):
         pass
     assert told["cpu_offload"] is cpu_offload
+
+
+HAS_BATCHED_COPY = "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters
+
+
+@pytest.mark.skipif(not HAS_BATCHED_COPY, reason="torch has batched_grad_copy since 2.13")
+def test_ddp_copies_all_gradients_of_a_bucket_at_once():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = Group(
+            world=ALONE, comm=SingleComm(), device=torch.device("cpu"), backend="gloo", threads=1,
+            placement="",
+        )  # fmt: skip
+        config = TrainConfig()
+        layers = [torch.nn.Linear(8, 8) for _ in range(20)]
+        task = Task(model=torch.nn.Sequential(*layers), loss=default_loss)
+        strategy = make_strategy(task, group, config.parallel, config.optimization)
+        for _ in range(2):  # DDP arranges its buckets anew after the first step
+            strategy.model.zero_grad(set_to_none=True)
+            with torch.profiler.profile() as profiler:
+                strategy.loss(torch.ones(2, 8), torch.ones(2, 8)).backward()
+        calls = Counter(event.name for event in profiler.events())
+        assert calls["aten::_foreach_copy_"] == 1
+        assert all(layer.weight.grad.isfinite().all() for layer in layers)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_ranks", "mib", "expected"),
+    [
+        ("nccl", 8, 1600, 200.0),
+        ("nccl", 8, 400, 50.0),
+        ("nccl", 16, 16000, 200.0),
+        ("nccl", 8, 100, None),
+        ("nccl", 4, 1600, None),
+        ("gloo", 8, 1600, None),
+    ],
+)
+def test_many_ranks_on_gpus_send_larger_buckets(backend, num_ranks, mib, expected):
+    model = torch.nn.Linear(2**18, mib, bias=False, device="meta")
+    group, mesh = SimpleNamespace(backend=backend), SimpleNamespace(data_size=num_ranks)
+    assert Ddp._bucket_mib(SimpleNamespace(group=group, mesh=mesh), model) == expected
