@@ -91,7 +91,7 @@ def test_sgd_for_sharded_parameters_is_not_fused():
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize(("device", "fused"), [("cuda", None), ("cuda", False), ("xpu", None)])
-def test_a_model_of_which_some_layers_are_sharded_is_updated_like_a_plain_one(
+def test_a_fused_or_foreach_update_of_a_partly_sharded_model_equals_that_of_a_plain_one(
     device, fused, optimizer, weight_decay
 ):
     # As with tensor parallelism; torch's fused and foreach kernels reject "mixed torch.Tensor and DTensor".
