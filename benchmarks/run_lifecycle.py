@@ -32,8 +32,8 @@ from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.rank_report import RankReports
-from ddp_hpc.training.health.run_lifecycle import manage_run
-from ddp_hpc.training.health.shutdown import Parts
+from ddp_hpc.training.run.lifecycle import manage_run
+from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import session
 from ddp_hpc.training.snapshots.host_buffer import Stream, specs_of
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory

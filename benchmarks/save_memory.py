@@ -35,8 +35,9 @@ from ddp_hpc.bench import results_output as report
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.run_lifecycle import Losses, manage_run
 from ddp_hpc.training.parallel.make_strategy import make_strategy
+from ddp_hpc.training.run.lifecycle import manage_run
+from ddp_hpc.training.run.resumable import Losses
 from ddp_hpc.training.tasks.task import Task
 
 GIB = 2**30
@@ -84,7 +85,7 @@ def measure(world: Any, strategy: str, layers: int, width: int, folder: Path) ->
     del model
     rows = []
     with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
-        lifecycle.resume(lifecycle.open(), shared.state(), 1, shared.mesh)
+        lifecycle.resume(lifecycle.open(), shared.state(), None, shared.mesh)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         own_bytes = shared.state_bytes()
@@ -92,7 +93,7 @@ def measure(world: Any, strategy: str, layers: int, width: int, folder: Path) ->
         for number, what in enumerate(("first", "second"), start=1):
             reset_peak()
             start_s = time.perf_counter()
-            lifecycle.save(Position(number), Losses(), shared.state(), 1, lambda: None)
+            lifecycle.save(Position(number), Losses(), shared.state(), lambda: None)
             pause_s = time.perf_counter() - start_s
             lifecycle.finish(Position(number), "", lambda: None)
             taken = [own_bytes, resident_bytes("VmHWM") - before, pause_s, time.perf_counter() - start_s]

@@ -17,6 +17,8 @@ from ddp_hpc.process_status import process_stat
 # The parent directory of the package, for Python processes that start without site-packages.
 PACKAGES = Path(__file__).resolve().parents[1]
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+"""The signals with which schedulers, launchers and users ask a program to stop."""
 _KILL_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 

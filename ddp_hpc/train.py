@@ -2,7 +2,7 @@
 trains.
 
 The same code runs in a single process and in ranks started by mpiexec, srun or torchrun.
-`training/session.py` connects the ranks, and `training/health/shutdown.py` converts errors to one
+`training/session.py` connects the ranks, and `training/run/end.py` converts errors to one
 line for the whole job and an exit code.
 """
 
@@ -23,8 +23,10 @@ from ddp_hpc.options import click_options, toml_defaults
 from ddp_hpc.pip_extras import require
 from ddp_hpc.process_control import set_umask
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.error_election import ErrorElection
-from ddp_hpc.training.health.shutdown import Parts, end_stopped, print_error
+from ddp_hpc.training.process_group.error_election import ErrorElection
+from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.run.end import end_stopped
+from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, start_watching
 from ddp_hpc.version import __version__
 
@@ -136,9 +138,9 @@ def _import_torch() -> None:
 
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
-    from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.optimization.float8 import check_fp8
     from ddp_hpc.training.optimization.step_graph import check_device
+    from ddp_hpc.training.run.lifecycle import manage_run
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
     from ddp_hpc.training.telemetry.progress_bar import Progress

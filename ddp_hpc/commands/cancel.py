@@ -143,7 +143,7 @@ def _cancel(job: JobState, tasks: Sequence[str] = ()) -> str:
 
     named = f"job {job.job_id} of {job.owner}"
     try:
-        refused = SCHEDULERS[job.scheduler].job_commands().cancel(job.job_id, tasks)
+        refused = SCHEDULERS[job.scheduler].commands.job_commands().cancel(job.job_id, tasks)
     except DdpHpcError as error:
         return f"{error} ({named})"
     if not refused:

@@ -151,7 +151,7 @@ def _with_share_of_this_machine(job: Job, site: Site) -> Site:
     is_known = node.devices or node.cores or node.cores_per_device
     if not job.gpus_per_node or is_known or not is_here(site.detect, os.environ):
         return site
-    share = scheduler_of_site(site).device_share(job.queue or site.default_queue, job.gpus_per_node)
+    share = scheduler_of_site(site).commands.device_share(job.queue or site.default_queue, job.gpus_per_node)
     if share is None:
         return site
     memory = f" and {share.memory_mib:,} MiB of memory" if share.memory_mib else ""

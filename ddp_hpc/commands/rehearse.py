@@ -149,7 +149,7 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
     ranks = counted(plan.ranks_per_node, "rank")
     found = []
     if plan.is_interactive:
-        shell = SCHEDULERS[plan.scheduler].interactive_command
+        shell = SCHEDULERS[plan.scheduler].commands.interactive_command
         found.append(
             f"{plan.name} has no directives, but uses a job of {scheduler}; it runs as in the shell of "
             f"{shell}, with {counted(plan.num_nodes, 'node')} (change with --nodes)"

@@ -20,7 +20,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 if TYPE_CHECKING:
     from ddp_hpc.jobs.submit import Submission
     from ddp_hpc.lint.run_checks import LintFinding
-    from ddp_hpc.schedulers.base import Overrides
+    from ddp_hpc.schedulers.commands import Overrides
 
 # Checks that do not apply, since `submit` creates the log directory and passes the account to the scheduler.
 _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
@@ -88,10 +88,8 @@ def command(
         sys.stdout.flush()
         click.echo(f"would run: {shlex.join(submission.argv())}", err=True)
         return
-    program = scheduler.submit_program
-    need(
-        program, f"the script's {scheduler.prefix} lines are for {scheduler.title}, which requires {program}"
-    )
+    program, prefix = scheduler.submit_program, scheduler.reader.prefix
+    need(program, f"the script's {prefix} lines are for {scheduler.title}, which requires {program}")
     submit_module.prepare(submission)
     sent = submit_module.submit_chain(submission, chain) if chain else submit_module.submit_one(submission)
     _print_jobs(sent, program, chain, _json_line(submission) if as_json else str)
@@ -209,7 +207,7 @@ def _note(text: str) -> None:
 
 def _overrides(request: dict[str, Any]) -> Overrides:
     """Removes the options that override directives from the request, and returns them."""
-    from ddp_hpc.schedulers.base import Overrides
+    from ddp_hpc.schedulers.commands import Overrides
     from ddp_hpc.units import parse_walltime_s
 
     walltime, nodes = request.pop("walltime"), request.pop("nodes")

@@ -91,7 +91,7 @@ def read_answers(text: str, site: Site) -> Answers:
             f"these are answers for another profile ({other}), not for {site.name} {site.scheduler}. Give "
             "the name of that profile, or run the script of this one."
         )
-    keys = {one.key for one in scheduler_of_site(site).questions()}
+    keys = {one.key for one in scheduler_of_site(site).commands.questions()}
     keys |= {SOFTWARE, PYTHON, LAUNCHERS, LOCAL_FOLDER, LAST}
     found: dict[str, list[str]] = {}
     key = ""

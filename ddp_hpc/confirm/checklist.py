@@ -68,7 +68,7 @@ def checklist(site: Site, name: str) -> str:
         RequestError: the scheduler of the profile cannot be asked.
     """
     scheduler = scheduler_of_site(site)
-    questions = scheduler.questions()
+    questions = scheduler.commands.questions()
     if not questions:
         raise RequestError(
             f"the scheduler of profile {site.name} is {site.scheduler}, but only profiles with slurm or pbs "
@@ -84,7 +84,7 @@ def checklist(site: Site, name: str) -> str:
         )
     ]
     parts += [_ask(one) for one in questions]
-    parts += [*_local_folder(site), _software(site, scheduler.launchers)]
+    parts += [*_local_folder(site), _software(site, scheduler.writer.launchers)]
     parts.append(_TAIL.format(mark=MARK, last=LAST, submit=sh_join(job_command(site, name)), name=sh(name)))
     return "\n".join(parts)
 

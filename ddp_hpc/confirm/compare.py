@@ -41,7 +41,7 @@ class Fact:
 
 def compare(site: Site, answers: Answers) -> tuple[MachineFacts, list[Fact]]:
     """Returns what the scheduler reports, and the comparison of all facts."""
-    found = scheduler_of_site(site).read_answers(answers.sections, site)
+    found = scheduler_of_site(site).commands.read_answers(answers.sections, site)
     facts = [
         _version(site, found.version),
         *_queues(site, found),
@@ -69,7 +69,7 @@ def _fact(key: str, profile: object, machine: object, *change: str, agrees: bool
 
 
 def _version(site: Site, version: str) -> Fact:
-    known = scheduler_of_site(site).version_of(site)
+    known = scheduler_of_site(site).reader.version_of(site)
     table = f"[{site.scheduler}]"
     agrees = version == known or version.startswith(f"{known}.")
     return _fact(f"{site.scheduler}.version", known, version, table, f'version = "{version}"', agrees=agrees)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import scheduler_of_job
 from ddp_hpc.text_table import cut, printable
 
 STATUSES = ("ok", "warn", "fail")  # from best to worst
@@ -25,9 +25,7 @@ class Here:
     @property
     def in_job(self) -> bool:
         """True if this process runs in a job, where a missing component would affect the training."""
-        return self.is_rank or any(
-            one.job_id_variable in self.environ for one in SCHEDULERS.values() if one.job_id_variable
-        )
+        return self.is_rank or scheduler_of_job(self.environ) is not None
 
 
 @dataclass(frozen=True)

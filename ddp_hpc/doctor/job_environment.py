@@ -8,7 +8,7 @@ from ddp_hpc.discovery.launcher_environment import batch_shell_tasks
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
 from ddp_hpc.errors import LaunchError
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import MONITORED
 
 
 def launch(here: Here) -> DoctorFinding:
@@ -29,10 +29,10 @@ def scheduler(here: Here) -> DoctorFinding:
     """Checks the commands of Slurm or PBS on the PATH."""
     path = here.environ.get("PATH", "")
     complete: list[str] = []
-    known = [one for one in SCHEDULERS.values() if one.commands]
-    for one in known:
-        found = [command for command in one.commands if shutil.which(command, path=path)]
-        missing = [command for command in one.commands if command not in found]
+    for one in MONITORED.values():
+        programs = one.commands.programs
+        found = [command for command in programs if shutil.which(command, path=path)]
+        missing = [command for command in programs if command not in found]
         if found and not missing:
             complete.append(f"{one.title} ({', '.join(found)})")
         # Slurm installs some commands with the names of PBS commands, so an incomplete PBS is accepted.
@@ -45,5 +45,5 @@ def scheduler(here: Here) -> DoctorFinding:
         return ok(" and ".join(complete))
     if here.in_job:
         return ok("no scheduler commands on this node; only job scripts that resubmit themselves need them")
-    submit = " nor ".join(one.submit_program for one in known)
+    submit = " nor ".join(one.submit_program for one in MONITORED.values())
     return warn(f"neither {submit} is on the PATH", "scripts can be rendered here, but not submitted")

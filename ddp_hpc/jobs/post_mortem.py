@@ -265,9 +265,10 @@ def _remedy(
         text = "resume the run with the command in `resume`"
     if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
         text = f"increase --walltime; {HOW_TO_RESUME}"
+    commands = SCHEDULERS[job.scheduler].commands
     if cause == "ssh":
-        text = SCHEDULERS[job.scheduler].start_without_ssh or text
-    if cause == "node" and failure and (command := SCHEDULERS[job.scheduler].exclude_host(failure.host)):
+        text = commands.start_without_ssh or text
+    if cause == "node" and failure and (command := commands.exclude_host(failure.host)):
         text += f" ({command})"
     if state.state != "done" and state.step:
         text += f"; it resumes after step {state.step}"

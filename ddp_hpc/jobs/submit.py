@@ -20,10 +20,11 @@ from ddp_hpc.process_control import umask_text
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.run_state import read_state
-from ddp_hpc.schedulers.base import Overrides, Scheduler
 from ddp_hpc.schedulers.client import send
+from ddp_hpc.schedulers.commands import Overrides
 from ddp_hpc.schedulers.job_state import was_dropped
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
 
 # Matches paths with patterns that only the scheduler expands, such as %j for the job ID.
@@ -62,23 +63,23 @@ class Submission:
         """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
         path = str(self.path)
         umask = int(umask_text(), 8)
-        options = [*self.options, *self.scheduler.umask_arguments(self.script, umask)]
+        options = [*self.options, *self.scheduler.commands.umask_arguments(self.script, umask)]
         not_an_option = f"./{path}" if path.startswith("-") else path
         return [
-            *self.scheduler.submit_argv(not_an_option, options, after, self._variables(variables)),
+            *self.scheduler.commands.submit_argv(not_an_option, options, after, self._variables(variables)),
             *self.arguments,
         ]
 
     def environ(self) -> dict[str, str]:
         """Returns the environment of the submit command."""
-        if not self.python_env or not self.scheduler.passes_environment:
+        if not self.python_env or not self.scheduler.commands.passes_environment:
             return dict(os.environ)
         path = f"{self.python_env}/bin:{os.environ.get('PATH', os.defpath)}"
         return {**os.environ, "VIRTUAL_ENV": self.python_env, "PATH": path}
 
     def _variables(self, given: Sequence[str]) -> str:
         """Returns the value of the option -v of qsub."""
-        if self.python_env and not self.scheduler.passes_environment:
+        if self.python_env and not self.scheduler.commands.passes_environment:
             given = [f"VIRTUAL_ENV={self.python_env}", *given]
         # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
         own = [directive.value for directive in self.script.read() if directive.flag == "-v"]
@@ -129,20 +130,20 @@ def submission_of_script(
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
-        prefixes = " or ".join(one.prefix for one in MONITORED.values())
+        prefixes = " or ".join(one.reader.prefix for one in MONITORED.values())
         raise RequestError(
             f"{path} is not a job script: it contains no {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
         )
     scheduler = SCHEDULERS[script.scheduler]
-    if arguments and not scheduler.passes_arguments:
+    if arguments and not scheduler.writer.passes_arguments:
         raise RequestError(
             f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
             f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
         )
-    options = [word for words in scheduler.overrides(asked, script, site) for word in words]
+    options = [word for words in scheduler.commands.overrides(asked, script, site) for word in words]
     if account:
-        options += scheduler.account_arguments(account, site.account.option if site else "")
+        options += scheduler.commands.account_arguments(account, site.account.option if site else "")
     return Submission(
         scheduler=scheduler,
         script=script,
@@ -161,7 +162,7 @@ def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -
     if not script.is_supervised or script.sets("VIRTUAL_ENV"):
         return ""
     found = environment_for_job(work_dir, os.environ)
-    if scheduler.passes_environment:
+    if scheduler.commands.passes_environment:
         return found
     # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
     is_usable = not re.search(r"""[\\'",\s]""", found) and (Path(found) / "bin" / "activate").exists()
@@ -172,15 +173,15 @@ def as_linted(submission: Submission, asked: Overrides, site: Site | None) -> tu
     """Returns the script with directives for the options that override its own, and their line numbers."""
     lines = submission.script.text.splitlines(keepends=True)
     last = max((one.line for one in submission.script.read()), default=1)
-    words = submission.scheduler.overrides(asked, submission.script, site)
-    added = [f"{submission.scheduler.prefix} {' '.join(one)}\n" for one in words]
+    words = submission.scheduler.commands.overrides(asked, submission.script, site)
+    added = [f"{submission.scheduler.reader.prefix} {' '.join(one)}\n" for one in words]
     return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
 def names_account(text: str) -> bool:
     """Returns whether the directives of a script name an account."""
     script = parse_script(text)
-    return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].names_account(script)
+    return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].reader.names_account(script)
 
 
 def other_run(submission: Submission) -> str:
@@ -261,7 +262,7 @@ def submit_one(submission: Submission) -> Iterator[tuple[str, str]]:
 
 def check_chain(submission: Submission, num_jobs: int) -> None:
     """Raises RequestError if the script cannot be queued as a chain."""
-    if not submission.scheduler.can_chain or not submission.script.is_supervised:
+    if not submission.scheduler.commands.can_chain or not submission.script.is_supervised:
         raise RequestError(
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
             "omit it, as the other scripts of ddp-hpc requeue themselves"
@@ -292,7 +293,7 @@ def submit_chain(submission: Submission, num_jobs: int) -> Iterator[tuple[str, s
 
 def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
     job_id = send(submission.scheduler, argv, submission.environ())
-    if after and was_dropped(submission.scheduler.job_commands().read_job, job_id):
+    if after and was_dropped(submission.scheduler.commands.job_commands().read_job, job_id):
         raise DdpHpcError(
             f"PBS has dropped job {job_id} because it depends on job {after}, which the server no longer "
             f"knows. Check what happened to job {after}, and submit again."
@@ -323,7 +324,7 @@ def _log_directories(submission: Submission) -> Iterator[Path]:
     if submission.script.value("--chdir"):
         return
     for directive in submission.script.read():
-        if directive.flag not in submission.scheduler.log_flags:
+        if directive.flag not in submission.scheduler.reader.log_flags:
             continue
         host, colon, path = directive.value.rpartition(":")
         if colon and host and host != socket.gethostname():

@@ -124,8 +124,9 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
     if is_same_scheduler(site, allocation.scheduler) or not scheduler.has_queue:
         return site, why
     is_guess = not profile and not environ.get("DDP_HPC_PROFILE")
-    if not scheduler.interactive_command:
-        known = " and ".join(one.title for one in SCHEDULERS.values() if one.interactive_command)
+    interactive = scheduler.commands.interactive_command
+    if not interactive:
+        known = " and ".join(one.title for one in SCHEDULERS.values() if one.commands.interactive_command)
         raise RequestError(
             f"{site.title} ({why}) uses {scheduler.title}, but ddp-hpc launch works only in allocations of "
             f"{known}. "
@@ -144,7 +145,7 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
         return load_site("local"), f"this shell is not in an allocation ({why})"
     raise RequestError(
         f"{site.title} ({why}) uses {site.scheduler}, but this shell is not in an allocation. Get one with "
-        f"{scheduler.interactive_command}, or use --profile local to start ranks on this machine only."
+        f"{interactive}, or use --profile local to start ranks on this machine only."
     )
 
 

@@ -16,10 +16,11 @@ from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.argument_names_in_errors import with_argument_names
+from ddp_hpc.process_control import STOP_SIGNALS
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail
 from ddp_hpc.training.process_group.config import Backend, DeviceKind
+from ddp_hpc.training.run.end import end_stopped, fail
+from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
 @contextmanager
 def _restored_signal_handlers() -> Iterator[None]:
     """Restores the signal handlers after the `with` block, because the script continues."""
-    before = {sig: signal.getsignal(sig) for sig in (*SIGNALS, signal.SIGCHLD)}
+    before = {sig: signal.getsignal(sig) for sig in (*STOP_SIGNALS, signal.SIGCHLD)}
     try:
         yield
     finally:

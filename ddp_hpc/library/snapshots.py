@@ -27,10 +27,11 @@ from ddp_hpc.library.saved_state import (
 )
 from ddp_hpc.options import read_directory
 from ddp_hpc.training.health.heartbeat import RESTING
-from ddp_hpc.training.health.preemption import next_exchange
 from ddp_hpc.training.health.rank_report import RankReports
-from ddp_hpc.training.health.run_lifecycle import Losses, RunLifecycle, manage_run
 from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.run.lifecycle import RunLifecycle, manage_run
+from ddp_hpc.training.run.resumable import Losses
+from ddp_hpc.training.run.stop_requests import next_exchange
 from ddp_hpc.training.snapshots.state_dict_codec import Stateful
 from ddp_hpc.training.snapshots.training_state import TrainingState
 
@@ -83,7 +84,7 @@ class Snapshots:
         """
         self._position = self._position_at(step)
         # Without a directory, nothing is saved, and signals end the script.
-        if self._lifecycle.stacks is None:
+        if self._lifecycle.directories is None:
             return False
         if self._stop or not (step >= self._exchange_at or self._lifecycle.saves_at(step)):
             self._world.at(step, "script")
@@ -110,7 +111,7 @@ class Snapshots:
 
     def finish(self) -> None:
         """Saves the last step if necessary, and writes the final state to the run directory. Collective."""
-        if self._lifecycle.stacks is None:
+        if self._lifecycle.directories is None:
             return
         if self._saved != self._position:
             self._save()
@@ -140,7 +141,7 @@ class Snapshots:
                     f"warning: ddp_hpc.snapshots({name}=): its state differs between ranks; that of rank 0 "
                     "is saved, and restored on all ranks"
                 )
-        self._lifecycle.save(self._position, Losses(), state, self._num_samples, tick)
+        self._lifecycle.save(self._position, Losses(), state, tick)
         self._saved = self._position
 
     def _position_at(self, step: int) -> Position:

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
 from ddp_hpc.text_table import cut
@@ -82,12 +82,13 @@ class Subject:
         """The version of the site's scheduler, such as 23.02; empty if it is unknown."""
         site = self.site
         is_for_site = site is not None and is_same_scheduler(site, self.script.scheduler)
-        return (self.scheduler.version_of(site) if site and is_for_site else "") or self.installed_version
+        known = self.scheduler.reader.version_of(site) if site and is_for_site else ""
+        return known or self.installed_version
 
     @cached_property
     def num_nodes(self) -> int | None:
         """The number of requested nodes; None if the directives do not set it or give a range."""
-        return self.asked_nodes or self.scheduler.num_nodes(self.script)
+        return self.asked_nodes or self.scheduler.reader.num_nodes(self.script)
 
     def value_of(self, word: str) -> str:
         """Returns the value of a variable such as $NGPUS or ${SLURM_NNODES} if known, otherwise the word."""
@@ -106,32 +107,32 @@ class Subject:
     @cached_property
     def ranks_per_node(self) -> int | None:
         """The number of ranks per node: tasks per node on Slurm, mpiprocs of the chunk on PBS."""
-        return self.scheduler.ranks_per_node(self.script)
+        return self.scheduler.reader.ranks_per_node(self.script)
 
     @cached_property
     def gpus_per_node(self) -> int | None:
         """The number of GPUs per node; None if the directives do not set it."""
-        return self.scheduler.gpus_per_node(self.script)
+        return self.scheduler.reader.gpus_per_node(self.script)
 
     @cached_property
     def walltime(self) -> tuple[int, str] | None:
         """The line number and text of the requested walltime; None if the script requests none."""
-        return self.scheduler.walltime(self.script)
+        return self.scheduler.reader.walltime(self.script)
 
     @cached_property
     def walltime_s(self) -> int | None:
         """The walltime in seconds, as the scheduler reads it; None if it is missing or invalid."""
-        return self.scheduler.walltime_s(self.walltime[1]) if self.walltime else None
+        return self.scheduler.reader.walltime_s(self.walltime[1]) if self.walltime else None
 
     @cached_property
     def queue(self) -> tuple[int, str] | None:
         """The line number and name of the queue, partition or QOS, depending on the site, or None."""
-        return self.scheduler.queue(self.script, self.site)
+        return self.scheduler.reader.queue(self.script, self.site)
 
     @property
     def qos(self) -> str:
         """The QOS that is requested in addition to a partition; empty if there is none."""
-        return self.scheduler.qos(self.script, self.site)
+        return self.scheduler.reader.qos(self.script, self.site)
 
     def line_of(self, *flags: str) -> int:
         """Returns the line of the last directive with one of these flags or `-l` resources; 1 by default."""

@@ -131,7 +131,7 @@ def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tu
     if script.scheduler not in SCHEDULERS:
         return []
     text = script.lines[number - 1][match.start(5) :]
-    return [(d.flag, d.value) for d in SCHEDULERS[script.scheduler].read_directives([(number, text)])]
+    return [(d.flag, d.value) for d in SCHEDULERS[script.scheduler].reader.read_directives([(number, text)])]
 
 
 @check("JOB018", "note", "a disabled directive")
@@ -153,7 +153,7 @@ def _may_be_disabled(match: re.Match[str], near: str) -> bool:
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
-    known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
+    known = [one.reader.prefix[1:] for one in SCHEDULERS.values() if one.reader.prefix]
     # After the first command, the scheduler ignores even correct directives.
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
@@ -222,7 +222,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
-    repeatable = subject.scheduler.repeatable_flags_in(subject.scheduler_version)
+    repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
     pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
     for line, name, value in sorted(pairs):
         if name in seen and seen[name] != value:
@@ -251,8 +251,9 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read_all():
         if _is_free_text(d) or not _is_name(subject, d):
             continue
-        is_log = d.flag in subject.scheduler.log_flags
-        if has_marked_placeholder(d.value) and not (is_log and subject.scheduler.expands_log_variables):
+        reader = subject.scheduler.reader
+        is_log = d.flag in reader.log_flags
+        if has_marked_placeholder(d.value) and not (is_log and reader.expands_log_variables):
             yield Problem(
                 d.line,
                 f"the scheduler uses {d.flag} {shown(d.value)} literally, without replacing anything",
@@ -270,12 +271,12 @@ def _has_variable(value: str) -> bool:
 
 def _is_name(subject: Subject, d: Directive) -> bool:
     """Returns whether any value is accepted, because it is only a job name, a mail address or a file name."""
-    if d.flag in subject.scheduler.log_flags:
+    if d.flag in subject.scheduler.reader.log_flags:
         # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
         directory = d.value.rpartition("/")[0]
         is_literal = _has_variable(directory) or has_marked_placeholder(directory)
-        return subject.scheduler.expands_log_variables or not is_literal
-    return d.flag in subject.scheduler.name_flags
+        return subject.scheduler.reader.expands_log_variables or not is_literal
+    return d.flag in subject.scheduler.reader.name_flags
 
 
 @check("JOB016", "error", "a placeholder of a template in a directive")
@@ -317,7 +318,7 @@ def _no_walltime(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             1,
             "no walltime is requested: the queue's default may be short, and some sites reject the job",
-            f"add {subject.scheduler.walltime_directive}, or pass it on the command line when submitting",
+            f"add {subject.scheduler.reader.walltime_directive}, or pass it on the command line",
         )
 
 
@@ -326,7 +327,7 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
     if subject.walltime:
         line, text = subject.walltime
         is_value = "$" not in text and not has_placeholder(text)
-        if is_value and not subject.scheduler.accepts_walltime(text):
+        if is_value and not subject.scheduler.reader.accepts_walltime(text):
             yield Problem(
                 line,
                 f"the scheduler does not accept the walltime {shown(text)}",
@@ -337,7 +338,7 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
 @check("JOB012", "warning", "an ambiguous walltime")
 def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
-    if re.fullmatch(r"0*[1-9]\d{0,8}", text) and subject.scheduler.bare_walltime_unit_s < 60:
+    if re.fullmatch(r"0*[1-9]\d{0,8}", text) and subject.scheduler.reader.bare_walltime_unit_s < 60:
         yield Problem(
             line,
             f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
@@ -357,7 +358,7 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
 @check("JOB013", "error", "a walltime of zero")
 def _zero_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
-    if subject.scheduler.zero_is_refused and re.fullmatch(r"0[0:-]{0,20}", text):
+    if subject.scheduler.reader.zero_is_refused and re.fullmatch(r"0[0:-]{0,20}", text):
         yield Problem(line, f"walltime {text} is zero", f"write {_WALLTIME_FORM}")
 
 

@@ -17,7 +17,7 @@ from ddp_hpc.lint.launch_commands import (
     trains_with_torch,
 )
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.schedulers.base import whole_number
+from ddp_hpc.schedulers.script_options import whole_number
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
 _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
@@ -125,7 +125,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK005", "warning", "more threads than cores")
 def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
-    cpus = subject.scheduler.cpus_per_rank(subject.script)
+    cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
     tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
     if cpus and tasks and not any(command.launched for command in subject.script.launches()):
         cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
@@ -188,7 +188,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
     # One node with four GPUs or 64 cores may be a whole node, or a part of one.
-    cpus = (subject.scheduler.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
+    cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
     may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
     for value, line in {value: line for line, value in reversed(found)}.items():
         yield Problem(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
 from ddp_hpc.lint.log_directories import missing_directory
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.schedulers.base import whole_number
-from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
+from ddp_hpc.schedulers.pbs.writer import MAX_NAME_CHARS
 from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.script_options import whole_number
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")

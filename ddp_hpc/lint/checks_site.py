@@ -12,8 +12,8 @@ from ddp_hpc.lint.launch_commands import trains_with_torch
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
-from ddp_hpc.schedulers.base import whole_number
 from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
+from ddp_hpc.schedulers.script_options import whole_number
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
@@ -60,7 +60,7 @@ def _no_account(subject: Subject) -> Iterator[Problem]:
     site = _same_scheduler(subject)
     if site is None or not site.account.required:
         return
-    option = subject.scheduler.account_flag(site)
+    option = subject.scheduler.reader.account_flag(site)
     flag, _, attribute = option.partition(" ")
     if not any(d.flag == flag and attribute in d.value for d in subject.script.read()):
         yield Problem(
@@ -102,7 +102,7 @@ def _asks_for_gpus(script: Script) -> str:
     for d in script.read():
         # The name of a partition or a job may contain the word "gpu" too.
         if "gpu" in d.flag or ("gpu" in d.value and d.flag in _GPUS_IN):
-            return f"{SCHEDULERS[d.scheduler].prefix} {d.text}"
+            return f"{SCHEDULERS[d.scheduler].reader.prefix} {d.text}"
     return ""
 
 
@@ -128,7 +128,7 @@ def _limited_by(subject: Subject) -> str:
 
 def _nodes(subject: Subject) -> int | None:
     """Returns the number of nodes; None if the directives of the site or queue do not contain this number."""
-    if subject.site and subject.scheduler.requests_by_resources and not subject.asked_nodes:
+    if subject.site and subject.scheduler.reader.requests_by_resources and not subject.asked_nodes:
         units = [subject.site.pbs.resources, *(entry.resources for entry in _entries(subject))]
         if any(texts and not any("{nodes}" in text for text in texts) for texts in units):
             return None

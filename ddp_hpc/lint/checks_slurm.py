@@ -15,7 +15,7 @@ from ddp_hpc.lint.launch_commands import (
     trains_with_torch,
 )
 from ddp_hpc.lint.parse_script import Command
-from ddp_hpc.schedulers.base import whole_number
+from ddp_hpc.schedulers.script_options import whole_number
 from ddp_hpc.schedulers.slurm.contradictions import GPUS_IN_GRES, GPUS_TWICE_SINCE
 from ddp_hpc.schedulers.versions import is_between
 

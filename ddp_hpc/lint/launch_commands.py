@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ddp_hpc.lint.check_registry import Subject
 from ddp_hpc.lint.parse_script import Command
-from ddp_hpc.schedulers.base import whole_number
+from ddp_hpc.schedulers.script_options import whole_number
 
 _TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
 # Options of torchrun without a value.

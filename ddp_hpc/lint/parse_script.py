@@ -16,8 +16,8 @@ from itertools import dropwhile
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.schedulers.base import ReadOption
 from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.script_options import ReadOption
 
 # Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). To save time, only the first
 # MAX_PARSED_CHARS are parsed: of 29,280 public job scripts, only two are longer.
@@ -27,9 +27,9 @@ _MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
 # Schedulers that read directives, each with the pattern of its directives after the `#`.
 _DIRECTIVES = [
-    (one, one.directive_pattern or re.compile(rf"{one.prefix}(?:[ \t]+|$)(.*)", re.DOTALL))
+    (one, one.reader.directive_pattern or re.compile(rf"{one.reader.prefix}(?:[ \t]+|$)(.*)", re.DOTALL))
     for one in SCHEDULERS.values()
-    if one.prefix
+    if one.reader.prefix
 ]
 
 DIRECTIVE_PATTERNS = tuple(pattern for _, pattern in _DIRECTIVES)
@@ -300,7 +300,7 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
         Directive(**vars(one), scheduler=name, text=texts[one.line], late=is_late)
         for (name, is_late), of_name in found.items()
         for texts in [{number: text.strip() for number, text in of_name}]
-        for one in SCHEDULERS[name].read_directives(of_name)
+        for one in SCHEDULERS[name].reader.read_directives(of_name)
     ]
     yield from sorted(read, key=lambda directive: directive.line)
 

@@ -105,9 +105,9 @@ def installed_version_for(text: str, site: Site | None) -> str:
     version.
     """
     scheduler = SCHEDULERS.get(parse_script(text).scheduler, NO_SCHEDULER)
-    if site is not None and (scheduler.version_of(site) or not may_be_here(site.detect, os.environ)):
+    if site is not None and (scheduler.reader.version_of(site) or not may_be_here(site.detect, os.environ)):
         return ""
-    return scheduler.installed_version()
+    return scheduler.commands.installed_version()
 
 
 def lint_request(

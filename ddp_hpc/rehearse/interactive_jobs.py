@@ -28,7 +28,7 @@ def scheduler_of(script: Script, site: Site | None, mpiexec: str) -> str:
         stand_in = find_stand_in(name)
         if stand_in is None or not stand_in.interactive:
             continue
-        prefix = scheduler.job_id_variable.partition("_")[0]
+        prefix = scheduler.inside_job.job_id_variable.partition("_")[0]
         used = set(re.findall(rf"\$\{{?({prefix}_\w+)", body)) - optional
         needs_hosts = bool(launchers) and mpiexec == stand_in.mpiexec_in_jobs
         is_site = site is not None and is_same_scheduler(site, name)

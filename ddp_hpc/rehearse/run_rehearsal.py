@@ -166,7 +166,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         site = plan.site if plan.site and is_same_scheduler(plan.site, plan.scheduler) else None
         settings = stand_in.settings(
             nodes=names,
-            version=SCHEDULERS[plan.scheduler].version_of(site) if site else "",
+            version=SCHEDULERS[plan.scheduler].reader.version_of(site) if site else "",
             # Ranks without MPI find each other by their job ID, so simultaneous rehearsals need different
             # IDs. The logs of earlier jobs can be in the same directory.
             first_job=100_000 + secrets.randbelow(800_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.raw_options import raw_directive
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 
 
 def check_raw_directives(script: str, job: Job, scheduler: Scheduler) -> None:
@@ -16,7 +16,7 @@ def check_raw_directives(script: str, job: Job, scheduler: Scheduler) -> None:
     """
     if not job.directive:
         return
-    prefix = f"{scheduler.directive_prefix or scheduler.prefix} "
+    prefix = f"{scheduler.writer.directive_prefix or scheduler.reader.prefix} "
     lines = [line.removeprefix(prefix) for line in script.split("\n") if line.startswith(prefix)]
     own = [raw_directive(text)[1] for text in job.directive]
     for option in own:
@@ -27,9 +27,9 @@ def check_raw_directives(script: str, job: Job, scheduler: Scheduler) -> None:
             )
         lines.remove(option)
     for option in own:
-        names = {*scheduler.option_names(option)}
+        names = {*scheduler.writer.option_names(option)}
         for line in lines:
-            if names.intersection(scheduler.option_names(line)):
+            if names.intersection(scheduler.writer.option_names(line)):
                 raise RequestError(
                     f"--directive {option!r} was given, but ddp-hpc writes {line!r} itself. Use the option "
                     "of ddp-hpc render for it, or a profile of your own."

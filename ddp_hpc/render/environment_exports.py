@@ -9,7 +9,8 @@ from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.render.variable_meanings import MEANINGS
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import Scheduler, cpus_per_task
+from ddp_hpc.schedulers.directive_values import cpus_per_task
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
 
@@ -34,7 +35,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
     # set OMP_NUM_THREADS to the CPUs of the whole chunk. Without a scheduler, the number of threads is not
     # set.
     if threads or scheduler.has_queue:
-        found.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.why_omp_num_threads))
+        found.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.writer.why_omp_num_threads))
     if layout.launcher == "torchrun":
         found.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
     if job.min_nodes:
@@ -43,7 +44,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         why = "Use the first mpiexec on the PATH, even if it belongs to the Python environment."
         found.append(Export("DDP_HPC_MPIEXEC", "mpiexec", why))
     if layout.launcher == "mpiexec":
-        variables = scheduler.mpiexec_variables(cpus_per_task(layout), layout.ranks_per_node)
+        variables = scheduler.writer.mpiexec_variables(cpus_per_task(layout), layout.ranks_per_node)
         found += [Export(*one) for one in variables]
     if site.proxy:
         why = (
@@ -57,7 +58,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         if site.proxy.no_proxy:
             found.append(Export("no_proxy", site.proxy.no_proxy))
     found += _read_by_ddp_hpc(site)
-    if site.kill_delay_s not in (0, scheduler.kill_delay_s):
+    if site.kill_delay_s not in (0, scheduler.inside_job.kill_delay_s):
         found.append(Export("DDP_HPC_KILL_DELAY_S", str(site.kill_delay_s)))
     run_dir = job.run_dir or f"runs/{job.name}"
     absolute: Word = run_dir if run_dir.startswith("/") else Raw(f'"$PWD"/{sh(run_dir)}')

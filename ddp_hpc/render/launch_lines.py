@@ -16,7 +16,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.request.program import module_of
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.raw_options import launcher_words
-from ddp_hpc.schedulers.base import cpus_per_task
+from ddp_hpc.schedulers.directive_values import cpus_per_task
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
 
@@ -104,7 +104,7 @@ def _per_node(site: Site, ranks: int) -> Words:
 
 def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
     words = ["mpiexec", "-n", NUM_RANKS, *_per_node(site, layout.ranks_per_node)]
-    if SCHEDULERS[site.scheduler].mpiexec_needs_hosts:
+    if SCHEDULERS[site.scheduler].writer.mpiexec_needs_hosts:
         words += ["--hostfile", HOSTS]
     words += site.launch.options
     if site.launch.cpu_bind:
@@ -150,7 +150,7 @@ def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
     """Returns the command that starts one torchrun agent per node."""
     if site.launch.default == "ibrun":
         return ["ibrun", "-np", NUM_NODES]
-    agent_launcher = SCHEDULERS[site.scheduler].agent_launcher
+    agent_launcher = SCHEDULERS[site.scheduler].writer.agent_launcher
     return _AGENTS[agent_launcher](job, site, layout) if agent_launcher else []
 
 

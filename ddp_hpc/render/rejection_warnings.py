@@ -56,6 +56,7 @@ def advice(job: Job, site: Site, today: date | None = None) -> list[str]:
             f"neither profile {site.name} nor {scheduler_of_site(site).title} says how many cores and how "
             f"much memory come with a GPU, so each rank gets one CPU{memory}. Use --cpus-per-node and --mem."
         )
+    lines += _without_gpus(job, layout, site)
     asks_for_none = job.gpus_per_node == 0 or site.node.cpu_only
     if scheduler_of_site(site).has_queue and not layout.devices and not asks_for_none:
         lines.append(
@@ -63,6 +64,24 @@ def advice(job: Job, site: Site, today: date | None = None) -> list[str]:
             "request GPUs."
         )
     return lines
+
+
+def _without_gpus(job: Job, layout: Layout, site: Site) -> list[str]:
+    """Returns a warning if a job without GPUs gets a queue and nodes that the profile lists for GPUs."""
+    name = layout.queue.name
+    # Without a name, the scheduler chooses among the queues to which users do not submit.
+    chosen = [entry for entry in site.queues if (entry.name == name if name else not entry.submit)]
+    for_cpus = any(entry.cpu_only for entry in chosen)
+    if job.gpus_per_node != 0 or not (site.node.devices or site.node.device) or for_cpus or job.queue:
+        return []
+    queue = f"queue {name}" if name else "the default queue"
+    constraint = site.slurm.constraint if not job.constraint else ""
+    where = f"{queue} with constraint {constraint}" if constraint else queue
+    remedy = " and --constraint" if constraint else ""
+    return [
+        f"profile {site.name} describes nodes with GPUs, and {where} may reject a job without GPUs or charge "
+        f"it for them. Name where such jobs run with --queue{remedy}."
+    ]
 
 
 def _old_facts(site: Site, today: date) -> list[str]:

@@ -40,8 +40,8 @@ from ddp_hpc.request.job import (
 )
 from ddp_hpc.request.part_of_node import part_of_node
 from ddp_hpc.request.rank_layout import lay_out
-from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site, with_fallback
 from ddp_hpc.version import __version__
 
@@ -68,7 +68,7 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
         program = standalone_program(layout, program)
     single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
-    if scheduler.passes_arguments or not scheduler.has_queue:
+    if scheduler.writer.passes_arguments or not scheduler.has_queue:
         # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`; qsub passes none.
         program.append(Raw('"$@"'))
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
@@ -78,7 +78,7 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
         "version": __version__,
         "written_with": sh_join(written_with(job, site)),
         "notes": [*_notes(job, site, scheduler), *container_notes(job, program)],
-        "directives": scheduler.script_directives(job, site, layout),
+        "directives": scheduler.writer.script_directives(job, site, layout),
         "job": job,
         "site": site,
         "layout": layout,
@@ -99,7 +99,7 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
     if job.template or site.template:
         text = render_own(find_template(job.template) if job.template else Path(site.template), names)
     else:
-        text = render_shipped(scheduler.template, names)
+        text = render_shipped(scheduler.writer.template, names)
     check_raw_directives(text, job, scheduler)
     return text
 
@@ -162,13 +162,13 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
     if "-k doe" in site.pbs.options:
         notes.append("-j oe, -k doe: stdout and stderr go to one file, which can be read while the job runs.")
-    if scheduler.is_account_on_command_line and job.account:
+    if scheduler.writer.is_account_on_command_line and job.account:
         command = submit_line(job, site, scheduler)
         notes.append(f"No directive can set the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
             f"{site.title} requires an account, but this script does not set one; "
-            f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
+            f"submit it with: {scheduler.submit_program} {scheduler.writer.account_placeholder(site)} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
         notes.append(

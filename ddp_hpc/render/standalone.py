@@ -13,7 +13,7 @@ from ddp_hpc.render.environment_exports import Export
 from ddp_hpc.render.launch_lines import NUM_NODES, NUM_RANKS, STEP_SCRIPT
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
 
 # The rank and the local rank in the environment of each launcher.
@@ -34,7 +34,7 @@ def first_node(site: Site, layout: Layout, scheduler: Scheduler) -> str:
     Raises:
         RequestError: the scheduler or the launcher is not supported.
     """
-    if not scheduler.first_node_in_shell:
+    if not scheduler.writer.first_node_in_shell:
         raise RequestError(
             f"--standalone is not supported under {scheduler.title}. Use it with Slurm, PBS or without a "
             "scheduler."
@@ -45,7 +45,7 @@ def first_node(site: Site, layout: Layout, scheduler: Scheduler) -> str:
             "does not pass environment variables to other nodes. Use --launcher torchrun, or omit "
             "--standalone."
         )
-    return scheduler.first_node_in_shell
+    return scheduler.writer.first_node_in_shell
 
 
 def standalone_exports(site: Site, layout: Layout, scheduler: Scheduler) -> list[Export]:
@@ -56,7 +56,7 @@ def standalone_exports(site: Site, layout: Layout, scheduler: Scheduler) -> list
     why = "Rank 0 runs on the first node. Each job has a different port."
     found = [
         Export("MASTER_ADDR", address, why),
-        Export("MASTER_PORT", Raw(f"$((20000 + {scheduler.job_number_in_shell} % 20000))")),
+        Export("MASTER_PORT", Raw(f"$((20000 + {scheduler.writer.job_number_in_shell} % 20000))")),
     ]
     if layout.launcher != "torchrun":
         found.append(Export("WORLD_SIZE", NUM_RANKS))

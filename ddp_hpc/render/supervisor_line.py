@@ -9,7 +9,7 @@ from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumption_of
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime
@@ -22,7 +22,7 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--walltime", format_walltime(layout.walltime_s)]
     if not scheduler.has_queue:
         return words
-    if scheduler.passes_arguments:
+    if scheduler.writer.passes_arguments:
         words += ["--num-arguments", Raw('"$#"')]
     if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
         words += ["--max-attempts", str(job.max_attempts)]
@@ -66,7 +66,7 @@ def supervisor_comments(
     """Returns the comments about what `python -m ddp_hpc.job` does in this script."""
     if scheduler.has_queue and (warning := resumption.warning(layout.walltime_s)):
         comments = [f"{_sentence(warning)} {_sentence(HOW_TO_RESUME)}"]
-    elif not scheduler.can_requeue:
+    elif not scheduler.inside_job.can_requeue:
         comments = ["If the run is not complete at the end, ddp_hpc.job prints how to resume it."]
     elif not site.pbs.submit_from_nodes:
         comments = [f"{_WHEN[resumption.way]} the next job with this script resumes the run."]
@@ -80,7 +80,7 @@ def supervisor_comments(
         options.append("--walltime: the time limit, if the scheduler does not report it.")
     if scheduler.has_queue and local_directory(site) != DEFAULT_LOCAL_FOLDER:
         options.append("--local-dir: the node's local disk, for kernels that torch.compile writes.")
-    if scheduler.passes_arguments:
+    if scheduler.writer.passes_arguments:
         options.append(
             '"$@": the arguments of the script; with --num-arguments, a resubmitted job gets them too.'
         )
@@ -93,6 +93,6 @@ def _sentence(text: str) -> str:
 
 def submit_line(job: Job, site: Site, scheduler: Scheduler) -> str:
     """Returns the command line with which a script resubmits itself."""
-    if job.account and scheduler.is_account_on_command_line:
+    if job.account and scheduler.writer.is_account_on_command_line:
         return f"{scheduler.submit_program} {site.account.option} {job.account}"
     return scheduler.submit_program

@@ -61,6 +61,11 @@ def choose_queue(
     first, others = _preferences(site)
     if not first:  # the limits of the default are unknown
         return QueueChoice(name=site.default_queue)
+    if not devices:
+        for entry in filter(fits, (entry for entry in others if entry.cpu_only)):
+            return QueueChoice(
+                name=entry.name, qos=entry.qos, why=f"queue {called(entry)}, for a job without GPUs"
+            )
     for entry in filter(fits, first):
         return QueueChoice(name=site.default_queue, qos=entry.qos)
     for entry in filter(fits, others):
@@ -102,7 +107,7 @@ def size_of(
     """
     resources = queue.resources or site.pbs.resources
     one_per_rank = resources and not any("devices}" in text for text in resources)
-    per_node = ranks_per_node if one_per_rank and not site.node.cpu_only else devices
+    per_node = ranks_per_node if one_per_rank and devices else devices
     return Size(num_nodes=job.num_nodes, num_devices=job.num_nodes * per_node, walltime_s=walltime_s or 0)
 
 

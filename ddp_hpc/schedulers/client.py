@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import MONITORED
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.text_table import printable
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def read_job(job_id: str) -> JobState | None:
         RequestError: no scheduler's commands are on the PATH, or the job is an array.
         DdpHpcError: no scheduler answers.
     """
-    return _first(job_id, lambda scheduler: scheduler.job_commands().read_job(job_id))
+    return _first(job_id, lambda scheduler: scheduler.commands.job_commands().read_job(job_id))
 
 
 def read_jobs(job_id: str) -> list[JobState]:
@@ -40,7 +40,7 @@ def read_jobs(job_id: str) -> list[JobState]:
 
     Raises what `read_job` raises.
     """
-    return _first(job_id, lambda scheduler: scheduler.job_commands().read_jobs(job_id)) or []
+    return _first(job_id, lambda scheduler: scheduler.commands.job_commands().read_jobs(job_id)) or []
 
 
 def _first(job_id: str, ask: Callable[[Scheduler], T | None]) -> T | None:
@@ -82,7 +82,7 @@ def _schedulers(job_id: str) -> list[Scheduler]:
             f"neither {wanted} was found on the PATH. Run this on a login node, or load the module of the "
             "scheduler."
         )
-    return [one for one in found if one.job_id_pattern.search(job_id)] or found
+    return [one for one in found if one.commands.job_id_pattern.search(job_id)] or found
 
 
 def send(scheduler: Scheduler, words: list[str], environ: Mapping[str, str]) -> str:
@@ -101,7 +101,7 @@ def send(scheduler: Scheduler, words: list[str], environ: Mapping[str, str]) -> 
         )
     # The site may print a banner before the job id.
     last = (answer.out.rstrip().splitlines() or [""])[-1].strip()
-    job_id = scheduler.job_commands().job_id_of(last)
+    job_id = scheduler.commands.job_commands().job_id_of(last)
     if job_id is None:
         raise commands.NoAnswerError(
             f"{program} printed {printable(last[:80])!r} instead of a job ID. Check whether the job is "

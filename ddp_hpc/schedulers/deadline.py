@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.schedulers.base import Scheduler
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import MONITORED, scheduler_of_job
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
+from ddp_hpc.schedulers.scheduler import Scheduler
 
 # A busy server must not delay the start of the training, so the query has a short time limit.
 _ASK_LIMIT_S = 15.0
@@ -20,8 +20,6 @@ _LEAD_S = 20.0
 _SAME_S = 3.0
 REPORTED_BY = "DDP_HPC_DEADLINE_SOURCE"
 """The scheduler that has reported DDP_HPC_DEADLINE. The supervisor sets this variable."""
-# The schedulers that set an environment variable to the job ID.
-_KNOWN = tuple(one for one in SCHEDULERS.values() if one.job_id_variable)
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,10 @@ class Deadline:
 
 def job_and_start(environ: Mapping[str, str]) -> tuple[str, str]:
     """Returns the ID of this job, and a text that is different for each start of it; empty outside a job."""
-    own = next((one for one in _KNOWN if environ.get(one.job_id_variable)), None)
-    return (own.job_id(environ), environ.get(own.start_variable, "")) if own else ("", "")
+    if not (scheduler := scheduler_of_job(environ)):
+        return "", ""
+    own = scheduler.inside_job
+    return own.job_id(environ), environ.get(own.start_variable, "")
 
 
 def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadline | None:
@@ -47,7 +47,8 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     Raises:
         RequestError: one of the variables is not a time.
     """
-    for name in ("DDP_HPC_DEADLINE", *(one.end_time_variable for one in _KNOWN if one.end_time_variable)):
+    of_schedulers = (one.inside_job.end_time_variable for one in MONITORED.values())
+    for name in filter(None, ("DDP_HPC_DEADLINE", *of_schedulers)):
         if text := environ.get(name, ""):
             if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
                 raise RequestError(
@@ -56,11 +57,8 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
                     f"{text!r})"
                 )
             return Deadline(float(text), name)
-    for scheduler in _KNOWN:
-        if may_ask and environ.get(scheduler.job_id_variable):
-            found = scheduler.read_end_s(scheduler.job_id(environ), ask_once)
-            return Deadline(*found) if found else None
-    return None
+    found = _ask_end_s(environ) if may_ask else None
+    return Deadline(*found) if found else None
 
 
 def current_end_s(environ: Mapping[str, str]) -> float | None:
@@ -70,9 +68,15 @@ def current_end_s(environ: Mapping[str, str]) -> float | None:
     """
     if environ.get("DDP_HPC_DEADLINE") and not environ.get(REPORTED_BY):
         return None
-    own = next((one for one in _KNOWN if environ.get(one.job_id_variable)), None)
-    found = own.read_end_s(own.job_id(environ), ask_once) if own else None
+    found = _ask_end_s(environ)
     return found[0] if found else None
+
+
+def _ask_end_s(environ: Mapping[str, str]) -> tuple[float, str] | None:
+    if not (scheduler := scheduler_of_job(environ)):
+        return None
+    own = scheduler.inside_job
+    return own.read_end_s(own.job_id(environ), ask_once)
 
 
 class MovingDeadline:
@@ -112,15 +116,15 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
         if not re.fullmatch(r"\d{1,6}(\.\d*)?", text):
             raise RequestError(f"DDP_HPC_KILL_DELAY_S must be a number of seconds (got {text!r})")
         return float(text)
-    own = next((one for one in _KNOWN if environ.get(one.job_id_variable)), None)
+    own = scheduler_of_job(environ)
     return float(kill_delay_variable(own).get("DDP_HPC_KILL_DELAY_S", 0)) if own else None
 
 
 def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
     """Returns DDP_HPC_KILL_DELAY_S with the scheduler's configured or usual delay; empty if it is unknown."""
-    delay_s = scheduler.read_kill_delay_s(ask_once)
+    delay_s = scheduler.inside_job.read_kill_delay_s(ask_once)
     if delay_s is None:
-        delay_s = scheduler.kill_delay_s or None
+        delay_s = scheduler.inside_job.kill_delay_s or None
     return {} if delay_s is None else {"DDP_HPC_KILL_DELAY_S": str(delay_s)}
 
 

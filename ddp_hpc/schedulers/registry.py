@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Mapping
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
 
-# Each of these directories has a module `scheduler` with the object SCHEDULER. If several schedulers have
-# commands in the same directory of the PATH, the first one in this list is used.
-_DIRECTORIES = ("slurm", "pbs", "flux", "grid_engine", "local")
-_MODULES = [import_module(f"ddp_hpc.schedulers.{directory}.scheduler") for directory in _DIRECTORIES]
-SCHEDULERS: dict[str, Scheduler] = {module.SCHEDULER.name: module.SCHEDULER for module in _MODULES}
+_ALL = (
+    Scheduler(
+        name="slurm",
+        title="Slurm",
+        submit_program="sbatch",
+        query_command="scontrol",
+        directory="slurm",
+        roles=("writer", "reader", "commands", "inside_job"),
+    ),
+    Scheduler(
+        name="pbs",
+        title="PBS",
+        submit_program="qsub",
+        query_command="qstat",
+        directory="pbs",
+        roles=("writer", "reader", "commands", "inside_job"),
+    ),
+    Scheduler(
+        name="flux",
+        title="Flux",
+        submit_program="flux batch",
+        directory="flux",
+        roles=("writer", "inside_job"),
+    ),
+    Scheduler(
+        name="age",
+        title="Grid Engine",
+        submit_program="qsub",
+        directory="grid_engine",
+        roles=("writer", "commands", "inside_job"),
+    ),
+    Scheduler(
+        name="local",
+        title="profile local",
+        submit_program="bash",
+        has_queue=False,
+        directory="local",
+        roles=("writer",),
+    ),
+)
+SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in _ALL}
+"""All schedulers by name. If several have commands on the PATH, the first one is used."""
 
 MONITORED: dict[str, Scheduler] = {name: one for name, one in SCHEDULERS.items() if one.query_command}
 """The schedulers whose jobs can be submitted and monitored, by name."""
@@ -38,6 +75,11 @@ def scheduler_of_site(site: Site) -> Scheduler:
     return SCHEDULERS[site.scheduler]
 
 
+def scheduler_of_job(environ: Mapping[str, str]) -> Scheduler | None:
+    """Returns the scheduler in whose job this process runs; None outside a job."""
+    return next((one for one in MONITORED.values() if environ.get(one.inside_job.job_id_variable)), None)
+
+
 def is_same_scheduler(site: Site, name: str) -> bool:
     """Returns whether `name` is the name of the site's scheduler."""
     return site.scheduler == name
@@ -50,23 +92,23 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
         RequestError: the scheduler does not support the launcher or one of its options.
     """
     scheduler = scheduler_of_site(site)
-    known = tuple(dict.fromkeys(name for one in SCHEDULERS.values() for name in one.launchers))
-    if layout.launcher not in known:
+    launchers = scheduler.writer.launchers
+    if layout.launcher not in launchers:
+        known = tuple(dict.fromkeys(name for one in SCHEDULERS.values() for name in one.writer.launchers))
+        if layout.launcher not in known:
+            raise RequestError(
+                f"unknown launcher {layout.launcher!r}{nearest(layout.launcher, known)}; "
+                f"choose one of {', '.join(known)}"
+            )
         raise RequestError(
-            f"unknown launcher {layout.launcher!r}{nearest(layout.launcher, known)}; "
-            f"choose one of {', '.join(known)}"
-        )
-    if layout.launcher not in scheduler.launchers:
-        raise RequestError(
-            f"launcher {layout.launcher} does not work under {scheduler.title}. Use "
-            f"{' or '.join(scheduler.launchers)}."
+            f"launcher {layout.launcher} does not work under {scheduler.title}. Use {' or '.join(launchers)}."
         )
     if job.min_nodes and layout.launcher != "torchrun":
         raise RequestError(
             f"--min-nodes {job.min_nodes} was given, but the launcher is {layout.launcher}, and only "
             "torchrun can continue with fewer nodes. Use --launcher torchrun."
         )
-    if job.qos and (reason := scheduler.refuse_qos(site)):
+    if job.qos and (reason := scheduler.writer.refuse_qos(site)):
         raise RequestError(f"--qos {job.qos} was given, but {reason}. Remove --qos.")
     if job.mpi and layout.launcher != "srun":
         raise RequestError(

@@ -12,8 +12,8 @@ from typing import Literal
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs.submission_ledger import Attempt
 from ddp_hpc.rank_ends import RankEnd
-from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.running_job import StopCause
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.run_files import SeenState
 
 # If the scheduler does not say why it sent a signal: it ends a job at most this long before the end of its
@@ -221,7 +221,7 @@ def why_no_job(
         return NoJob(why=why, remedy="to resume after the last one")
     if attempt.number >= max_attempts:
         return NoJob(why=f"attempt {attempt.number} was the last (--max-attempts)")
-    if not scheduler.can_requeue:
+    if not scheduler.inside_job.can_requeue:
         return NoJob(why=f"no successor is submitted under {title}")
     if not may_submit:
         why, remedy = "compute nodes cannot submit jobs at this site", "to resume, run on the login node"

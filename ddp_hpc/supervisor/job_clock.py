@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.deadline import ask_once, kill_delay_s
 from ddp_hpc.schedulers.running_job import RunningJob, StopCause, started_s
+from ddp_hpc.schedulers.scheduler import Scheduler
 
 # PBS sends SIGKILL as early as 10 s after SIGTERM, so an answer of its server must come before.
 _ASK_LIMIT_S = 3.0
@@ -30,7 +30,11 @@ class JobClock:
     ) -> None:
         self._job, self._scheduler = job, scheduler
         reported_s = job.end_s()
-        if reported_s is None and job.is_job and (found := scheduler.read_end_s(job.job_id, ask_once)):
+        if (
+            reported_s is None
+            and job.is_job
+            and (found := scheduler.inside_job.read_end_s(job.job_id, ask_once))
+        ):
             reported_s = found[0]
         self.is_reported = reported_s is not None
         by_directive_s = None if walltime_s is None else started_s() + walltime_s
@@ -67,7 +71,7 @@ class JobClock:
     def ask_again(self) -> None:
         """Asks the scheduler for the end of the job, which a user or an administrator may have changed."""
         if self.is_reported:
-            found = self._scheduler.read_end_s(
+            found = self._scheduler.inside_job.read_end_s(
                 self._job.job_id, partial(ask_once, limit_s=_ASK_AGAIN_LIMIT_S)
             )
             if found is not None:

@@ -30,7 +30,7 @@ from ddp_hpc.jobs.submission_ledger import (
 )
 from ddp_hpc.rank_ends import FIRST_FAILURE, RANK_0
 from ddp_hpc.run_state import RunState, read_state, write_state
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.script_copy import script_copy
 
 _REFUSED = "refused"
@@ -56,7 +56,7 @@ def array_run_dir(run_dir: Path, index: str, script: str, scheduler: Scheduler) 
 
     If the script itself derives DDP_HPC_RUN_DIR from the index, its directory is not changed.
     """
-    names = "|".join(scheduler.array_index_variables)
+    names = "|".join(scheduler.inside_job.array_index_variables)
     is_own = re.search(rf"^\s*export\s+DDP_HPC_RUN_DIR=.*\b(?:{names})\b", script, re.MULTILINE)
     return run_dir if is_own else run_dir / f"task-{index}"
 

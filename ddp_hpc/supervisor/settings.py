@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.scheduler import Scheduler
 
 
 @dataclass(frozen=True, kw_only=True)

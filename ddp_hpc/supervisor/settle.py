@@ -237,7 +237,7 @@ class _NextJob:
         else:
             line = self._settings.submit_line or self._settings.scheduler.submit_program
             scheduler = self._settings.scheduler
-            index = scheduler.array_index(job.environ)
-            options = [*(scheduler.array_options(index) if index else ()), *job.submit_options()]
+            index = scheduler.inside_job.array_index(job.environ)
+            options = [*(scheduler.commands.array_options(index) if index else ()), *job.submit_options()]
             words = " ".join(filter(None, (line, shlex.join([*options, str(files.script), *job.arguments]))))
         return f"cd {shlex.quote(str(job.work_dir))} && {words}"

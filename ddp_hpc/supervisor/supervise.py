@@ -20,9 +20,9 @@ from ddp_hpc.launch.rank_environment import (
 )
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
-from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.deadline import REPORTED_BY
 from ddp_hpc.schedulers.running_job import RunningJob
+from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.external_program_state import Progress
 from ddp_hpc.supervisor.job_clock import JobClock
@@ -46,7 +46,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     Raises:
         DdpHpcError: the job cannot start, or another job must not resume the run.
     """
-    job = settings.scheduler.running_job(environ)
+    job = settings.scheduler.inside_job.running_job(environ)
     job.arguments = settings.arguments
     job.script = script = _read_script(settings)
     clock = JobClock(job, settings.scheduler, settings.walltime_s, environ)
@@ -75,7 +75,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         return 128 + signal.SIGTERM
     progress = Progress(files.path / "progress", settings.progress)
     variables = job.variables_for_successor()
-    files.begin(attempt, settings.script, settings.scheduler.array_directive, variables)
+    files.begin(attempt, settings.script, settings.scheduler.reader.array_directive, variables)
     end = launch.run(
         {
             # The trainer copies this to `refused` if ranks of another attempt still use the run directory.
@@ -119,7 +119,12 @@ def _check_program(files: RunFiles, script: str) -> None:
 
 def _warn_about_walltime(settings: Settings, job: RunningJob, clock: JobClock) -> None:
     scheduler = settings.scheduler
-    if scheduler.can_requeue and job.is_job and not clock.is_reported and settings.walltime_s is not None:
+    if (
+        scheduler.inside_job.can_requeue
+        and job.is_job
+        and not clock.is_reported
+        and settings.walltime_s is not None
+    ):
         complain(
             f"{scheduler.title} does not report the walltime of job {job.job_id}; "
             f"the {settings.walltime_s:.0f} s of the directives are used",
@@ -137,7 +142,7 @@ def _wait_for_earlier_job(scheduler: Scheduler, environ: Mapping[str, str]) -> N
     end_s, was_said = time.monotonic() + _AFTER_LIMIT_S, False
     while earlier:
         with suppress(DdpHpcError):  # the server is busy, for example
-            job = scheduler.job_commands().read_job(earlier)
+            job = scheduler.commands.job_commands().read_job(earlier)
             if job is None or job.phase == "ended":
                 return
         if time.monotonic() > end_s:
@@ -168,7 +173,7 @@ class _Launch:
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name
         self.run_dir = settings.run_dir
-        if self.run_dir is not None and (index := settings.scheduler.array_index(environ)):
+        if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
 
     def run(self, variables: Mapping[str, str], files: RunFiles | None) -> LauncherEnd:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,11 @@ from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, endpoint_of_one_rank, rendezvous
 from ddp_hpc.rendezvous.end_with_parent import end_with_parent
-from ddp_hpc.training.health.shutdown import Parts, fail, on_signal
 from ddp_hpc.training.input.host_memory import prepare_host_memory
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
+from ddp_hpc.training.run.end import end_after_lost_rank, end_before_kill, fail, on_signal
+from ddp_hpc.training.run.parts import Parts
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.heartbeat import Heartbeat
@@ -54,7 +56,7 @@ def session(
 
         link = None
         if endpoint is not None:
-            link = connect(world, endpoint, config, parts.finish_writing)
+            link = connect(world, endpoint, config, parts.wait_for_snapshot)
             parts.watch = link.watch
             parts.watch.begin()
         with connected_group(
@@ -106,7 +108,7 @@ def _end_after_agent(agent: int, parts: Parts) -> None:
     while os.getppid() == agent:
         time.sleep(1.0)
     time.sleep(_AFTER_AGENT_S)
-    parts.end_before_kill("torchrun's agent on this node was killed, and this rank did not stop in time")
+    end_before_kill(parts, "torchrun's agent on this node was killed, and this rank did not stop in time")
 
 
 def _rendezvous(config: ProcessGroupConfig, parts: Parts) -> tuple[World, Endpoint | None]:
@@ -151,7 +153,7 @@ def start_watching(
         stuck_s=hang_timeout_s,
         first_s=max(timeout_s, hang_timeout_s),
         stacks=stacks,
-        on_lost=parts.on_lost,
+        on_lost=partial(end_after_lost_rank, parts),
         relay=group.store.relay if group.store is not None else None,
     )
     return parts.heartbeat

@@ -24,8 +24,6 @@ from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluation import Evaluation, evaluate
 from ddp_hpc.training.health.heartbeat import Heartbeat
-from ddp_hpc.training.health.preemption import next_exchange
-from ddp_hpc.training.health.run_lifecycle import Decision, Losses, RunLifecycle
 from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.float8 import use_fp8
@@ -36,6 +34,10 @@ from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
 from ddp_hpc.training.parallel.model_layers import blocks_of, checkpoint_activations
 from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.run.lifecycle import RunLifecycle
+from ddp_hpc.training.run.resumable import Losses
+from ddp_hpc.training.run.save_schedule import CONTINUE, Decision
+from ddp_hpc.training.run.stop_requests import next_exchange
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
 from ddp_hpc.training.tasks.initial_values import InitialValues
@@ -236,7 +238,7 @@ class Trainer:
         saves = self.lifecycle.saves_at(step)
         known = step - self.pending.delay  # the loss of this step can be sent without waiting for the device
         logs = is_last or known == self.resumed.step + 1 or (every is not None and known % every == 0)
-        decision = self._receive(is_last) if self.pending.is_sent else Decision(save=False, stop="")
+        decision = self._receive(is_last) if self.pending.is_sent else CONTINUE
         # A snapshot waits for the device anyway, and the metrics of all its steps must be written before.
         waits = is_last or saves or decision.save or not self.pending.delay
         if logs or step >= self.exchange_at or saves or decision.save:
@@ -251,7 +253,7 @@ class Trainer:
         state = self.strategy.state()
         self.lifecycle.check_parameters(step, state, tick)
         if decision.save:
-            self.lifecycle.save(self.position, self.losses, state, self.samples.num_samples, tick)
+            self.lifecycle.save(self.position, self.losses, state, tick)
         return decision.stop
 
     def _send(self, whole: bool) -> None:

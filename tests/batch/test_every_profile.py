@@ -42,7 +42,7 @@ def good_bash(files: list[Path]) -> None:
 def test_scripts_have_at_most_60_lines(name: str) -> None:
     """Comments and directives included, so that people read the script before they submit it."""
     site = load_site(name)
-    for launcher in scheduler_of_site(site).launchers:
+    for launcher in scheduler_of_site(site).writer.launchers:
         job = Job(num_nodes=at_most_two(site), launcher=launcher, command=("python", "train.py"))
         assert len(render(job, site).splitlines()) <= 60, launcher
 
@@ -59,7 +59,7 @@ def test_all_scripts_are_valid_bash(name: str, tmp_path: Path) -> None:
     site = load_site(name)
     others = [
         render(Job(launcher=launcher), site)
-        for launcher in SCHEDULERS[site.scheduler].launchers
+        for launcher in SCHEDULERS[site.scheduler].writer.launchers
         if launcher != site.launch.default
     ]
     # For bash and shellcheck directives are comments and numbers are equal, so most sizes give the same

@@ -204,6 +204,25 @@ def test_a_machine_without_gpus_gets_no_advice_about_gpus() -> None:
     assert "Use --gpus-per-node to request GPUs" in advice(Job(), load_site("generic_pbs"))[-1]
 
 
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ("perlmutter", "with constraint gpu may reject a job without GPUs"),
+        ("derecho", "may reject a job without GPUs"),
+        ("abci3", ""),
+        ("cx3", ""),
+        ("crux", ""),
+    ],
+)
+def test_a_job_without_gpus_on_nodes_with_gpus_is_warned_about(profile: str, said: str) -> None:
+    lines = advice(Job(account="P", gpus_per_node=0), load_site(profile))
+    assert (said in lines[-1]) if said else (lines == [])
+
+
+def test_a_job_without_gpus_goes_to_the_queue_for_them() -> None:
+    assert lay_out(Job(account="P", gpus_per_node=0), load_site("abci3")).queue.name == "rt_HC"
+
+
 def test_the_torchrun_agent_gets_all_gpus_if_the_step_requests_them() -> None:
     asked = render(Job(launcher="torchrun"), load_site("frontier"))
     (line,) = [line for line in asked.splitlines() if line.startswith("  srun ")]

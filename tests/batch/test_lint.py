@@ -210,7 +210,7 @@ def test_rendered_scripts_have_no_finding(path: Path) -> None:
     num_nodes = min(num_nodes, (queue.max_nodes if queue else 0) or largest_num_nodes(site) or num_nodes)
     account = "" if site.scheduler == "local" else f"{site.account.prefix}proj{site.account.suffix}"
     walltime_s = 600 if site.scheduler != "local" else None
-    for launcher in ("", *SCHEDULERS[site.scheduler].launchers):
+    for launcher in ("", *SCHEDULERS[site.scheduler].writer.launchers):
         job = Job(num_nodes=num_nodes, account=account, walltime_s=walltime_s, launcher=launcher)
         try:
             found = lint_request(job, site)

@@ -143,7 +143,7 @@ REQUESTS = (
         Named(qos="qos_gpu_a100-dev"),
         Named(queue="gpu_p5", qos="qos_gpu_a100-dev"),
     ),
-    # The number of GPUs that the QOS for A100 allows is not documented. The one for H100 allows 32.
+    # The QOS for H100 allows 32 GPUs.
     row("jean_zay_h100", 9, "1:00:00", Named(qos="qos_gpu_h100-t3")),
     row("jean_zay_a100", 1, "3:00:00", *T3),
     row("jean_zay_a100", 8, "20:00:00", *T3),
@@ -151,7 +151,8 @@ REQUESTS = (
     # TACC documentation, Lonestar6, table 5, 2026-06-08
     row("lonestar6", 2, "2:00:00", queue("gpu-a100-dev")),
     row("lonestar6", 3, "2:00:00", queue("gpu-a100")),
-    row("lonestar6", 1, "3:00:00", queue("gpu-a100-small"), gpus=1),
+    # One GPU would also fit into gpu-a100-small, whose number of cores the guide does not give.
+    row("lonestar6", 1, "3:00:00", queue("gpu-a100")),
     row("lonestar6", 8, "48:00:00", queue("gpu-a100")),
     row("lonestar6", 9, "48:00:00", near("gpu-a100", "--nodes 8")),
     # CSCS documentation, Clariden, 2026-06-09

@@ -25,7 +25,7 @@ NAMES = [path.stem for path in sorted((Path(__file__).parents[2] / "profiles").g
 @pytest.mark.parametrize("name", NAMES)
 def test_each_rank_sees_the_device_of_its_local_rank(name: str, num_nodes: int) -> None:
     site = load_site(name)
-    for launcher in scheduler_of_site(site).launchers:
+    for launcher in scheduler_of_site(site).writer.launchers:
         account = f"{site.account.prefix}a{site.account.suffix}" if site.account.required else ""
         job = Job(num_nodes=num_nodes, launcher=launcher, account=account)
         try:

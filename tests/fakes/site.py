@@ -15,9 +15,9 @@ from typing import Any
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
-from ddp_hpc.schedulers.pbs.stand_in import arrays
-from ddp_hpc.schedulers.pbs.stand_in.rehearsal_adapter import STAND_IN
-from ddp_hpc.schedulers.pbs.stand_in.server import Settings
+from ddp_hpc.rehearse.pbs import arrays
+from ddp_hpc.rehearse.pbs.rehearsal_adapter import STAND_IN
+from ddp_hpc.rehearse.pbs.server import Settings
 
 __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 

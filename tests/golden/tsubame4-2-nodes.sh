@@ -13,7 +13,8 @@ cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
 # Load the site's software.
 # shellcheck disable=SC1091
 source /etc/profile.d/modules.sh
-module load cuda nccl openmpi
+module purge
+module load openmpi/5.0.7-gcc
 # Unless a conda environment other than base is active, activate .venv in this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
@@ -31,8 +32,8 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 
 # ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the command that each rank runs.
 # If the run is not complete at the end, ddp_hpc.job prints how to resume it.
-# --walltime: the time limit, if the scheduler does not report it.
+# --walltime: the time limit, if the scheduler does not report it. --local-dir: the node's local disk, for kernels that torch.compile writes.
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tsubame4 --nodes 2 -- python PROGRAM.py
-exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 -- \
+exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 --local-dir "${T4TMPDIR:-/tmp}" -- \
   mpiexec -n "$num_ranks" --ppn 4 --hostfile "$hosts" \
   python -m ddp_hpc.train

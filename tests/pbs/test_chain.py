@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.schedulers.pbs.stand_in import server
-from ddp_hpc.schedulers.pbs.stand_in.qalter import change_walltime
+from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.rehearse.pbs.qalter import change_walltime
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render

@@ -25,7 +25,7 @@ import pytest
 
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.units import format_walltime
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.rehearse.pbs import server
 from tests.conftest import PROJECT
 from tests.fakes.site import Site, program
 from tests.pbs.conftest import MakeSite, make_site, site

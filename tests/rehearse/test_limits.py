@@ -7,8 +7,8 @@ import pytest
 from ddp_hpc.rehearse.launchers import pals
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import RefusedError, read_line
-from ddp_hpc.schedulers.slurm.stand_in.controller import hostlist, run_lengths
-from ddp_hpc.schedulers.slurm.stand_in.option_tables import SRUN, walltime_s
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
+from ddp_hpc.rehearse.slurm.option_tables import SRUN, walltime_s
 
 LIMITS = Limits(
     ranks_per_node=2,

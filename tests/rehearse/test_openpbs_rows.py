@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.schedulers.pbs.stand_in import server
+from ddp_hpc.rehearse.pbs import server
 from tests.fakes.site import Site
 from tests.pbs.conftest import MakeSite, make_site, site
 

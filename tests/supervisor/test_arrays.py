@@ -171,7 +171,7 @@ def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
 def test_the_index_of_a_task_is_that_of_the_scheduler(
     scheduler: str, environ: dict[str, str], index: str
 ) -> None:
-    assert SCHEDULERS[scheduler].array_index(environ) == index
+    assert SCHEDULERS[scheduler].inside_job.array_index(environ) == index
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_the_index_of_a_task_is_that_of_the_scheduler(
 def test_the_id_of_a_task_is_not_that_of_the_whole_array(
     scheduler: str, environ: dict[str, str], job_id: str
 ) -> None:
-    assert SCHEDULERS[scheduler].job_id(environ) == job_id
+    assert SCHEDULERS[scheduler].inside_job.job_id(environ) == job_id
 
 
 def test_status_lists_the_runs_of_an_array_instead_of_the_directory_of_the_array(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import ddp_hpc
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.run_lifecycle import Losses, manage_run
 from ddp_hpc.training.parallel.make_strategy import make_strategy
+from ddp_hpc.training.run.lifecycle import manage_run
+from ddp_hpc.training.run.resumable import Losses
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> None:
         samples = samples_of_arrays(src.numpy(), tgt.numpy())
         with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
             lifecycle.resume(lifecycle.open(), shared.state(), samples.num_samples, shared.mesh)
-            lifecycle.save(Position(1), Losses(), shared.state(), samples.num_samples, lambda: None)
+            lifecycle.save(Position(1), Losses(), shared.state(), lambda: None)
             lifecycle.finish(Position(1), "", lambda: None)
         model = live_tensors(shared.bare)
         state = {"model": model, "optimizer": optimizer_tensors(model, [shared.optimizer])}

@@ -255,7 +255,7 @@ if __name__ == "__main__":
         "ddp_hpc.train",
         "ddp_hpc.data.hdf5",
         "ddp_hpc.data.tensor_files",
-        "ddp_hpc.training.health.run_lifecycle",
+        "ddp_hpc.training.run.lifecycle",
         "ddp_hpc.training.parallel.ddp",
         "ddp_hpc.training.parallel.fsdp",
         "ddp_hpc.training.parallel.meta_start",

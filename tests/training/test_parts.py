@@ -15,14 +15,15 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.failure_watch import FailureWatch, explain_lost_contact
-from ddp_hpc.training.health.run_lifecycle import find_run_directories
-from ddp_hpc.training.health.shutdown import Parts, verdict
 from ddp_hpc.training.input.batch_loader import explain_lost_worker
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
+from ddp_hpc.training.process_group.error_election import ErrorElection
 from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
+from ddp_hpc.training.run.directories import find_run_directories
+from ddp_hpc.training.run.parts import Parts
+from ddp_hpc.training.run.verdict import verdict
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord

@@ -21,7 +21,7 @@ from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.text_table import Row
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.shutdown import Parts
+from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
 from ddp_hpc.units import format_bytes
 

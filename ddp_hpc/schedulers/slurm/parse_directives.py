@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddp_hpc.schedulers.base import Fault, ReadOption
+from ddp_hpc.schedulers.script_options import Fault, ReadOption
 from ddp_hpc.schedulers.slurm.sbatch_options import BY_LETTER, SbatchOption, find_option
 
 _SPACE = " \t\n\v\f\r"

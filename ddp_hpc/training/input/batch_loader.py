@@ -27,8 +27,7 @@ from torch import Tensor
 
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 from ddp_hpc.errors import DataError, DdpHpcError
-from ddp_hpc.process_control import die_with_parent
-from ddp_hpc.training.health.preemption import SIGNALS
+from ddp_hpc.process_control import STOP_SIGNALS, die_with_parent
 from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -326,7 +325,7 @@ def prepare_worker(_: int) -> None:
 
     The kernel kills the worker when the rank exits (prctl(2)).
     """
-    for sig in SIGNALS:
+    for sig in STOP_SIGNALS:
         signal.signal(sig, signal.SIG_IGN)
     die_with_parent()
     # After a sudden exit of the rank, multiprocessing would print a traceback of a lost connection.

@@ -21,11 +21,11 @@ from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.health.failure_watch import FailureWatch
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
-from ddp_hpc.training.health.shutdown import print_error
 from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
+from ddp_hpc.training.process_group.print_error import print_error
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 from ddp_hpc.units import counted
 

@@ -1,1 +1,1 @@
-"""Parts of the stand-in for OpenPBS, ddp_hpc/schedulers/pbs/stand_in, that tests use."""
+"""Parts of the stand-in for OpenPBS, ddp_hpc/rehearse/pbs, that tests use."""

@@ -1,0 +1,255 @@
+"""Stand-in for the daemon pbs_mom, which runs one job: environment, node file, logs, walltime and end.
+
+The process tree is the same as in PBS: a login shell leads the session of the job, reads the path of the
+script's copy from a pipe and runs it. Signals are sent to all processes of this session and to no others.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from ddp_hpc import process_control
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.daemon import Daemon, open_log
+from ddp_hpc.rehearse.pbs import server
+
+WALLTIME_EXCEEDED, START_FAILED = -29, -3
+_LOGS = ("Output_Path", "Error_Path")
+_RERUN = "will run again"
+
+
+class Mom(Daemon):
+    """The daemon that runs one job, from its start to its final attributes."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.settings = server.Settings.read(root)
+        super().__init__(root, number, self.settings)
+        self.id = server.job_id(number, self.job["server"])
+
+    def run(self) -> None:
+        """Runs the job, repeatedly if it is requeued, and then releases the jobs that depend on it."""
+        while self.run_once() == _RERUN:
+            # As in PBS, all runs have the same id and environment.
+            self.update(job_state="Q", substate=10)
+        if not self.keeper_is_gone():
+            server.release(self.root)
+
+    def run_once(self) -> str:
+        """Runs the job once and returns how it ended."""
+        try:
+            out, err = self.open_logs()
+        except OSError:
+            # OpenPBS was observed to try 21 times within seconds, and then to hold the job.
+            self.update(
+                job_state="H",
+                Hold_Types="s",
+                run_count=21,
+                Exit_status=START_FAILED,
+                comment="job held, too many failed attempts to run",
+            )
+            return "held"
+        shell = self.start(out, err)
+        started = {key: self.job[key].replace("^array_index^", self.index()) for key in _LOGS}
+        self.update(
+            **started, job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self.where(),
+            _started_s=time.time(),
+            run_count=self.job.get("run_count", 0) + 1,
+        )  # fmt: skip
+        start_s = time.monotonic()
+        exit_status, how = self.watch(shell, err)
+        self.clear_up()
+        if how == _RERUN:
+            return how  # the next run appends to the spooled logs
+        self.deliver_logs()
+        now, comment = time.ctime(), jobs.load(self.root, self.number)["comment"]
+        substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
+        self.update(
+            job_state="F", substate=substate, Exit_status=exit_status, Stageout_status=1, obittime=now,
+            mtime=now, history_timestamp=int(time.time()), _ended_s=time.time(),
+            resources_used=self.used(int(time.monotonic() - start_s)),
+            comment=comment if " and terminated" in comment else f"{comment} and {how}",
+        )  # fmt: skip
+        return how
+
+    def index(self) -> str:
+        """Returns the index of a job in its array, or an empty string."""
+        return str(self.job.get("array_index", ""))
+
+    def where(self) -> dict[str, str]:
+        """Returns the attributes that name the nodes and the directory of the job."""
+        hosts, vnodes = [], []
+        for chunk in self.job["_chunks"]:
+            name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
+            hosts.append(f"{name}/0" + (f"*{ncpus}" if ncpus > 1 else ""))
+            vnodes.append(f"({name}:ncpus={ncpus}" + (f":ngpus={ngpus})" if ngpus else ")"))
+        return {
+            "exec_host": "+".join(hosts),
+            "exec_vnode": "+".join(vnodes),
+            "jobdir": str(self.jobdir()),
+            "comment": f"Job run at {time.strftime('%a %b %d at %H:%M')} on {'+'.join(vnodes)}",
+        }
+
+    def used(self, seconds: int) -> dict[str, object]:
+        """Returns the attribute resources_used. CPU time and memory are not measured."""
+        ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
+        measured = {"ncpus": ncpus, "walltime": server.clock(seconds)}
+        return {"cpupercent": 0, "cput": "00:00:00", "mem": "0kb", "vmem": "0kb", **measured}
+
+    def jobdir(self) -> Path:
+        """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
+        home = self.root / "home"
+        return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
+
+    def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Opens the files for stdout and stderr of the job."""
+        out = self.open_log("OU", self.job["Output_Path"])
+        joined = self.job["Join_Path"] == "oe"
+        return out, out if joined else self.open_log("ER", self.job["Error_Path"])
+
+    def open_log(self, ending: str, destination: str) -> IO[bytes]:
+        """Opens the final log file with -k doe, or else a spool file that is delivered at the end."""
+        named = destination.partition(":")[2].replace("^array_index^", self.index())
+        path = Path(named) if self.writes_direct() else self.spooled(ending)
+        if not self.writes_direct():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return open_log(path, os.O_APPEND, 0o600)
+
+    def writes_direct(self) -> bool:
+        """Returns whether the job writes its logs to their final paths, as with -k doe."""
+        return "d" in self.job["Keep_Files"]
+
+    def spooled(self, ending: str) -> Path:
+        """Returns the spool file of a log that is delivered at the end."""
+        return self.root / "spool" / f"{self.id}.{ending}"
+
+    def deliver_logs(self) -> None:
+        """Copies the spooled logs to their final paths."""
+        if self.writes_direct():
+            return
+        for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
+            spooled, destination = self.spooled(ending), Path(self.job[name].partition(":")[2])
+            if not spooled.exists():
+                continue
+            try:
+                shutil.copy(spooled, destination)
+                destination.chmod(0o600)
+                spooled.unlink()
+            except OSError:
+                undelivered = self.root / "undelivered"
+                undelivered.mkdir(exist_ok=True)
+                spooled.replace(undelivered / spooled.name)
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment of the login shell, which has no variables of the submitting shell."""
+        home, chunk = str(self.root / "home"), self.job["_chunks"][0]
+        nodefile = self.root / "aux" / self.id
+        nodefile.parent.mkdir(exist_ok=True)
+        lines = [chunk["node"] for chunk in self.job["_chunks"] for _ in range(chunk["mpiprocs"])]
+        nodefile.write_text("".join(f"{line}\n" for line in lines))
+        tmpdir = self.root / "var" / "tmp" / f"pbs.{self.id}"
+        tmpdir.mkdir(parents=True, mode=0o700)
+        account = {"PBS_ACCOUNT": self.job["Account_Name"]} if "Account_Name" in self.job else {}
+        return {
+            "PATH": "/bin:/usr/bin",
+            "HOME": home,
+            "LOGNAME": server.USER,
+            "USER": server.USER,
+            "SHELL": "/bin/bash",
+            "ENVIRONMENT": "BATCH",
+            "NCPUS": str(chunk["ompthreads"]),
+            "OMP_NUM_THREADS": str(chunk["ompthreads"]),
+            "TMPDIR": str(tmpdir),
+            "PBS_ENVIRONMENT": "PBS_BATCH",
+            "PBS_JOBCOOKIE": secrets.token_hex(16).upper(),
+            "PBS_JOBDIR": str(self.jobdir()),
+            "PBS_JOBID": self.id,
+            "PBS_JOBNAME": self.job["Job_Name"],
+            "PBS_MOMPORT": "15003",
+            "PBS_NODEFILE": str(nodefile),
+            "PBS_NODENUM": "0",
+            "PBS_QUEUE": self.job["queue"],
+            "PBS_TASKNUM": "1",
+            **account,
+            **self.job["_array"],
+            **self.job["Variable_List"],
+        }
+
+    def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Starts the login shell, and writes the path of the script's copy to its stdin."""
+        environment = self.environment()
+        self.jobdir().mkdir(exist_ok=True)
+        shell = subprocess.Popen(
+            ["-bash"],
+            executable="/bin/bash",
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            cwd=self.jobdir(),
+            env=environment,
+            umask=self.job["_umask"],
+            start_new_session=True,
+        )
+        assert shell.stdin is not None
+        with suppress(BrokenPipeError):
+            shell.stdin.write(f"{self.root}/mom_priv/jobs/{self.id}.SC\n".encode())
+            shell.stdin.close()
+        return shell
+
+    def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
+        """Waits until the session has ended. Returns Exit_status and how the job ended."""
+        start_s = time.monotonic()
+        while shell.poll() is None:
+            time.sleep(self.settings.poll_s)
+            # The walltime can be changed with qalter.
+            limit_s = self.settings.walltime_s or jobs.load(self.root, self.number)["_walltime_s"]
+            used_s = int(time.monotonic() - start_s)
+            if self.keeper_is_gone():
+                self.end(shell, grace_s=0.0)
+                return 256 + signal.SIGKILL, "terminated"
+            if limit_s and used_s > limit_s:
+                err.write(f"=>> PBS: job killed: walltime {used_s} exceeded limit {limit_s}\n".encode())
+                self.end(shell, self.settings.kill_delay_s)
+                return WALLTIME_EXCEEDED, "exceeded resource walltime"
+            if self.delete_request.exists():
+                self.end(shell, self.settings.kill_delay_s)
+                return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.settings.submit_host}"
+            if self.rerun_request.exists():
+                self.update(substate=server.RERUN)
+                self.end(shell, float(self.rerun_request.read_text()))
+                self.rerun_request.unlink()
+                return 256 + signal.SIGTERM, _RERUN
+        code = shell.returncode
+        self.end(shell, grace_s=0.0)  # end the processes that the script has left in the background
+        return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
+
+    def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
+        """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""
+        over_s = time.monotonic() + (self.settings.obituary_s if grace_s else 0.0)
+        if grace_s:
+            process_control.send(signal.SIGTERM, process_control.of_session(shell.pid))
+        end_s = time.monotonic() + grace_s
+        while process_control.of_session(shell.pid) and time.monotonic() < end_s:
+            shell.poll()
+            time.sleep(0.02)
+        process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
+        shell.wait()
+        time.sleep(max(0.0, over_s - time.monotonic()))  # PBS reports the end of a job with a delay
+
+    def clear_up(self) -> None:
+        """Kills processes that left the session, which PBS would ignore. Records their command lines."""
+        command_lines = process_control.end_descendants(2.0, lambda: jobs.daemons(self.root))
+        shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
+        if self.job["_is_sandboxed"]:
+            shutil.rmtree(self.jobdir(), ignore_errors=True)
+        self.update(left_over=command_lines)
+
+
+DAEMON = Mom

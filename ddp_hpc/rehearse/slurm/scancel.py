@@ -1,0 +1,50 @@
+"""Stand-in for `scancel [--signal=NAME] [--batch] JOB...`: cancels jobs, or signals the processes of their
+steps.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_hpc import process_control
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
+
+_TABLE = Table(
+    values=spellings("signal:s user:u name:n:jobname"),
+    bare=spellings("batch:b full:f quiet:Q verbose:v interactive:i me"),
+    long_only=False,
+    bad_option=BAD_OPTION.format(program="scancel"),
+)
+
+
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
+    """Signals or cancels the jobs.
+
+    Raises:
+        RefusedError: an option, job or signal is unknown.
+    """
+    line = read_line(argv, _TABLE)
+    name = line.values.get("signal", "").removeprefix("SIG").upper()
+    if name and not (name.isdecimal() or f"SIG{name}" in signal.Signals.__members__):
+        raise RefusedError(f"Unknown job signal: {name}")
+    for word in line.command:
+        # Without --verbose, scancel ignores unknown jobs and jobs that have ended.
+        if word.isdecimal() and not jobs.job_file(root, int(word)).exists():
+            continue
+        number = jobs.find_job(word, root, f"scancel: error: Invalid job id {word}")
+        job = jobs.load(root, number)
+        if job["state"] in controller.OVER:
+            continue
+        if name:
+            wanted = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
+            process_control.send(wanted, controller.processes_of_steps(root, number))
+        elif job["state"] == "PENDING":
+            jobs.save(root, number, {**job, "state": "CANCELLED"})
+        else:
+            jobs.delete_request(root, number).touch()
+    return 0

@@ -1,0 +1,85 @@
+"""Stand-in for `squeue [-h] [-j JOBS] [-o FORMAT]`: lists the jobs that have not ended."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.options import Table, read_line, spellings
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
+
+_TABLE = Table(
+    values=spellings("jobs:j:job format:o user:u states:t"),
+    bare=spellings("noheader:h me"),
+    long_only=False,
+    bad_option=BAD_OPTION.format(program="squeue"),
+)
+_HEADERS = {
+    "i": "JOBID",
+    "P": "PARTITION",
+    "j": "NAME",
+    "u": "USER",
+    "T": "STATE",
+    "L": "TIME_LEFT",
+    "M": "TIME",
+    "l": "TIME_LIMIT",
+    "D": "NODES",
+    "N": "NODELIST",
+    "R": "NODELIST(REASON)",
+    "r": "REASON",
+}
+_DEFAULT = "%i %P %j %u %T %M %D %R"
+
+
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
+    """Prints one line per job.
+
+    Raises:
+        RefusedError: an option is unknown.
+    """
+    line = read_line(argv, _TABLE)
+    ids = filter(None, line.values.get("jobs", "").split(","))
+    wanted = [jobs.find_job(word, root, "slurm_load_jobs error: Invalid job id specified") for word in ids]
+    pattern = line.values.get("format", _DEFAULT)
+    if "noheader" not in line.flags:
+        _print(pattern, _HEADERS)
+    for number in wanted or jobs.numbers(root):
+        job = jobs.load(root, number)
+        if job["state"] not in controller.OVER:
+            _print(pattern, _values(job))
+    return 0
+
+
+def _print(pattern: str, values: Mapping[str, str]) -> None:
+    sys.stdout.write(re.sub(r"%[.\d]*([a-zA-Z])", lambda found: values.get(found[1], ""), pattern) + "\n")
+
+
+def _values(job: jobs.Attributes) -> dict[str, str]:
+    now_s = time.time()
+    left_s = job["end"] - now_s if job.get("end") else 0
+    nodes = controller.hostlist(job["nodes"])
+    return {
+        "i": str(job["number"]),
+        "P": job["partition"],
+        "j": job["name"],
+        "u": job["user"],
+        "T": job["state"],
+        "L": _time(left_s),
+        "M": _time(now_s - job["start"] if "start" in job else 0),
+        "l": _time(job["walltime_s"]),
+        "D": str(len(job["nodes"])),
+        "N": nodes if job["state"] == "RUNNING" else "",
+        "R": nodes if job["state"] == "RUNNING" else f"({job['reason']})",
+        "r": job["reason"],
+    }
+
+
+def _time(seconds: float) -> str:
+    hours, rest = divmod(max(0, int(seconds)), 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,205 @@
+"""Stand-in for `srun` inside a job: runs the tasks of one step with the variables that Slurm sets.
+
+Hydra starts the tasks. With --mpi=pmi2 or cray_shasta, they keep the PMI variables of Hydra and are the ranks
+of one MPI program. With --mpi=none, the default of the stand-in, each task is a separate MPI program of one
+rank, as with the real srun. With --mpi=pmix, the variables of PMIx are set, but there is no PMIx server, so
+each task is a separate MPI program, too.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
+from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
+from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
+from ddp_hpc.rehearse.slurm.option_tables import SRUN, node_count
+
+_MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
+_UNSUPPORTED = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
+_OUTSIDE = "srun: error: Unable to allocate resources: the stand-in can only run srun inside a job"
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
+    """Runs the step and returns the largest exit code of its tasks.
+
+    Raises:
+        RefusedError: the request is refused, and no task was started.
+    """
+    line, settings = read_line(argv, SRUN), controller.Settings.read(root)
+    if "version" in line.flags:
+        sys.stdout.write(settings.version_line)
+        return 0
+    if not line.command:
+        raise RefusedError("srun: fatal: No command given to execute.")
+    number = jobs.find_job(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
+    for option in _UNSUPPORTED:
+        if option in line.values:
+            raise RefusedError(f"srun: the stand-in does not support --{option}")
+    mpi = line.values.get("mpi", environ.get("SLURM_MPI_TYPE", "none"))
+    if mpi not in _MPI:
+        raise RefusedError(f"srun: error: Invalid MPI type '{mpi}', --mpi=list for acceptable types")
+    _refuse_gpus_twice(line, environ, settings)
+    job, limits = jobs.load(root, number), Limits.read(root)
+    warning = "warning" if settings.is_since("23.02") else "Warning"
+    ranks = places(_counts(line, job, environ, limits, warning))
+    step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
+    spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
+    base = limits.environment(_exported(line, environ))
+    step_variables = controller.known_variables(settings, _step_variables(line, job, step, ranks, mpi, spool))
+    nodes = job["nodes"]
+
+    def report(rank: int, code: int) -> None:
+        how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or f"Signal {-code}"
+        sys.stderr.write(f"srun: error: {nodes[ranks[rank].node]}: task {rank}: {how}\n")
+
+    kill_others = line.values.get("kill-on-bad-exit")
+    return run_step(
+        spool,
+        Step(
+            command=limits.command(line.command),
+            environments=[
+                {**base, **step_variables, **_task_variables(nodes, ranks, place, mpi)} for place in ranks
+            ],
+            report=report,
+            stop_on_failure=kill_others is not None and kill_others != "0",
+            on_stop=partial(_say_that_step_ends, settings, f"{number}.{step}", nodes[0]),
+            counts_stopped=True,
+            keep_pmi=mpi in ("pmi2", "cray_shasta"),
+            kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+            kill_message="srun: forcing job termination\n",
+            label="label" in line.flags,
+            directory=line.values.get("chdir", ""),
+            keeper_pid=limits.keeper_pid,
+            no_program=controller.of_stepd(settings, "execve()").rstrip(),
+            no_program_code=2,
+        ),
+    )
+
+
+def _say_that_step_ends(settings: controller.Settings, step_id: str, node: str) -> None:
+    where = "" if settings.is_since("23.02") else "launch/slurm: _step_signal: "
+    sys.stderr.write(f"srun: {where}Terminating StepId={step_id}\n")
+    sys.stderr.write(controller.cancelled(settings, f"STEP {step_id}", node, "TASK FAILURE"))
+
+
+def _refuse_gpus_twice(line: Line, environ: Mapping[str, str], settings: controller.Settings) -> None:
+    per_node = line.values.get("gpus-per-node", environ.get("SLURM_GPUS_PER_NODE"))
+    if settings.is_since("26.05") and "gpu" in line.values.get("gres", "") and per_node is not None:
+        raise RefusedError("srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.")
+
+
+def _counts(
+    line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits, warning: str
+) -> list[int]:
+    """Returns the number of tasks that are started on each node.
+
+    Raises:
+        RefusedError: the step needs more nodes or tasks than the job requested.
+    """
+    here = len(job["nodes"])
+    requested = max(here, limits.requested_nodes)
+    num_nodes = node_count("srun", line.values.get("nodes", str(here)))
+    if num_nodes > requested:
+        raise RefusedError(f"srun: error: Only allocated {requested} nodes asked for {num_nodes}")
+    job_tasks = environ.get("SLURM_NTASKS", "")
+    per_node = line.number("ntasks-per-node", 1)
+    # If the job has a number of tasks, --ntasks-per-node alone does not change it (Slurm 22.05).
+    default = int(job_tasks) if job_tasks.isdecimal() else num_nodes * per_node
+    num_tasks = line.number("ntasks", default)
+    if num_tasks < num_nodes:
+        sys.stderr.write(
+            f"srun: {warning}: can't run {num_tasks} processes on {num_nodes} nodes, "
+            f"setting nnodes to {num_tasks}\n"
+        )
+        num_nodes = num_tasks
+    even = -(-num_tasks // num_nodes)
+    if "ntasks-per-node" in line.values and per_node < even:
+        sys.stderr.write(f"srun: {warning}: can't honor --ntasks-per-node set to {per_node}\n")
+    per_node = max(per_node, even)
+    if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.flags:
+        raise RefusedError(
+            f"srun: error: Unable to create step for job {job['number']}: "
+            "More processors requested than permitted"
+        )
+    return limits.counts(num_tasks, per_node)
+
+
+def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
+    found = dict(environ)
+    words = line.values.get("export", "ALL").split(",")
+    if words == ["NONE"]:
+        found = {name: value for name, value in found.items() if name.startswith("SLURM")}
+    elif "ALL" not in words:
+        kept = {word.partition("=")[0] for word in words}
+        found = {k: v for k, v in found.items() if k in kept or k.startswith("SLURM")}
+    return found | dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _step_variables(
+    line: Line, job: jobs.Attributes, step: int, ranks: Sequence[Place], mpi: str, spool: Path
+) -> dict[str, str]:
+    """Returns the variables that Slurm sets to the same values for all tasks of a step."""
+    counts = [place.local_size for place in ranks if place.local_rank == 0]
+    names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
+    found = {
+        "SLURMD_DEBUG": "2",
+        "SLURM_JOB_GROUP": grp.getgrgid(os.getgid()).gr_name,
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "SLURM_NNODES": num_nodes,
+        "SLURM_NPROCS": num_tasks,
+        "SLURM_NTASKS": num_tasks,
+        "SLURM_SRUN_COMM_HOST": "127.0.0.1",
+        "SLURM_STEPID": str(step),
+        "SLURM_STEP_ID": str(step),
+        "SLURM_STEP_NODELIST": names,
+        "SLURM_STEP_NUM_NODES": num_nodes,
+        "SLURM_STEP_NUM_TASKS": num_tasks,
+        "SLURM_STEP_TASKS_PER_NODE": run_lengths(counts),
+        "SLURM_TASKS_PER_NODE": run_lengths(counts),
+        "SLURM_UMASK": f"{os.umask(os.umask(0)):04o}",
+        "SRUN_DEBUG": "3",
+    }
+    from_options = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
+    found |= {
+        variable: line.values[option] for option, variable in from_options.items() if option in line.values
+    }
+    job_step = f"{job['number']}.{step}"
+    if mpi != "none":
+        found["SLURM_MPI_TYPE"] = mpi
+    if mpi == "pmi2":
+        found["PMI_JOBID"] = job_step
+    elif mpi == "cray_shasta":
+        apid = {"PALS_APID": job_step, "PALS_APINFO": f"{spool}/apinfo", "PALS_SPOOL_DIR": str(spool)}
+        found |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
+    elif mpi.startswith("pmix"):
+        found |= {"PMIX_NAMESPACE": f"slurm.pmix.{job_step}", "PMIX_VERSION": "4.2.2"}
+    return found
+
+
+def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, mpi: str) -> dict[str, str]:
+    rank, local_rank, local_size = str(place.rank), str(place.local_rank), str(place.local_size)
+    beside = [str(other.rank) for other in ranks if other.node == place.node]
+    found = {
+        "SLURMD_NODENAME": nodes[place.node],
+        "SLURM_GTIDS": ",".join(beside),
+        "SLURM_LOCALID": local_rank,
+        "SLURM_NODEID": str(place.node),
+        "SLURM_PROCID": rank,
+        "SLURM_TOPOLOGY_ADDR": nodes[place.node],
+    }
+    if mpi == "cray_shasta":
+        found |= {"PALS_RANKID": rank, "PALS_LOCAL_RANKID": local_rank, "PALS_NODEID": str(place.node)}
+        found |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
+    elif mpi.startswith("pmix"):
+        found |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
+    return found

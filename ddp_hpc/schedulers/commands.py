@@ -1,0 +1,142 @@
+"""The role of a scheduler whose commands on this machine submit, report and cancel jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.schedulers.script_options import ScriptOptions
+from ddp_hpc.sites.site import Site
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.device_share import DeviceShare
+    from ddp_hpc.schedulers.job_state import JobState
+    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
+    from ddp_hpc.schedulers.scheduler import Scheduler
+
+
+class JobCommands(Protocol):
+    """The functions in the module `query_and_cancel` of a scheduler, which query and cancel jobs."""
+
+    def read_job(self, job_id: str) -> JobState | None:
+        """Returns the state of a job; None if the scheduler does not know it. Refuses a job array."""
+        ...
+
+    def read_jobs(self, job_id: str) -> list[JobState]:
+        """Returns the state of a job, or those of the tasks of a job array; empty if it is unknown."""
+        ...
+
+    def job_id_of(self, answer: str) -> str | None:
+        """Returns the job id in the last line that the submit command printed."""
+        ...
+
+    def cancel(self, job_id: str, tasks: Sequence[str] = ()) -> str:
+        """Cancels a job, or `tasks` of a job array, which are all those that have not ended.
+
+        Returns the scheduler's error message, empty on success.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Options of `submit SCRIPT`; 0 and an empty text mean that an option was not given."""
+
+    num_nodes: int = 0
+    walltime_s: int = 0
+    queue: str = ""
+    qos: str = ""
+    name: str = ""
+
+
+class Commands:
+    """Submits jobs and asks about them. The defaults are those of a scheduler without such commands."""
+
+    interactive_command: ClassVar[str] = ""
+    """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
+    can_chain: ClassVar[bool] = False
+    """Whether several jobs can be queued at once, each of which waits for the previous one."""
+    passes_environment: ClassVar[bool] = False
+    """Whether the submit command passes its own environment variables to the job."""
+    start_without_ssh: ClassVar[str] = ""
+    """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
+    job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
+    """A pattern that occurs only in job ids of this scheduler."""
+    programs: ClassVar[tuple[str, ...]] = ()
+    """The commands that a login node must have; the first one submits a script."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
+        """Returns the options of the submit command that give a job the user's umask, if `script` is one of
+        ddp-hpc that sets the default; by default none, for a scheduler that passes the umask itself.
+        """
+        return []
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        """Asks the scheduler of this machine which share of a node comes with one GPU of a queue; None if it
+        does not say.
+
+        Raises:
+            RequestError: the nodes have fewer GPUs than requested.
+        """
+        return None
+
+    def questions(self) -> tuple[Question, ...]:
+        """Returns the commands that report the limits of queues and the nodes of a machine, if there are
+        any.
+        """
+        return ()
+
+    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
+        """Returns the facts in the output of `questions`, by their keys, about the queues of the site."""
+        raise NotImplementedError
+
+    def installed_version(self) -> str:
+        """Returns the version of the scheduler's commands on this machine; empty if it is unknown."""
+        return ""
+
+    def account_arguments(self, account: str, option: str) -> list[str]:
+        """Returns the arguments of the submit command that set the account, with the profile's `option`."""
+        *before, last = (option or "-A").split()
+        return [*before, f"{last}{account}"] if last.endswith("=") else [last, account]
+
+    def submit_argv(
+        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
+    ) -> list[str]:
+        """Returns the command line that queues a script.
+
+        `after` is the ID of a job that must end first, and `variables` has the format `A=1,B=2`.
+        """
+        raise NotImplementedError
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        """Returns the options of the submit command that override a script's directives, as lists of words.
+
+        Raises:
+            RequestError: the scheduler has no such option, or the option cannot be derived from the script.
+        """
+        if asked != Overrides():
+            raise RequestError(
+                f"the options --nodes, --walltime, --queue, --qos and --name cannot override directives of "
+                f"{self.scheduler.title}; change the script"
+            )
+        return []
+
+    def exclude_host(self, host: str) -> str:
+        """Returns the submit command that excludes this host; empty if the scheduler cannot exclude hosts."""
+        return ""
+
+    def array_options(self, index: str) -> list[str]:
+        """Returns the options of the submit command for a job that continues this task of an array."""
+        return []
+
+    def job_commands(self) -> JobCommands:
+        """Returns the module with the commands for jobs; only for a scheduler with a `query_command`."""
+        package = type(self).__module__.rpartition(".")[0]
+        return cast("JobCommands", import_module(f"{package}.query_and_cancel"))

@@ -1,0 +1,72 @@
+"""What a process knows about its PBS job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.schedulers.allocation import Allocation
+from ddp_hpc.schedulers.inside_job import InsideJob
+from ddp_hpc.units import parse_walltime_s
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.running_job import RunningJob
+
+
+class PbsInsideJob(InsideJob):
+    """Knows the PBS job of this process.
+
+    kill_delay, the time from SIGTERM to SIGKILL, is 10 s by default (pbs_server_attributes.7B).
+    """
+
+    can_requeue = True
+    kill_delay_s = 10
+    job_id_variable = "PBS_JOBID"
+    # PBS_ARRAYID is the name in Torque.
+    start_variable = "PBS_JOBCOOKIE"
+    array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
+
+    def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        if "PBS_NODEFILE" not in environ:
+            return None
+        path = Path(environ["PBS_NODEFILE"])
+        try:
+            lines = path.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(
+                f"PBS_NODEFILE={path} cannot be read ({error}). Run ddp-hpc launch on the job's first node, "
+                "in its script or in the shell of qsub -I."
+            ) from None
+        if not lines:
+            raise RequestError(f"PBS_NODEFILE={path} contains no host names. Submit the job again.")
+        # The node file repeats the name of a node `mpiprocs` times.
+        repeats = Counter(lines)
+        return Allocation(
+            scheduler=self.scheduler.name,
+            job_id=environ.get("PBS_JOBID", "?"),
+            num_nodes=len(repeats),
+            tasks_per_node=min(repeats.values()) if len(lines) > len(repeats) else 0,
+        )
+
+    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+        answer = ask("qstat", "-f", "-F", "json", job_id)
+        try:
+            [attributes] = json.loads(answer)["Jobs"].values()
+            walltime_s = parse_walltime_s(str(attributes["Resource_List"]["walltime"]))
+            start_s = time.mktime(time.strptime(attributes["stime"], "%a %b %d %H:%M:%S %Y"))
+        except (ValueError, KeyError, TypeError, AttributeError, RequestError):
+            return None
+        return start_s + walltime_s, "qstat"
+
+    def running_job(self, environ: Mapping[str, str]) -> RunningJob:
+        from ddp_hpc.schedulers.pbs.running_job import PbsJob
+
+        return PbsJob(self.job_id(environ), environ)
+
+
+ROLE = PbsInsideJob

@@ -1,0 +1,93 @@
+"""How PBS reads the directives of a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ddp_hpc.schedulers.reader import ScriptReader
+from ddp_hpc.schedulers.script_options import ScriptOptions, whole_number
+from ddp_hpc.sites.site import Site
+
+# Options without a value, of OpenPBS's qsub (qsub.1B) and of Torque's (src/cmds/qsub_functions.c).
+_BARE = frozenset("VXIhfznEx")
+
+
+class PbsReader(ScriptReader):
+    """Reads directives of PBS."""
+
+    requests_by_resources = True
+    prefix = "#PBS"
+    log_flags = ("-o", "-e")
+    array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
+    queue_flag = "-q"
+    walltime_directive = "#PBS -l walltime=HH:MM:SS"
+    # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.
+    walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
+    expands_log_variables = True
+
+    def version_of(self, site: Site) -> str:
+        return site.pbs.version
+
+    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        index = 0
+        while index < len(words):
+            word, index = words[index], index + 1
+            if word.startswith("#"):
+                return  # the rest is a comment, which another check of lint reports
+            if not word.startswith("-"):
+                yield "", word
+                continue
+            flag, value = (word, "") if word.startswith("--") else (word[:2], word[2:])
+            if not value and word[1:2] not in _BARE and index < len(words):
+                value, index = words[index], index + 1
+            yield flag, value
+
+    def num_nodes(self, script: ScriptOptions) -> int | None:
+        chunk = _only_chunk(script)
+        return chunk[0] if chunk else None
+
+    def ranks_per_node(self, script: ScriptOptions) -> int | None:
+        return _in_chunk(script, "mpiprocs")
+
+    def gpus_per_node(self, script: ScriptOptions) -> int | None:
+        return _in_chunk(script, "ngpus")
+
+    def cpus_per_rank(self, script: ScriptOptions) -> int | None:
+        select = last_resource(script, "select")
+        match = re.search(r":ncpus=(\d{1,6})\b", select[1]) if select else None
+        ranks = self.ranks_per_node(script)
+        return max(1, int(match[1]) // ranks) if match and ranks else None
+
+    def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
+        return last_resource(script, "walltime")
+
+    def names_account(self, script: ScriptOptions) -> bool:
+        return super().names_account(script) or any(
+            one.flag == "-W" and "group_list=" in one.value for one in script.read()
+        )
+
+
+ROLE = PbsReader
+
+
+def last_resource(script: ScriptOptions, name: str) -> tuple[int, str] | None:
+    """Returns the line number and the value of the last `-l NAME=VALUE`; None if there is none."""
+    found = [(one.line, value) for one, resource, value in script.resources() if resource == name]
+    return found[-1] if found else None
+
+
+def _only_chunk(script: ScriptOptions) -> tuple[int, dict[str, str]] | None:
+    """Returns the number of chunks in `select` and the resources of each; None if they differ."""
+    select = last_resource(script, "select")
+    if select is None or "+" in select[1]:
+        return None
+    count, *parts = select[1].split(":")
+    if not count.isdecimal():
+        count, parts = "1", [count, *parts]
+    return int(count[:9]), dict(part.partition("=")[::2] for part in parts)
+
+
+def _in_chunk(script: ScriptOptions, name: str) -> int | None:
+    chunk = _only_chunk(script)
+    return whole_number(chunk[1].get(name)) if chunk else None

@@ -1,0 +1,146 @@
+"""The role of a scheduler that reads the directives of users' scripts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions, last_directive
+from ddp_hpc.sites.site import Site
+from ddp_hpc.units import parse_walltime_s
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.scheduler import Scheduler
+
+
+# Quotes in longer texts are ignored, since shlex takes quadratic time for one long word.
+_MAX_QUOTED_CHARS = 16 * 1024
+# Formats of walltime in pbs_resources(7).
+_NUMBER = re.compile(r"\d{1,9}")
+_MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
+
+
+class ScriptReader:
+    """Reads directives. The defaults are those of a scheduler whose scripts ddp-hpc does not parse."""
+
+    requests_by_resources: ClassVar[bool] = False
+    """Whether nodes and GPUs are requested as `resources` of the profile."""
+
+    # Attributes for reading a user's script.
+    prefix: ClassVar[str] = ""
+    """The prefix of directives, such as `#SBATCH`; empty if ddp-hpc does not parse them."""
+    directive_pattern: ClassVar[re.Pattern[str] | None] = None
+    """A pattern that matches a directive and captures the text after its prefix; None if a blank must follow
+    the prefix."""
+    log_flags: ClassVar[tuple[str, ...]] = ()
+    """The options that name log files."""
+    walltime_flag: ClassVar[str] = ""
+    """The option that requests a walltime; empty if the walltime is a resource (-l walltime)."""
+    queue_flag: ClassVar[str] = ""
+    """The option that names a queue."""
+    walltime_directive: ClassVar[str] = ""
+    """The directive that requests a walltime, for messages."""
+    walltime_pattern: ClassVar[re.Pattern[str]] = re.compile("")
+    """The pattern of all walltimes that the scheduler accepts."""
+    bare_walltime_unit_s: ClassVar[int] = 1
+    """The unit of a walltime without colons, in seconds."""
+    name_flags: ClassVar[frozenset[str]] = frozenset(("-M",))
+    """Options whose values do not matter for the job to run: names and mail addresses."""
+    expands_log_variables: ClassVar[bool] = False
+    """Whether some versions of the scheduler expand variables in the options that name log files."""
+    zero_is_refused: ClassVar[bool] = True
+    """Whether a walltime of zero is an error; otherwise it means no limit."""
+    account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
+    """Options that name the account."""
+    array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
+    """A pattern for the job array directive, which is removed from the script of a job that continues one
+    task of the array. The default matches nothing: usually, `array_options` override the directive."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def version_of(self, site: Site) -> str:
+        """Returns the version of the scheduler at the site; empty if the profile does not contain it."""
+        return ""
+
+    def repeatable_flags_in(self, version: str) -> frozenset[str]:
+        """Returns the options that a script may repeat with different values in a version of the
+        scheduler.
+        """
+        return frozenset(("-l", "-W", "-v", "-m"))
+
+    def account_flag(self, site: Site) -> str:
+        """Returns the option that names the account, such as `-A` or `-W group_list=`."""
+        return site.account.option
+
+    # Methods that read what a user's script requests; None if the script does not request it.
+
+    def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
+        """Yields the options of directives; `lines` has their line numbers and the text after the prefix."""
+        for line, text in lines:
+            for flag, value in self.split_options(_words(text)):
+                yield ReadOption(line=line, flag=flag, value=value, written=flag or value)
+
+    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yields each flag of a directive with its value; a word without an option has an empty flag."""
+        yield from ()
+
+    def num_nodes(self, script: ScriptOptions) -> int | None:
+        """Returns the number of nodes that the script requests."""
+        return None
+
+    def ranks_per_node(self, script: ScriptOptions) -> int | None:
+        """Returns the number of ranks per node that the script requests."""
+        return None
+
+    def gpus_per_node(self, script: ScriptOptions) -> int | None:
+        """Returns the number of GPUs per node that the script requests."""
+        return None
+
+    def cpus_per_rank(self, script: ScriptOptions) -> int | None:
+        """Returns the number of CPUs per rank that the script requests."""
+        return None
+
+    def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
+        """Returns the line number and the text of the requested walltime."""
+        return last_directive(script, self.walltime_flag)
+
+    def accepts_walltime(self, text: str) -> bool:
+        """Returns whether the scheduler accepts a walltime."""
+        return bool(self.walltime_pattern.fullmatch(text))
+
+    def walltime_s(self, text: str) -> int | None:
+        """Returns a walltime in seconds, as the scheduler reads it; None if it is invalid or unlimited."""
+        if not self.accepts_walltime(text):
+            return None
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        if match := _MINUTES_SECONDS.fullmatch(text):
+            return int(match[1]) * 60 + int(match[2])
+        try:
+            return parse_walltime_s(text)
+        except RequestError:
+            return None
+
+    def names_account(self, script: ScriptOptions) -> bool:
+        """Returns whether the script names the account."""
+        return any(one.flag in self.account_flags for one in script.read())
+
+    def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
+        """Returns the line number and the name of the queue; at some sites it is a partition or a QOS."""
+        return last_directive(script, self.queue_flag)
+
+    def qos(self, script: ScriptOptions, site: Site | None) -> str:
+        """Returns the QOS that is requested in addition to a queue; empty if no QOS is requested."""
+        return ""
+
+
+def _words(text: str) -> list[str]:
+    if len(text) <= _MAX_QUOTED_CHARS and ("'" in text or '"' in text):
+        with suppress(ValueError):
+            return shlex.split(text)
+    return text.split()

@@ -1,0 +1,88 @@
+"""The commands of Slurm on a login node."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.script_options import ScriptOptions
+from ddp_hpc.sites.site import Site
+from ddp_hpc.units import format_walltime
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.device_share import DeviceShare
+    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
+
+_VERSION_LIMIT_S = 5
+
+
+class SlurmCommands(Commands):
+    """Submits jobs to Slurm and asks about them."""
+
+    passes_environment = True
+    interactive_command = "salloc"
+    programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+    start_without_ssh = "use --launcher srun, which needs no ssh"
+    job_id_pattern = re.compile("[_@]|^s")
+
+    def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
+        from ddp_hpc.schedulers.slurm import ask_nodes
+
+        return ask_nodes.device_share(queue, gpus_per_node)
+
+    def questions(self) -> tuple[Question, ...]:
+        from ddp_hpc.schedulers.slurm.ask_machine import QUESTIONS
+
+        return QUESTIONS
+
+    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
+        from ddp_hpc.schedulers.slurm import ask_machine
+
+        return ask_machine.read_answers(answers, site)
+
+    def installed_version(self) -> str:
+        from ddp_hpc.schedulers.slurm.ask_machine import version_in
+
+        try:
+            done = subprocess.run(
+                ["sbatch", "--version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_VERSION_LIMIT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+            return ""
+        return version_in(done.stdout) if done.returncode == 0 else ""
+
+    def account_arguments(self, account: str, option: str) -> list[str]:
+        return [f"--account={account}"]
+
+    def submit_argv(
+        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
+    ) -> list[str]:
+        return ["sbatch", "--parsable", *options, script]
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        queue_option = (site.slurm.queue_option if site else "") or "partition"
+        found = {
+            "nodes": str(asked.num_nodes or ""),
+            "time": format_walltime(asked.walltime_s) if asked.walltime_s else "",
+            queue_option: asked.queue,
+            "job-name": asked.name,
+        }
+        if asked.qos:
+            found["qos"] = asked.qos
+        return [[f"--{name}={value}"] for name, value in found.items() if value]
+
+    def exclude_host(self, host: str) -> str:
+        return f"sbatch --exclude={host}"
+
+    def array_options(self, index: str) -> list[str]:
+        return [f"--array={index}"]
+
+
+ROLE = SlurmCommands

@@ -1,0 +1,91 @@
+"""How Slurm reads the directives of a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ddp_hpc.schedulers.reader import ScriptReader
+from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions, last_directive, whole_number
+from ddp_hpc.schedulers.slurm.check_option_values import is_time, time_s
+from ddp_hpc.schedulers.slurm.parse_directives import read_options
+from ddp_hpc.schedulers.versions import is_between
+from ddp_hpc.sites.site import Site
+
+
+class SlurmReader(ScriptReader):
+    """Reads directives of Slurm."""
+
+    prefix = "#SBATCH"
+    # sbatch does not require a blank after the prefix, and all versions also read #SLURM.
+    directive_pattern = re.compile(r"#(?:SBATCH|SLURM)(.*)", re.DOTALL)
+    log_flags = ("--output", "--error")
+    walltime_flag = "--time"
+    walltime_directive = "#SBATCH --time=HH:MM:SS"
+    bare_walltime_unit_s = 60
+    account_flags = ("--account",)
+    name_flags = frozenset(("--mail-user", "--job-name"))
+    zero_is_refused = False
+
+    def version_of(self, site: Site) -> str:
+        return site.slurm.version
+
+    def repeatable_flags_in(self, version: str) -> frozenset[str]:
+        # Since 25.05, the last --mail-type counts; before, all of them did (src/common/slurm_opt.c).
+        adds_mail_types = not version or not is_between(version, "25.05", "")
+        return frozenset(
+            ("--mail-type", "--verbose", "--quiet") if adds_mail_types else ("--verbose", "--quiet")
+        )
+
+    def account_flag(self, site: Site) -> str:
+        return "--account"
+
+    def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
+        yield from read_options(lines)
+
+    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        for option in read_options([(1, shlex.join(words))]):
+            yield option.flag, option.value
+
+    def accepts_walltime(self, text: str) -> bool:
+        return is_time(text)
+
+    def walltime_s(self, text: str) -> int | None:
+        return time_s(text)
+
+    def num_nodes(self, script: ScriptOptions) -> int | None:
+        return whole_number(script.value("--nodes"))
+
+    def ranks_per_node(self, script: ScriptOptions) -> int | None:
+        return whole_number(script.value("--ntasks-per-node"))
+
+    def gpus_per_node(self, script: ScriptOptions) -> int | None:
+        for value in (script.value("--gpus-per-node"), _gres_gpus(script.value("--gres"))):
+            if value is not None:
+                return whole_number(value.rpartition(":")[2])
+        return None
+
+    def cpus_per_rank(self, script: ScriptOptions) -> int | None:
+        return whole_number(script.value("--cpus-per-task"))
+
+    def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
+        return last_directive(script, f"--{site.slurm.queue_option if site else 'partition'}")
+
+    def qos(self, script: ScriptOptions, site: Site | None) -> str:
+        is_queue = site is not None and site.slurm.queue_option == "qos"
+        return "" if is_queue else script.value("--qos") or ""
+
+
+ROLE = SlurmReader
+
+
+def _gres_gpus(gres: str | None) -> str | None:
+    """Returns the GPUs in the value of --gres, such as `gpu:a100:4`; 1 for `gpu` alone."""
+    for part in (gres or "").split(","):
+        name = part.removeprefix("gres/").removeprefix("gres:")
+        if name == "gpu":
+            return "1"
+        if name.startswith("gpu:"):
+            return name.partition("(")[0]
+    return None

@@ -1,0 +1,89 @@
+"""Directives of job scripts for Slurm."""
+
+from __future__ import annotations
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import raw_directive
+from ddp_hpc.schedulers.directive_values import (
+    Directives,
+    cpus_per_task,
+    optional_value,
+    refuse_unused,
+)
+from ddp_hpc.schedulers.slurm.submit_options import submit_options
+from ddp_hpc.schedulers.writer import ScriptWriter
+from ddp_hpc.sites.site import Site
+
+
+class SlurmWriter(ScriptWriter):
+    """Writes directives for Slurm."""
+
+    template = "slurm.sh.j2"
+    launchers = ("srun", "mpiexec", "ibrun", "torchrun")
+    first_node_in_shell = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
+    job_number_in_shell = "SLURM_JOB_ID"
+    agent_launcher = "srun"
+    passes_arguments = True
+
+    def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        refuse_unused(site, [("--filesystems", job.filesystems)])
+        if not site.slurm.queue_option:
+            refuse_unused(site, [("--queue", job.queue)])
+        # With torchrun, one agent per node is the task; otherwise each rank is a task.
+        per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
+        return {
+            **super().directives(job, site, layout),
+            "nodes": str(job.num_nodes),
+            "tasks_per_node": str(per_node),
+            "cpus_per_task": str(cpus_per_task(layout)),
+            "gpus": _gpu_option(site, layout),
+            "queue_option": site.slurm.queue_option,
+            **({} if site.slurm.queue_option else {"queue": ""}),
+            "qos": optional_value("QOS", layout.queue.qos),
+            # job.constraint has been checked already. It may contain brackets, which optional_value rejects.
+            "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
+            "options": [*site.slurm.options, *([f"--mem={layout.memory_mib}M"] if layout.memory_mib else [])],
+        }
+
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        found = submit_options(job)
+        given = [*found, *(raw_directive(text)[1] for text in job.directive)]
+        for name in (name for option in given for name in self.option_names(option)):
+            if name in site.slurm.forbidden:
+                raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
+        return found
+
+    def refuse_qos(self, site: Site) -> str:
+        if site.slurm.queue_option == "qos":
+            return f"at {site.title}, --queue sets the QOS"
+        if "--qos" in site.slurm.forbidden:
+            return f"{site.title} does not accept it"
+        return ""
+
+    def account_placeholder(self, site: Site) -> str:
+        return "-A PROJECT"
+
+    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[tuple[str, str, str]]:
+        why_cpus = (
+            "mpiexec starts one process per node with srun, which would bind all ranks to one task's CPUs."
+        )
+        why_mpi = "If pmix is the default of srun, MPICH would find two process managers and abort."
+        return [
+            ("SRUN_CPUS_PER_TASK", str(cpus_per_task * ranks_per_node), why_cpus),
+            ("SLURM_CPU_BIND", "none", ""),
+            ("SLURM_MPI_TYPE", "none", why_mpi),
+        ]
+
+
+ROLE = SlurmWriter
+
+
+def _gpu_option(site: Site, layout: Layout) -> str:
+    """Returns the option that requests GPUs; empty if jobs get all GPUs of their nodes without it."""
+    option = site.slurm.gpu_option
+    if not layout.devices or not option:
+        return ""
+    named = f"{site.slurm.gpu_type}:{layout.devices}" if site.slurm.gpu_type else str(layout.devices)
+    return f"--gres=gpu:{named}" if option == "gres" else f"--gpus-per-node={named}"

@@ -1,0 +1,138 @@
+"""The role of a scheduler that writes the directives of rendered scripts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_options import QUEUE_OPTIONS, flag_of
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import raw_directive
+from ddp_hpc.schedulers.directive_values import Directives, directive_value, optional_value, walltime_of
+from ddp_hpc.sites.site import Site
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.scheduler import Scheduler
+
+
+# The name of a resource or attribute in the value of an option, such as `select` in `-l select=2:ncpus=4`.
+_NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?==)")
+
+
+class ScriptWriter:
+    """Writes directives. The defaults are those of a machine without a scheduler."""
+
+    template: ClassVar[str]
+    launchers: ClassVar[tuple[str, ...]]
+    first_node_in_shell: ClassVar[str] = ""
+    """The node of rank 0 as a bash expression; empty if `render --standalone` is not supported."""
+    job_number_in_shell: ClassVar[str] = ""
+    """A number that is different for each job, as a term of bash's arithmetic."""
+    agent_launcher: ClassVar[str] = ""
+    """The launcher that starts torchrun's agent on every node; empty if the script itself starts it."""
+    mpiexec_needs_hosts: ClassVar[bool] = False
+    """Whether mpiexec must get the host names of the job as an option."""
+    why_omp_num_threads: ClassVar[str] = ""
+    """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
+    passes_arguments: ClassVar[bool] = False
+    """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
+    is_account_on_command_line: ClassVar[bool] = False
+    """Whether the account must be an argument of the submit command, because no directive can name it."""
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Options of jobs that this scheduler does not have, by the name of the field in `Job`: the reason, and
+    what to do instead."""
+    named_in_value: ClassVar[frozenset[str]] = frozenset(("-l", "-W"))
+    """Options that may be repeated, because their value names what they set, such as `-l NAME=VALUE`."""
+    directive_prefix: ClassVar[str] = ""
+    """The prefix of directives in rendered scripts, if `prefix` is empty because they are not parsed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        """Returns the values of the script's directives; by default those that most schedulers have.
+
+        Raises:
+            RequestError: the scheduler or the site cannot do what the job requests.
+        """
+        return {
+            "name": directive_value("job name", job.name),
+            "walltime": walltime_of(layout, site),
+            "queue": optional_value("queue", layout.queue.name),
+            "account_option": site.account.option,
+            "account": optional_value("account", job.account),
+        }
+
+    def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        """Returns the directives for the fields in `QUEUE_OPTIONS` that `directives` does not cover.
+
+        Raises:
+            RequestError: the scheduler or the site cannot do what the job requests.
+        """
+        return []
+
+    def script_directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        """Returns the values of all directives of the script. Options of the job replace those of the site.
+
+        Raises:
+            RequestError: the scheduler or the site cannot do what the job requests.
+        """
+        for name in QUEUE_OPTIONS:
+            if (value := getattr(job, name)) and name in self.lacks:
+                given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
+                raise RequestError(f"{given} was given, but {self.lacks[name]}")
+        values = self.directives(job, site, layout)
+        if asked := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
+            names = {name for option in asked for name in self.option_names(option)}
+            of_site = [one for one in values["options"] if not names.intersection(self.option_names(one))]
+            values["options"] = [*of_site, *asked]
+        return values
+
+    def _raw_options(self, job: Job) -> Iterator[str]:
+        scheduler, own = self.scheduler, self.directive_prefix or self.scheduler.reader.prefix
+        for text in job.directive:
+            prefix, option = raw_directive(text)
+            if prefix not in ("", own):
+                raise RequestError(
+                    f"--directive {text!r} was given, but the directives of {scheduler.title} begin with "
+                    f"{own}. Use an option of {scheduler.submit_program}."
+                )
+            yield option
+
+    def option_names(self, option: str) -> list[str]:
+        """Returns the names of the settings in the text of a directive, such as `--mem` or `-l place`."""
+        try:
+            words = shlex.split(option)
+        except ValueError:  # a line of the user's own template has an unclosed quote
+            words = option.split()
+        pairs = list(self.scheduler.reader.split_options(words)) or [
+            (words[0].partition("=")[0], " ".join(words[1:]))
+        ]
+        return [
+            name
+            for flag, value in pairs
+            for name in (
+                [f"{flag} {one}" for one in _NAME_IN_VALUE.findall(value)]
+                if flag in self.named_in_value
+                else [flag]
+            )
+        ]
+
+    def refuse_qos(self, site: Site) -> str:
+        """Returns the reason why the site does not support a QOS; empty if it does."""
+        return f"{site.title} uses {self.scheduler.title}, and only Slurm has a QOS"
+
+    def account_placeholder(self, site: Site) -> str:
+        """Returns the account option of the submit command with a placeholder, such as `-A PROJECT`."""
+        option = site.account.option
+        return f"{option}PROJECT" if option.endswith("=") else f"{option} PROJECT"
+
+    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[tuple[str, str, str]]:
+        """Returns name, value and purpose of each variable that mpiexec needs to start ranks under this
+        scheduler.
+        """
+        return []

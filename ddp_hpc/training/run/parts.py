@@ -1,0 +1,54 @@
+"""What the end of a process needs. Does not import torch, since errors can occur before that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_hpc.discovery.launcher_environment import present_launchers
+from ddp_hpc.discovery.world import World
+
+if TYPE_CHECKING:
+    from ddp_hpc.training.health.failure_watch import FailureWatch
+    from ddp_hpc.training.health.heartbeat import Heartbeat
+    from ddp_hpc.training.run.record import RunRecord
+
+
+@dataclass
+class Parts:
+    """The objects that are needed to end a run; None for those that have not been created yet."""
+
+    world: World | None = None
+    watch: FailureWatch | None = None
+    heartbeat: Heartbeat | None = None
+    record: RunRecord | None = None
+    finish_writing: Callable[[float, Callable[[], bool]], None] | None = None
+    """Waits for the snapshot that is being written; see `RunLifecycle.finish_writing`."""
+    tracebacks: Path | None = None
+    """The directory for the tracebacks of failed ranks."""
+    in_script: bool = False
+    """Whether the process runs a user's script. If it is the only rank, it then ends like any program."""
+    reword: Callable[[str], str] = str
+    """Changes messages of this package before they are printed, for example the names of options."""
+    has_lost_rank: bool = False
+    """Whether the heartbeat has lost a rank."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Returns whether this process is the only rank, as far as is known."""
+        return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
+
+    def is_lost(self) -> bool:
+        """Returns whether another rank failed, in which case this rank ends without a message."""
+        return self.watch is not None and self.watch.has_failed_rank
+
+    def wait_for_snapshot(self, limit_s: float) -> None:
+        """Waits for the snapshot that is being written, at most `limit_s`."""
+        if self.finish_writing is not None:
+            self.finish_writing(limit_s, self._is_rank_gone)
+
+    def _is_rank_gone(self) -> bool:
+        return self.has_lost_rank or (self.heartbeat is not None and bool(self.heartbeat.gone_ranks(0.0)))

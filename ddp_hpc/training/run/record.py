@@ -1,0 +1,129 @@
+"""What is recorded on disk about a run: its state, its options, and whether a start was refused.
+
+Rank 0 writes the state of a run that proceeds, and the rank that reports an error that of a run that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_hpc.atomic_files import write_atomically
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.options import as_toml
+from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
+from ddp_hpc.training.config import TrainConfig
+
+_HUNG_DISK_S = 2.0
+
+
+class RunRecord:
+    """The files of one attempt in the run directory; None stands for a run that is not recorded.
+
+    `say` prints a line. `is_taken_over` is whether another job has taken over the directory; then the
+    files belong to it.
+    """
+
+    def __init__(self, run: Path | None, *, is_rank_0: bool, say: Callable[[str], None]) -> None:
+        self._run, self._is_rank_0, self._say = run, is_rank_0, say
+        self.is_taken_over: Callable[[], bool] = lambda: False
+        self._start_step: int | None = None  # None until the attempt has resumed
+        self._is_open = self._has_begun = self._has_failed = False
+        self._writing = threading.Lock()  # prevents the saving thread from overwriting `failed`
+
+    def opened(self) -> None:
+        """From now on, this attempt owns the run directory, so that a failure is recorded there."""
+        self._is_open = True
+
+    def resumed(self, step: int) -> None:
+        """Sets the step at which this attempt starts. Another job resumes a failed run only if it has passed
+        this step.
+        """
+        self._start_step = step
+
+    def begun(self, config: TrainConfig) -> None:
+        """Records that the run is running. Call it when no more errors of the user are possible: a start
+        that is refused must not change the state of the run.
+        """
+        assert self._start_step is not None  # `resumed` was called
+        self._has_begun = True
+        if self._run is not None and self._is_rank_0:
+            keep_config(self._run, config)
+        self._write("running", self._start_step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+
+    def saved(self, step: int, *, is_rank_lost: bool) -> None:
+        """Records the step of a complete snapshot. Called in the thread that saves."""
+        with self._writing:
+            # If a rank has failed in the meantime, keep the state that it wrote.
+            if not (self._has_failed or is_rank_lost):
+                self._write("running", step, "saved a snapshot")
+
+    def ended(self, step: int, stop: str) -> None:
+        """Records that the training is complete, or with a reason in `stop`, that another job resumes it."""
+        self._write("requeue" if stop else "done", step, stop or "training complete")
+
+    def failing(self) -> None:
+        """From now on, snapshots that become complete no longer change the state."""
+        self._has_failed = True
+
+    def failed(self, reason: str, *, again: bool) -> None:
+        """Records that the run has failed; any rank may call this.
+
+        `again` means that a lost node or rank was the cause. The run is then resumed if this attempt has
+        saved a snapshot.
+        """
+        self.failing()
+        if self._run is None or not self._is_open or self.is_taken_over():
+            return
+        # If the disk hangs, the saving thread keeps the lock: write without it, so that this process ends.
+        locked = self._writing.acquire(timeout=_HUNG_DISK_S)
+        with suppress(DdpHpcError):  # report the first error
+            self._write_failed(self._run, reason, again)
+        if locked:
+            self._writing.release()
+
+    def refused(self) -> None:
+        """Tells the supervisor of the job that this attempt was refused before it began."""
+        if self._run is not None and self._is_rank_0 and not self._has_begun:
+            with suppress(DdpHpcError):  # report the first error
+                write_refused(self._run, os.environ)
+
+    def _write_failed(self, run: Path, reason: str, again: bool) -> None:
+        found = read_state(run)
+        if found is not None and (found.state == "done" or (self._has_begun and found.state != "running")):
+            return  # the run has already ended, or another rank has reported its failure
+        step = found.step if found is not None else 0
+        goes_on = again and self._start_step is not None and step > self._start_step
+        write_state(run, RunState("requeue" if goes_on else "failed", step, reason))
+
+    def _write(self, state: str, step: int, reason: str) -> None:
+        if self._run is None or not self._is_rank_0:
+            return
+        try:
+            write_state(self._run, RunState(state, step, reason))
+        except DdpHpcError as error:
+            self._say(f"WARNING: {error}. Job scripts will not see step {step}")
+
+
+def record_done_without_snapshots(environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Tells the supervisor of the job that the training is complete, although the run is not resumed.
+
+    Otherwise, it could not distinguish this end from that of ranks that were lost without a message.
+    """
+    run = environ.get("DDP_HPC_RUN_DIR", "")
+    if run and "DDP_HPC_THIS_ATTEMPT" in environ:
+        try:
+            write_state(Path(run), RunState("done", 0, "training complete, without snapshots"))
+        except DdpHpcError as error:
+            say(f"WARNING: {error}. The job will not know that the training is complete")
+
+
+def keep_config(run: Path, config: TrainConfig) -> None:
+    """Writes the options of this attempt to `config.toml` in the run directory, for `--config`."""
+    # If tomli_w is not installed, for example, the run continues without the record of its options.
+    with suppress(DdpHpcError, ModuleNotFoundError):
+        write_atomically(run / "config.toml", as_toml(config).encode(), "config")
