@@ -12,7 +12,6 @@ from torch import nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.master_weights import Adam, AdamW
-from ddp_hpc.training.snapshots.dtensor_shards import is_sharded
 
 # The cosine schedule ends at this fraction of the peak learning rate.
 _FLOOR = 0.1
@@ -77,18 +76,22 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Returns the optimizer's parameter groups. Vectors, such as biases, get no weight decay.
 
-    Sharded and plain parameters are in different groups, because torch's fused and foreach kernels reject
-    lists that contain both ("got mixed torch.Tensor and DTensor").
+    Plain parameters, and parameters that are sharded over different meshes, are in different groups, because
+    torch's fused and foreach kernels reject other lists: "got mixed torch.Tensor and DTensor", and torch 2.8
+    "Could not run pointwise computation across different mesh".
     """
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    of_meshes: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            of_meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     groups: list[dict[str, Any]] = []
-    for of_kind in ([p for p in wanted if not is_sharded(p)], [p for p in wanted if is_sharded(p)]):
+    for alike in of_meshes.values():
         if weight_decay:
-            groups.append({"params": [p for p in of_kind if p.dim() >= 2], "weight_decay": weight_decay})
-            groups.append({"params": [p for p in of_kind if p.dim() < 2], "weight_decay": 0.0})
+            groups.append({"params": [p for p in alike if p.dim() >= 2], "weight_decay": weight_decay})
+            groups.append({"params": [p for p in alike if p.dim() < 2], "weight_decay": 0.0})
         else:
-            groups.append({"params": of_kind})
-    return [group for group in groups if group["params"]] or groups[:1]
+            groups.append({"params": alike})
+    return [group for group in groups if group["params"]] or [{"params": []}]
 
 
 def lr_at(config: OptimizationConfig, step: int, num_ranks: int, total_steps: int) -> float:
