@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.rank_report import RankReports

@@ -34,9 +34,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ddp_hpc.base.process_status import process_stat
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.discovery.world import World
-from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous import connect_ranks, node_relay, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
 from ddp_hpc.rendezvous.frame_server import Owner
@@ -44,7 +45,6 @@ from ddp_hpc.rendezvous.relay_server import Relay
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import StoreProcess, TorchStoreProcess
-from ddp_hpc.text_table import Column, table
 
 HERE = "127.0.0.1"
 MOST_RANKS = 4096  # ranks of one simulating process

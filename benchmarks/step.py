@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from data_gen import Recipe, generate
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.text_table import Column, table
 
 BATCH_SIZE, WARM_UP = 32, 3
 COLUMNS = [

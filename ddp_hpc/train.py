@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddp_hpc.base.errors import EXIT_INTERRUPTED, RequestError
+from ddp_hpc.base.options import click_options, toml_defaults
+from ddp_hpc.base.pip_extras import require
+from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.errors import EXIT_INTERRUPTED, RequestError
-from ddp_hpc.options import click_options, toml_defaults
-from ddp_hpc.pip_extras import require
-from ddp_hpc.process_control import set_umask
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.error_election import ErrorElection
 from ddp_hpc.training.process_group.print_error import print_error

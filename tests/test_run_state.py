@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.run_state import STATES, RunState, read_state, write_state
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_state import STATES, RunState, read_state, write_state
 
 
 @pytest.mark.parametrize("state", STATES)

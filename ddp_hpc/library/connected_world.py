@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
+from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.discovery.world import DISCOVERIES
-from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.argument_names_in_errors import with_argument_names
-from ddp_hpc.process_control import STOP_SIGNALS
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.config import Backend, DeviceKind
 from ddp_hpc.training.run.end import end_stopped, fail

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddp_hpc.errors import RendezvousError
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.rendezvous.store_client import StoreClient
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import ClassVar
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.listening_ports import tcp_sockets
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.frame_server import (
     Connection,
     FrameServer,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import Attempt
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.run_files import SeenState

@@ -8,8 +8,8 @@ from glob import iglob
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_REQUEUE
-from ddp_hpc.jobs.submission_ledger import Attempt
+from ddp_hpc.base.errors import EXIT_REQUEUE
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor.decisions import ProgramEnd
 from ddp_hpc.supervisor.run_files import SeenState
 

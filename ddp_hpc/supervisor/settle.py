@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import Attempt, is_cancelled, record, submission_record
-from ddp_hpc.rank_ends import first_failure, rank_0_end
+from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import first_failure, rank_0_end
+from ddp_hpc.queue.submission_ledger import Attempt, is_cancelled, record, submission_record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.external_program_state import Progress, state_of_program

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.config import TrainConfig, against_cuda_graph
 from ddp_hpc.training.process_group.group import Group
 

@@ -9,10 +9,10 @@ import re
 
 import pytest
 
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
-from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import run_cli
 
 RUNNING_JOBS = "docs/polaris/running-jobs/index.md"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
-from ddp_hpc.units import parse_walltime_s
 
 REMEDY = re.compile(r"--(nodes|walltime|gpus-per-node) (\d[\d:-]*)")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_state import RunState, write_state
+from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.sites.site import load_site, profile_files
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.comm.baseline import describe, key_of, read_baseline, slower_rows
 from ddp_hpc.bench.comm.gradient_buckets import buckets_of, make_model
 from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_ranks_per_node, parse_sizes
@@ -21,7 +22,6 @@ from ddp_hpc.bench.comm.rank_subsets import Division, divide
 from ddp_hpc.bench.comm.timing import speeds
 from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
 from ddp_hpc.bench.comm.verification_data import PERIOD, fill_pattern, sum_table, table
-from ddp_hpc.errors import RequestError
 from ddp_hpc.trace.event_names import busbw_factor
 
 # Requests.

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import ddp_hpc
+from ddp_hpc.base.run_state import RunState, read_state
 from ddp_hpc.data.sample_order import EpochOrder
-from ddp_hpc.run_state import RunState, read_state
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
-from ddp_hpc.rank_ends import RankEnd
-from ddp_hpc.run_state import RunState
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import RunState
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine
 from ddp_hpc.schedulers.job_state import End, JobState
 
 BANNER = "ddp-hpc: job 12: srun --nodes=2 --ntasks=4 python -m ddp_hpc.train\n"

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import pytest
 
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.rank_ends import RankEnd, write_first_failure
-from ddp_hpc.run_state import RunState, write_state
+from ddp_hpc.base.rank_ends import RankEnd, write_first_failure
+from ddp_hpc.base.run_state import RunState, write_state
+from ddp_hpc.queue import submission_ledger as ledger
 from tests.conftest import PROJECT, clean_environ
 from tests.queue.answers import NO_RECORD, pbs, slurm
 from tests.queue.conftest import Programs, Run

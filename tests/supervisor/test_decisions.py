@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.jobs.submission_ledger import Attempt
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.supervisor import decisions

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import ddp_hpc
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.step_shards import Position, rank_shares
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.precision import AMP_DTYPES
 from ddp_hpc.training.optimization.torch_compile import warm_up

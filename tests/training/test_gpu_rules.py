@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_hpc
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RequestError
 from ddp_hpc.library import connected_world
 from ddp_hpc.library.wrap import _check_offload
 from ddp_hpc.training import evaluation

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_hpc.base.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.failure_watch import FailureWatch, explain_lost_contact

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from ddp_hpc.base.errors import DataError, ReportedElsewhereError, RequestError
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import DataError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input import prepare_data as prepare

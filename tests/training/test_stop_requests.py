@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.process_control import STOP_SIGNALS
-from ddp_hpc.run_state import RunState
+from ddp_hpc.base.process_control import STOP_SIGNALS
+from ddp_hpc.base.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
 from ddp_hpc.training.run.stop_requests import DEADLINE, StopRequests
 

@@ -17,9 +17,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from ddp_hpc.base.errors import RendezvousError
+from ddp_hpc.base.process_status import process_stat
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError
-from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.frame_server import Owner
 from ddp_hpc.rendezvous.store_client import Answer, StoreLostError

@@ -13,17 +13,17 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import output as comm_output
 from ddp_hpc.bench.comm.baseline import key_of, read_baseline
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
-from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
-from ddp_hpc.text_table import Row
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
-from ddp_hpc.units import format_bytes
 
 if TYPE_CHECKING:
     from ddp_hpc.bench.comm.collectives import Members

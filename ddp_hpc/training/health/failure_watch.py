@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ddp_hpc.errors import EXIT_FAILED, RendezvousError
+from ddp_hpc.base.errors import EXIT_FAILED, RendezvousError
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.store_client import Answer, StoreClient, StoreLostError
 from ddp_hpc.training.process_group.error_election import ErrorElection

@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.relay_server import CUT_OFF, ENDED

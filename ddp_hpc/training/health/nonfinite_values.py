@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.errors import DdpHpcError, stop_together
+from ddp_hpc.base.errors import DdpHpcError, stop_together
+from ddp_hpc.base.units import counted
 from ddp_hpc.training.parallel.make_strategy import Strategy
 from ddp_hpc.training.snapshots.dtensor_shards import local_shard
-from ddp_hpc.units import counted
 
 
 def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor) -> NoReturn:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from data_gen import Recipe, default_file_name, generate
 from data_gen.progress import report_progress
+from ddp_hpc.base.errors import DataError, RequestError, stop_together
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.check_finite import first_bad_sample
 from ddp_hpc.data.check_in_child import first_bad_sample_in_child
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
 from ddp_hpc.discovery.rank_communication import first_text
-from ddp_hpc.errors import DataError, RequestError, stop_together
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
-from ddp_hpc.units import format_bytes
 
 # If a copy takes less than this time, no progress is shown.
 _PROGRESS_AFTER_S = 3.0

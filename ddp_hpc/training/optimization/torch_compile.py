@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.units import counted
+from ddp_hpc.base.units import counted
 
 if TYPE_CHECKING:
     from ddp_hpc.training.parallel.make_strategy import Strategy

@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.snapshots.training_state import live_tensors
 from ddp_hpc.training.tasks.task import Task
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
+from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.rank_communication import Comm, GroupComm, SingleComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
@@ -27,7 +28,6 @@ from ddp_hpc.training.process_group.devices import choose_backend, device_kind, 
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
 from ddp_hpc.training.process_group.print_error import print_error
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
-from ddp_hpc.units import counted
 
 # torch 2.13 renamed this function, and prints a warning for the old name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

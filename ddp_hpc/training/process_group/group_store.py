@@ -18,9 +18,9 @@ import torch.distributed as dist
 # torch re-exports these without naming them in an __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.rank_communication import GroupComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.address import LOOPBACK
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.listener import open_listener

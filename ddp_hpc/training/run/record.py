@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.options import as_toml
-from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.options import as_toml
+from ddp_hpc.base.run_state import RunState, read_state, write_refused, write_state
 from ddp_hpc.training.config import TrainConfig
 
 _HUNG_DISK_S = 2.0

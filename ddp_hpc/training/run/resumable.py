@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.options import to_options
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.errors import DataError
-from ddp_hpc.options import to_options
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.telemetry.metrics_file import versions
 

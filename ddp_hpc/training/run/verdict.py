@@ -11,14 +11,14 @@ import signal
 import sys
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RendezvousError
-from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.user_code_exceptions import (
+from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RendezvousError
+from ddp_hpc.base.user_code_exceptions import (
     describe_error,
     is_from_this_package,
     traceback_of,
     write_traceback,
 )
+from ddp_hpc.training.run.parts import Parts
 
 SIGTERM_EXIT = 128 + signal.SIGTERM
 

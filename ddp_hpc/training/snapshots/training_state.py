@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.dtensor_shards import (
     is_first_copy,

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.parallel.model_layers import split_evenly
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, find_named, label_loss

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError, nearest
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.errors import DdpHpcError, RequestError, nearest
 
 Factory = Callable[..., Any]
 

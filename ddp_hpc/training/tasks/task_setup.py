@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays, samples_of_dataset
 from ddp_hpc.data.open_file import check_matches
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.discovery.rank_communication import first_text
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input.prepare_data import check_finite, open_data
 from ddp_hpc.training.parallel.device_mesh import divides_model, mesh_sizes, parse_mesh

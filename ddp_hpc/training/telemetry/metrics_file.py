@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from ddp_hpc.atomic_files import begins_with, write_atomically
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.atomic_files import begins_with, write_atomically
+from ddp_hpc.base.errors import RequestError
 
 # Lines that are kept while the file cannot be written: about 20 MB.
 _MAX_WAITING = 100_000

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
-from ddp_hpc.jobs.job_report import JobReport, UnknownJobError
-from ddp_hpc.jobs.log_files import Reader, is_plain, log_paths
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.text_table import printable
+from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
+from ddp_hpc.queue.job_report import JobReport, UnknownJobError
+from ddp_hpc.queue.log_files import Reader, is_plain, log_paths
 from ddp_hpc.schedulers.job_state import one_task
-from ddp_hpc.text_table import printable
 
 # The log file is read at this interval.
 READ_INTERVAL_S = 1.0

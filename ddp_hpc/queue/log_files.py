@@ -9,7 +9,7 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.schedulers.job_state import JobState
 
 _TAIL_BYTES = 512 * 1024

@@ -21,12 +21,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs.log_files import is_plain
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.run_state import read_state
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script, read_script
+from ddp_hpc.queue.log_files import is_plain
 from ddp_hpc.request.program import Program, program_of
-from ddp_hpc.run_state import read_state
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job, task_index
 
 SUBMITTED, ATTEMPTS, CANCELLED, RESUME = "submitted", "attempts", "cancelled", "resume"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 _WALLTIME = re.compile(
     r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,5}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})", re.ASCII

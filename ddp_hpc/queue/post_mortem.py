@@ -7,15 +7,15 @@ import shlex
 import signal
 from dataclasses import dataclass
 
-from ddp_hpc.errors import EXIT_REQUEUE
-from ddp_hpc.jobs import launcher_messages
-from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.errors import EXIT_REQUEUE
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import RunState
+from ddp_hpc.base.units import format_walltime
+from ddp_hpc.queue import launcher_messages
+from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
 from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
-from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
-from ddp_hpc.units import format_walltime
 
 # Causes that only the log shows, since the script ends with an ordinary exit code even if the kernel killed a
 # task for lack of memory.

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError
 
 STATES = ("running", "requeue", "done", "failed")
 _NAME, _REFUSED = "state", "refused"

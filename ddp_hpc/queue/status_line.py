@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddp_hpc.jobs.job_report import JobReport
-from ddp_hpc.text_table import printable
-from ddp_hpc.units import format_walltime
+from ddp_hpc.base.text_table import printable
+from ddp_hpc.base.units import format_walltime
+from ddp_hpc.queue.job_report import JobReport
 
 
 def line_of(report: JobReport, here: Path) -> str:

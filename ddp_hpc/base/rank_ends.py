@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ddp_hpc.atomic_files import move_into_place, partial_file, write_atomically
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.atomic_files import move_into_place, partial_file, write_atomically
+from ddp_hpc.base.errors import DdpHpcError
 
 RANK_0, FIRST_FAILURE = "rank_0", "first_failure"
 _WRITER = "exec"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddp_hpc.errors import EXIT_DONE, EXIT_INTERRUPTED, DdpHpcError
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_INTERRUPTED, DdpHpcError
 
 
 def exit_code_of(command: click.Command, prog_name: str, argv: list[str] | None) -> int:

@@ -9,9 +9,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
-_CHECKOUT = Path(__file__).resolve().parents[1]
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def require(what: str, extra: str, *packages: str) -> None:

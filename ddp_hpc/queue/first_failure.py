@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ddp_hpc.jobs.launcher_messages import RankMessage, begin_after_requeue, failed_rank, without_them
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.queue.launcher_messages import RankMessage, begin_after_requeue, failed_rank, without_them
 
 _MAX_LINES = 12
 _MAX_CHARS = 300

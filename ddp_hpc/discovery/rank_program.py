@@ -1,7 +1,7 @@
 """Runs the program of one rank as a child process, which it watches, and records how it ended.
 
 Launchers change or lose exit codes, so the supervisor of a job relies on the records in the run directory
-(`ddp_hpc.rank_ends`). Slurm kills what remains of a job step when its ranks have ended, so only a rank itself
+(see `rank_ends`). Slurm kills what remains of a job step when its ranks have ended, so only a rank itself
 can print a warning at the end of its program.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc import process_control, rank_ends
+from ddp_hpc.base import process_control, rank_ends
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError
+from ddp_hpc.base.rank_ends import RankEnd
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.world import short_hostname
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError
-from ddp_hpc.rank_ends import RankEnd
 
 _STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 _FORWARDED = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}

@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.python_environment import environment_for_job
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.process_control import umask_text
+from ddp_hpc.base.run_state import read_state
 from ddp_hpc.lint.parse_script import Script, parse_script
-from ddp_hpc.process_control import umask_text
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.python_environment import environment_for_job
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
-from ddp_hpc.run_state import read_state
 from ddp_hpc.schedulers.client import send
 from ddp_hpc.schedulers.commands import Overrides
 from ddp_hpc.schedulers.job_state import was_dropped

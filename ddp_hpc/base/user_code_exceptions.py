@@ -8,10 +8,10 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from ddp_hpc.text_table import cut
+from ddp_hpc.base.text_table import cut
 
 _MAX_CHARS = 300
-_OURS = Path(__file__).resolve().parent
+_OURS = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 

@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.first_failure import last_attempt
-from ddp_hpc.jobs.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
-from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
-from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import first_failure
+from ddp_hpc.base.run_state import RunState, read_state, state_path
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
-from ddp_hpc.rank_ends import first_failure
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.first_failure import last_attempt
+from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
+from ddp_hpc.queue.training_progress import Progress, read_progress
 from ddp_hpc.request.resumption import Resumption
-from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.process_status import process_stat
+from ddp_hpc.base.process_status import process_stat
 
 # The parent directory of the package, for Python processes that start without site-packages.
-PACKAGES = Path(__file__).resolve().parents[1]
+PACKAGES = Path(__file__).resolve().parents[2]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 """The signals with which schedulers, launchers and users ask a program to stop."""

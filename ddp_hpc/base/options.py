@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Union, Unpack, get_args, ge
 
 import click
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 
 _KEY = "option"
 _T = TypeVar("_T")

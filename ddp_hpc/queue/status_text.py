@@ -6,12 +6,12 @@ import shlex
 import time
 from collections.abc import Iterator
 
-from ddp_hpc.jobs.array_report import ArrayReport
-from ddp_hpc.jobs.job_report import JobReport
-from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting
-from ddp_hpc.jobs.submission_ledger import Attempt
-from ddp_hpc.text_table import printable
-from ddp_hpc.units import format_walltime
+from ddp_hpc.base.text_table import printable
+from ddp_hpc.base.units import format_walltime
+from ddp_hpc.queue.array_report import ArrayReport
+from ddp_hpc.queue.job_report import JobReport
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting
+from ddp_hpc.queue.submission_ledger import Attempt
 
 _MAX_ATTEMPTS = 5
 _LINES_PER_TASK = 2

@@ -6,8 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.jobs.job_report import JobReport, check_run_dir, report_known, verdict_of, verdict_without_record
-from ddp_hpc.jobs.submission_ledger import find_run_dir
+from ddp_hpc.queue.job_report import (
+    JobReport,
+    check_run_dir,
+    report_known,
+    verdict_of,
+    verdict_without_record,
+)
+from ddp_hpc.queue.submission_ledger import find_run_dir
 from ddp_hpc.schedulers.client import read_jobs
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
 

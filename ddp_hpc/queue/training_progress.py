@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from ddp_hpc.jobs.log_files import read_tail
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
+from ddp_hpc.queue.log_files import read_tail
 from ddp_hpc.schedulers.job_state import duration_s
 
 _LINE = re.compile(

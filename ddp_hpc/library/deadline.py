@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, SupportsIndex
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
-from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.run_state import RunState, write_state
 from ddp_hpc.schedulers.deadline import MovingDeadline, current_end_s, find_deadline
 
 # SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.process_status import is_gone, process_started
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.process_status import is_gone, process_started
 
 # Writers write continuously, so a file that has not changed for this many seconds is abandoned.
 _ABANDONED_S = 3600.0

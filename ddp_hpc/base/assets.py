@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def asset_directory(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGS...`: runs an mpiexec that works with this Python's mpi4py.
+"""`python -m ddp_hpc.discovery.local_mpi [MPIEXEC] -- ARGS...`: an mpiexec that works with this mpi4py.
 
 It uses the first mpiexec on the PATH if a short trial shows that its ranks share one MPI_COMM_WORLD, and
 otherwise the mpiexec of the `mpich` wheel. `make train` runs this module. Job scripts do not need it, because
@@ -19,8 +19,8 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.base.pip_extras import install_command
 
 TRIAL_S = 60
 _VERSION_S = 10.0
@@ -166,7 +166,7 @@ def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
 def main(argv: list[str]) -> NoReturn:
     """Replaces this process with mpiexec; exits with code 2 if no mpiexec works."""
     if "--" not in argv or argv.index("--") > 1:
-        sys.exit(_print_error("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGUMENTS OF MPIEXEC"))
+        sys.exit(_print_error("usage: python -m ddp_hpc.discovery.local_mpi [MPIEXEC] -- ARGUMENTS"))
     split = argv.index("--")
     try:
         mpiexec, environ, why = choose_mpiexec(argv[0] if split else None)
