@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.library.batch import map_values
-from ddp_hpc.training.input.batch_loader import Loader, explain_lost_worker, prepare_worker
+from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader, explain_lost_worker, prepare_worker
 
 Indices: TypeAlias = NDArray[np.int64]
 Wanted: TypeAlias = Iterator[tuple[int, Indices]]
@@ -74,20 +76,39 @@ class DatasetSource:
     """The samples of a map-style Dataset, or of several arrays in memory.
 
     Without workers, the main thread reads: random transformations then use the generators of the rank, whose
-    states are part of a snapshot. In workers, they use generators that are seeded for each batch.
+    states are part of a snapshot. In workers, they use generators that are seeded for each batch. `ahead` is
+    the number of batches that a thread reads in advance, for samples without random transformations.
     """
 
     read: Read
     num_samples: int
     timeout_s: float
     workers: WorkerOptions = field(default_factory=WorkerOptions)
+    ahead: int = 0
 
     def batches(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         """Yields the samples of each batch on the device, as `read` has combined them."""
-        if not self.workers.num_workers:
+        copies = DeviceCopies(device)
+        reads = self._from_workers(wanted, device) if self.workers.num_workers else self._from_thread(wanted)
+        with closing(reads):
+            for data in reads:
+                yield _moved(data, device, copies)
+
+    def _from_thread(self, wanted: Wanted) -> Generator[Any, None, None]:
+        if not self.ahead:
             for _, numbers in wanted:
-                yield move(self.read(numbers.tolist()), device)
+                yield self.read(numbers.tolist())
             return
+        with ThreadPoolExecutor(1, "read ahead") as thread:
+            reads: deque[Future[Any]] = deque()
+            for _, numbers in wanted:
+                reads.append(thread.submit(self.read, numbers.tolist()))
+                if len(reads) > self.ahead:
+                    yield reads.popleft().result()
+            while reads:
+                yield reads.popleft().result()
+
+    def _from_workers(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         options = self.workers
         loader: DataLoader[Any] = DataLoader(
             _SeededReads(self.read),
@@ -104,8 +125,7 @@ class DatasetSource:
             generator=torch.Generator(),
         )
         try:
-            for data in loader:
-                yield move(data, device)
+            yield from loader
         except RuntimeError as error:
             if text := explain_lost_worker(error):
                 raise DdpHpcError(f"reading with {options.num_workers} workers: {text}") from None
@@ -193,8 +213,19 @@ def _as_tensor(name: str, value: Any) -> Tensor:
     return tensor
 
 
-def move(data: Any, device: torch.device) -> Any:
+def _moved(data: Any, device: torch.device, copies: DeviceCopies) -> Any:
     """Returns the data with its tensors, and other objects that have a method `to`, on the device."""
-    return map_values(
-        lambda value: value.to(device, non_blocking=True) if hasattr(value, "to") else value, data
-    )
+    tensors: list[Tensor] = []
+    map_values(lambda value: tensors.append(value) if _is_on_cpu(value) else None, data)
+    on_device = iter(copies.of(tensors))
+
+    def move(value: Any) -> Any:
+        if _is_on_cpu(value):
+            return next(on_device)
+        return value.to(device, non_blocking=True) if hasattr(value, "to") else value
+
+    return map_values(move, data)
+
+
+def _is_on_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu"

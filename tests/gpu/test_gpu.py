@@ -1,11 +1,14 @@
 """Training on a CUDA device: `make test ARGS="-m gpu"`. Without a device, one line reports the skip."""
 
 import json
+import math
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from tests.gpu.runs import train
 from tests.training.runs import SMALL, losses, run, start, succeeded
 
@@ -69,6 +72,34 @@ def test_device_count_starts_one_rank_per_gpu(tmp_path):
     succeeded(train(*SIZES, "--discovery", "device_count", "--summary", "s.json", cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]
     assert world["world_size"] == torch.cuda.device_count()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_norm_that_checks_parameters_is_not_finite_if_a_value_is_not(dtype, value):
+    # Several chunks of the kernel, which has one block for each 65,536 values.
+    tensors = [torch.full((150_000,), torch.finfo(dtype).max, dtype=dtype, device="cuda") for _ in range(3)]
+    tensors[1][140_000] = value
+    norms = torch._foreach_norm(tensors, math.inf)
+    assert [norm.isfinite().item() for norm in norms] == [True, False, True]  # never run
+
+
+def test_a_save_copies_every_tensor_and_later_work_waits_for_the_copies():
+    values = torch.randn(3000, 4000, device="cuda")
+    tensors = {f"step/{number}": torch.tensor(float(number), device="cuda") for number in range(50)}
+    tensors |= {"large": values, "transposed": values.T[:100], "halves": values.bfloat16()[0]}
+    tensors["bytes"] = torch.arange(200, dtype=torch.uint8)  # on the CPU, like the state of a generator
+    expected = {name: value.cpu().clone() for name, value in tensors.items()}
+    buffer = FileBuffer(specs_of(tensors), is_pinned=True)
+    for _ in range(3):
+        buffer.fill(tensors.items())
+        values.add_(1.0)
+        buffer.wait()
+        saved = safetensors.torch.load(b"".join(part.numpy().tobytes() for part in buffer.parts))
+        for name, value in expected.items():
+            assert torch.equal(saved[name], value), name  # never run
+        values.sub_(1.0)
+        expected |= {"large": values.cpu().clone(), "transposed": values.T[:100].cpu().clone()}
 
 
 WAITS_IN_A_THREAD = """

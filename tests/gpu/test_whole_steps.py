@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,11 @@ def test_a_run_with_graphs_resumes_with_the_same_losses_bit_for_bit(tmp_path):
     assert begun + _losses(tmp_path, *options, *saving) == whole
 
 
-def _steps(**options):
+def _steps(sizes=None, **options):
     def tokens():
         stored = torch.randint(64, (16, 32), device="cuda")
-        while True:
-            yield stored, stored
+        for size in sizes or repeat(16):
+            yield stored[:size], stored[:size]
 
     return Steps(decoder(SampleSpec((32,), (32,), 64), 0.1), tokens(), "cuda:0", **options)
 
@@ -132,13 +133,15 @@ def test_a_wait_of_the_host_would_be_found(without_waits):
         without_waits(steps, 1)
 
 
-def test_steps_use_the_same_memory_after_the_capture():
+@pytest.mark.parametrize("smaller", [16, 8])
+def test_steps_use_the_same_memory_after_the_captures(smaller):
+    sizes = [smaller if number % 5 == 4 else 16 for number in range(40)]
     with torch.cuda.stream(torch.cuda.current_stream()):
         use_one_stream(torch.device("cuda", 0))
-        steps = _steps(cuda_graph=True)
+        steps = _steps(sizes, cuda_graph=True)
         allocated = []
-        for _ in range(40):
-            steps.step(16)
+        for size in sizes:
+            steps.step(size)
             steps.losses()
             steps.pending.losses.clear()
             allocated.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))

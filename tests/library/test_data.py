@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,9 @@ from torch.utils.data import (
 
 import ddp_hpc
 from ddp_hpc.data.sample_order import EpochOrder
+from ddp_hpc.library.sample_sources import DatasetSource
 from tests.library.test_one_process import _at_home, _ends_with, no_launcher
+from tests.training.test_loader import until
 
 __all__ = ["_at_home", "no_launcher"]
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -121,6 +125,59 @@ def test_several_tensors_are_read_by_rows(kind: str) -> None:
     assert first.tolist() == ORDER
     assert [batch.weight for batch in batches] == [1.0] * 6
     assert first.dtype == (torch.bfloat16 if kind == "bfloat16" else torch.float32)
+
+
+def test_arrays_are_read_ahead_and_a_dataset_whose_transformations_can_be_random_is_not() -> None:
+    for ahead in (0, 2):
+        done: list[list[int]] = []
+        source = DatasetSource(done.append, 10, timeout_s=9.0, ahead=ahead)
+        with closing(source.batches(((0, np.array([i])) for i in range(6)), torch.device("cpu"))) as batches:
+            for taken in range(1, 7):
+                next(batches)
+                until(lambda: len(done) >= min(6, taken + ahead))  # noqa: B023 - called at once
+                assert ahead or len(done) == taken
+        assert done == [[i] for i in range(6)]
+    with ddp_hpc.distributed() as world:
+        numbers = torch.arange(10)
+        for data, ahead in (((numbers,), 2), ({"x": numbers}, 2), (Noisy(), 0)):
+            assert world.loader(data)._source.ahead == ahead  # type: ignore[union-attr]
+
+
+def test_samples_are_copied_to_a_gpu_from_pinned_memory_on_a_stream_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Tensors of the meta device take the place of those of a GPU.
+    calls: list[str] = []
+
+    class Stream:
+        def __enter__(self) -> None:
+            calls.append("on the other stream")
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("on the current stream")
+
+        def wait_stream(self, other: Stream) -> None:
+            calls.append("wait")
+
+    device = SimpleNamespace(
+        Stream=lambda _: Stream(), stream=lambda one: one, current_stream=lambda _: Stream()
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: calls.append("pin") or self)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: calls.append("keep"))
+    to = torch.Tensor.to
+
+    def copied(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        calls.append("copy")
+        return to(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    source = DatasetSource(lambda _: {"x": torch.ones(2), "y": (torch.ones(3), "a")}, 1, timeout_s=9.0)
+    [data] = source.batches(iter([(0, np.array([0]))]), torch.device("meta"))
+    assert (data["x"].device.type, data["y"][0].shape, data["y"][1]) == ("meta", (3,), "a")
+    assert calls == [
+        "pin", "pin", "on the other stream", "copy", "copy", "on the current stream", "wait", "keep", "keep",
+    ]  # fmt: skip
 
 
 def test_the_options_of_a_data_loader_are_used() -> None:

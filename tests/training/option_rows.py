@@ -146,6 +146,8 @@ class Graphs:
 
     def __init__(self) -> None:
         self.num = 0
+        self.last = -1
+        """The number of the graph whose forward pass ran last."""
         self.events: list[str] = []
         self.replays = False
 
@@ -154,10 +156,15 @@ class Graphs:
         from torch._functorch.aot_autograd import make_boxed_func
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+        number = self.num
         self.num += 1
 
         def forward(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
-            return make_boxed_func(graph.forward)
+            def call(*values: Any) -> Any:
+                self.last = number
+                return graph.forward(*values)
+
+            return make_boxed_func(call)
 
         def backward(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
             kept: list[Any] = []
@@ -186,9 +193,9 @@ class Graphs:
         """A context in which torch.compile uses this backend."""
         real = torch.compile
 
-        def compile_by_this(forward: Callable[..., Any], *, mode: str | None = None) -> Any:
+        def compile_by_this(forward: Callable[..., Any], *, mode: str | None, dynamic: bool) -> Any:
             self.replays = mode in ("reduce-overhead", "max-autotune")
-            return real(forward, backend=self)
+            return real(forward, backend=self, dynamic=dynamic)
 
         with mock.patch("torch.compile", compile_by_this):
             yield

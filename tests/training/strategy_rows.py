@@ -7,9 +7,10 @@ docs/explanation/parallel-strategies.md.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .forked import Forks
@@ -37,13 +38,20 @@ class Row:
     tolerance: float = EXACT
     like: str = ""
     """Options that the single process needs too, because they affect the result of the training."""
+    foreach: bool = False
+    """Whether the optimizer updates many tensors at once (foreach), as on a GPU without --fused."""
 
     def on(self, ranks: int) -> int:
         return self.data_size[ranks == 4]
 
+    def __str__(self) -> str:
+        options = f"`{self.options}`" if self.options else "none: DDP"
+        return f"{options}, foreach" if self.foreach else options
+
 
 DATA, MODEL = (2, 4), (1, 1)
 DECAY = "--optimizer adamw --weight-decay 0.1"
+SGD = "--optimizer sgd --weight-decay 0.1"
 ROWS = [
     Row("", DATA),
     Row("--static-graph", DATA),
@@ -54,7 +62,6 @@ ROWS = [
     Row("--check-gradients", DATA),
     Row("--activation-checkpointing", DATA),
     Row("--devices-per-rank 2", DATA),
-    Row("--fused", DATA),
     Row("--compress-gradients fp16", DATA, HALF),
     Row("--amp bf16", DATA, HALF),
     Row("--amp fp16", DATA, HALF),
@@ -85,6 +92,18 @@ ROWS = [
     Row("--mesh fsdp=2,tp=2", (0, 2)),
     Row("--mesh pp=2,tp=2", (0, 1)),
 ]  # fmt: skip
+# On a GPU, the optimizer is fused or foreach, and torch's kernels reject some lists of parameters.
+ROWS += [
+    kind
+    for row in ROWS
+    if re.fullmatch(r"(--(strategy|mesh) \S+)?", row.options)
+    for kind in (replace(row, options=f"{row.options} --fused".strip()), replace(row, foreach=True))
+]
+ROWS += [
+    Row(f"--strategy tp {DECAY} --fused", MODEL, like=DECAY),
+    Row(f"--strategy tp {SGD}", MODEL, like=SGD, foreach=True),
+    Row(f"--strategy fsdp {SGD}", DATA, like=SGD, foreach=True),
+]
 
 
 @dataclass(frozen=True)
@@ -113,7 +132,8 @@ def measure(
     words = [*TRAINING, *more, "--num-samples", num_samples, *dtype]
     words += ["--batch-size", batch_size if ranks > 1 else GLOBAL_BATCH, *options.split()]
     outputs = ["--data-dir", home.parent / "data", "--metrics", "m.jsonl", "--summary", "s.json"]
-    job = forks.start(*map(str, [*words, *outputs]), cwd=home, ranks=ranks)
+    program = "tests.training.foreach" if row.foreach and ranks > 1 else "ddp_hpc.train"
+    job = forks.start(*map(str, [*words, *outputs]), cwd=home, ranks=ranks, program=program)
     assert job.wait(timeout_s) == [0] * ranks, job.words()
     state_bytes: int = json.loads((home / "s.json").read_text())["memory"]["state_bytes"]
     return Measured(losses(home / "m.jsonl"), state_bytes)
@@ -144,9 +164,9 @@ def table(forks: Forks, home: Path) -> str:
             single = singles[key]
             assert len(found.losses) == NUM_STEPS
             far = distance(found, single)
-            assert far <= row.tolerance, f"{row.options} on {ranks} ranks: {far}"
+            assert far <= row.tolerance, f"{row} on {ranks} ranks: {far}"
             lines.append(
-                f"| {f'`{row.options}`' if row.options else 'none: DDP'} | {ranks} | {far:.0e} | "
+                f"| {row} | {ranks} | {far:.0e} | "
                 f"{row.tolerance:.0e} | {found.state_bytes / 2**20:.1f} | "
                 f"{found.state_bytes / single.state_bytes:.2f} |"
             )

@@ -3,8 +3,13 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
-from .option_rows import BLOCKS, STEPS, all_pairs
+from ddp_hpc.training.tasks.task import Task, default_loss
+
+from .one_process import Steps
+from .option_rows import BLOCKS, STEPS, Graphs, all_pairs
 
 COMPILED = {"compile": "default"}
 # One row of each kind; `make soak` runs every pair.
@@ -57,6 +62,25 @@ def test_compiled_code_sends_buckets_during_the_backward_pass(some):
         for step in range(STEPS):
             events = rank["events"][step * each : (step + 1) * each]
             assert events.index("all-reduce") < len(events) - 1 - events[::-1].index("backward"), events
+
+
+def test_a_smaller_last_batch_does_not_change_the_code_for_full_batches():
+    # By default, torch marks the size as dynamic at the smaller batch, and then uses that code for all sizes.
+    sizes = [8, 8, 5, 8, 8, 5]
+    graphs, used = Graphs(), []
+
+    def batches():
+        for size in sizes:
+            yield torch.rand(size, 4), torch.rand(size, 4)
+
+    torch._dynamo.reset()
+    with graphs.used():
+        steps = Steps(Task(model=nn.Linear(4, 4), loss=default_loss), batches(), compile="default")
+        for size in sizes:
+            before = graphs.num
+            steps.step(size)
+            used.append((graphs.num - before, graphs.last))
+    assert used == [(1, 0), (0, 0), (1, 1), (0, 0), (0, 0), (0, 1)]
 
 
 def cannot_be_combined(options):

@@ -13,7 +13,7 @@ import torch
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.optimization import step_graph
-from ddp_hpc.training.optimization.step_graph import StepGraph
+from ddp_hpc.training.optimization.step_graph import CapturedStep, StepGraph
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec
 
@@ -22,15 +22,16 @@ from .one_process import Steps
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Replaces captures and replays; the list grows by one with each capture."""
+    """Replaces captures and replays; lists the captures by the size of the first batch, and the resets."""
     made = []
 
-    def capture(self, compute):
-        self._loss_sum, inputs = torch.zeros(()), self._inputs
-        made.append(inputs)
-        self._graph = SimpleNamespace(
-            replay=lambda: self._loss_sum.copy_(compute(inputs)), reset=lambda: made.append("reset")
+    def capture(self, inputs, compute):
+        made.append(len(inputs[0][0]))
+        loss_sum = torch.zeros(())
+        graph = SimpleNamespace(
+            replay=lambda: loss_sum.copy_(compute(inputs)), reset=lambda: made.append("reset")
         )
+        return CapturedStep(graph, inputs, loss_sum)
 
     monkeypatch.setattr(StepGraph, "_capture", capture)
     return made
@@ -57,25 +58,47 @@ def test_a_step_is_captured_after_the_eager_ones_and_then_replayed_with_its_own_
 
 
 def test_the_result_of_a_step_is_kept_while_later_steps_run(captures):
-    graph = StepGraph(0)
+    graph = StepGraph(1)
     found = [graph.run(2, iter([batch(value)]), total) for value in range(4)]
     assert [one.item() for one in found] == [2.0, 4.0, 6.0, 8.0]
 
 
-def test_a_smaller_step_runs_without_the_graph_which_remains(captures):
-    graph = StepGraph(1)
-    for size in (4, 4, 2, 4):
+def test_a_smaller_step_has_a_graph_of_its_own_after_one_eager_step_without_graphs(captures):
+    graph, at = StepGraph(2), []
+    for size in (4, 4, 4, 2, 4, 2, 4, 2):
         assert graph.run(size, iter([batch(1, size)]), total).item() == 2.0 * size
-    assert len(captures) == 1
-
-
-def test_a_larger_step_replaces_the_graph(captures):
-    graph = StepGraph(1)  # a run that resumes in the last step of an epoch begins with a smaller step
-    for size in (2, 2, 4, 4, 4):
-        assert graph.run(size, iter([batch(1, size)]), total).item() == 2.0 * size
-    assert [one if one == "reset" else "capture" for one in captures] == ["capture", "reset", "capture"]
+        at.append([*captures])
+        captures.clear()
+    # An eager step and a graph never have memory for activations at the same time.
+    assert at == [[], [], [4], ["reset"], [4], [2], [], []]
     graph.drop()
-    assert captures[-1] == "reset"
+    assert captures == ["reset", "reset"]
+
+
+def test_a_run_that_begins_with_the_smaller_step_captures_after_all_eager_steps(captures):
+    graph = StepGraph(2)  # a run that resumes in the last step of an epoch
+    for size in (2, 4, 4, 4, 2, 2):
+        assert graph.run(size, iter([batch(1, size)]), total).item() == 2.0 * size
+    assert captures == [4, 2]
+
+
+def test_the_graphs_of_all_sizes_share_their_memory(monkeypatch):
+    pools = []
+
+    @contextmanager
+    def graph(made, pool, **_):
+        pools.append(pool)
+        made.pool = lambda: pool or "the first graph's"
+        yield
+
+    fakes = SimpleNamespace(
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None), graph=graph, current_stream=lambda: None
+    )
+    monkeypatch.setattr(step_graph.torch, "cuda", fakes)
+    steps = StepGraph(0)
+    for size in (4, 2, 4, 2):
+        steps.run(size, iter([batch(1, size)]), total)
+    assert pools == [None, "the first graph's"]
 
 
 def test_a_step_that_cannot_be_captured_is_an_error_of_one_line(monkeypatch):
@@ -91,8 +114,10 @@ def test_a_step_that_cannot_be_captured_is_an_error_of_one_line(monkeypatch):
 
     fakes = SimpleNamespace(CUDAGraph=object, graph=graph, current_stream=lambda: None)
     monkeypatch.setattr(step_graph.torch, "cuda", fakes)
+    steps = StepGraph(0)
+    steps.run(2, iter([batch(1)]), total)
     with pytest.raises(DdpHpcError, match="operation not permitted when stream is capturing") as caught:
-        StepGraph(0).run(2, iter([batch(1)]), compute)
+        steps.run(2, iter([batch(1)]), compute)
     assert "\n" not in str(caught.value)
     assert "omit --cuda-graph" in str(caught.value)
 
@@ -115,7 +140,7 @@ def _losses(options):
             size = sizes[number] if (number := len(steps.pending.losses)) < len(sizes) else 4
             yield (torch.randint(10, (size, 6), generator=stream),) * 2
 
-    sizes = [4, 4, 4, 4, 4, 2, 4, 4, 3, 4]
+    sizes = [4, 4, 4, 4, 4, 2, 4, 4, 2, 4]
     torch.manual_seed(0)
     steps = Steps(decoder(TOKENS, 0.0), batches(), fused=True, **options)
     for size in sizes:
@@ -130,4 +155,4 @@ def test_replayed_steps_have_the_losses_of_plain_steps(options, captures):
     # The learning rate is a float32 tensor instead of a float64 number of the host.
     precision = 2e-3 if "bf16" in options.values() else 1e-5
     assert _losses({**options, "cuda_graph": True}) == pytest.approx(plain, rel=precision)
-    assert len(captures) == 1
+    assert captures == [4, "reset", 4, 2]

@@ -22,11 +22,15 @@ from .tiny import DATA, MODEL, SAVING, trained
 # One of each kind; `make soak` runs all. The fraction of parameters, gradients and the two states of Adam on
 # a rank: zero halves the states, fsdp all four.
 SOME = [
-    ("--strategy zero", 2, 0.75),
-    ("--strategy fsdp --accumulate 2 --clip-norm 0.5", 2, 0.5),
-    ("--strategy tp", 2, None),
-    ("--strategy pp --pipeline-schedule 1f1b", 2, None),
-    ("--mesh dp=2,tp=2", 4, None),
+    ("`--strategy zero`", 2, 0.75),
+    ("`--strategy fsdp --accumulate 2 --clip-norm 0.5`", 2, 0.5),
+    ("`--strategy tp`", 2, None),
+    ("`--strategy tp --fused`", 2, None),
+    ("`--strategy tp`, foreach", 2, None),
+    ("`--strategy pp --pipeline-schedule 1f1b`", 2, None),
+    ("`--mesh dp=2,tp=2`", 4, None),
+    ("`--mesh fsdp=2,tp=2 --fused`", 4, None),
+    ("`--mesh pp=2,tp=2`, foreach", 4, None),
 ]
 # Two epochs with steps of 16, 16 and 6 samples.
 FEWER = {"num_samples": 38}
@@ -42,11 +46,11 @@ def single(tmp_path_factory, forks):
     }
 
 
-@pytest.mark.parametrize(("options", "ranks", "share"), SOME)
+@pytest.mark.parametrize(("name", "ranks", "share"), SOME)
 def test_a_strategy_has_the_losses_of_one_process_and_less_memory(
-    options, ranks, share, single, forks, tmp_path
+    name, ranks, share, single, forks, tmp_path
 ):
-    row = next(row for row in ROWS if row.options == options)
+    row = next(row for row in ROWS if str(row) == name)
     (home := tmp_path / "home").mkdir()
     found = measure(forks, home, row, ranks, *MODEL, **FEWER)
     assert len(found.losses) == 6
@@ -75,11 +79,11 @@ def test_every_strategy_and_option_is_documented_and_has_the_losses_of_one_proce
         "--strategy fsdp",
         "--strategy pp",
         pytest.param("--strategy zero", marks=pytest.mark.soak),
-        pytest.param("--strategy tp", marks=pytest.mark.soak),
+        "--strategy tp --fused",
     ],
 )
 def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, tiny_data, tmp_path):
-    batch = ["--batch-size", "8"] if options.endswith("p") and "fsdp" not in options else []
+    batch = ["--batch-size", "8"] if {"tp", "pp"} & {*options.split()} else []
     words = [*DATA, *batch, *options.split(), *SAVING, "--max-steps", "5", "--snapshot-every-steps", "3"]
     forks.run(*words, cwd=home, ranks=2)
     whole = trained(home)
@@ -120,6 +124,7 @@ def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
         ("--strategy fsdp --static-graph", "works with --strategy ddp or zero"),
         ("--strategy fsdp --cpu-offload", "there is no GPU"),
         ("--strategy fsdp --amp fp16", "use --amp bf16"),
+        ("--strategy tp --amp fp16", "use --amp bf16"),
         ("--strategy dataparallel", "Start one process, or use --strategy ddp"),
         ("--sync-batchnorm", "needs GPUs"),
         ("--compress-gradients bf16", "use fp16"),

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -156,12 +156,13 @@ class Loader:
             # Otherwise, the DataLoader would draw its seed from the default generator, which dropout uses.
             generator=torch.Generator(),
         )
-        stream = None if self.device.type == "cpu" else _stream_of(self.device)
+        copies = DeviceCopies(self.device)
         try:
             for batch in _started(loader):
                 if isinstance(batch, DataError):
                     raise batch
-                yield batch if stream is None else _copied(batch, self.device, stream)
+                src, tgt = copies.of(batch)
+                yield src, tgt
         except (RuntimeError, OSError, EOFError) as error:
             if "timed out" in str(error):
                 raise self._timed_out(f"{self.workers} workers did not answer") from None
@@ -199,16 +200,30 @@ def _stream_of(device: torch.device) -> Any:
     return torch.get_device_module(device).Stream(device)
 
 
-def _copied(batch: Batch, device: torch.device, stream: Any) -> Batch:
-    """Returns the batch on the device, copied on `stream` in parallel with the current stream."""
-    module = torch.get_device_module(device)
-    with module.stream(stream):
-        src, tgt = (tensor.to(device, non_blocking=True) for tensor in batch)
-    current = module.current_stream(device)
-    current.wait_stream(stream)
-    for tensor in (src, tgt):
-        tensor.record_stream(current)  # `stream` owns the memory, and must not reuse it before `current` has
-    return src, tgt
+class DeviceCopies:
+    """Copies tensors to a device on a stream of its own, in parallel with the work of the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = None if device.type == "cpu" else _stream_of(device)
+
+    def of(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns tensors of the CPU on the device, ready for use on the current stream.
+
+        The host would wait for a copy from memory that is not pinned, so such tensors are first copied to
+        pinned memory.
+        """
+        if self._stream is None or not tensors:
+            return tensors
+        module = torch.get_device_module(self._device)
+        pinned = [tensor if tensor.is_pinned() else tensor.pin_memory() for tensor in tensors]
+        with module.stream(self._stream):
+            copies = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
+        current = module.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for copy in copies:
+            copy.record_stream(current)  # the memory is from the copying stream, which could reuse it
+        return copies
 
 
 class _Slot:

@@ -74,15 +74,24 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the optimizer's parameter groups. Vectors, such as biases, get no weight decay."""
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
-    if not weight_decay:
-        return [{"params": wanted}]
-    groups = [
-        {"params": [p for p in wanted if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in wanted if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    """Returns the optimizer's parameter groups. Vectors, such as biases, get no weight decay.
+
+    Plain parameters, and parameters that are sharded over different meshes, are in different groups, because
+    torch's fused and foreach kernels reject other lists: "got mixed torch.Tensor and DTensor", and torch 2.8
+    "Could not run pointwise computation across different mesh".
+    """
+    of_meshes: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            of_meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    groups: list[dict[str, Any]] = []
+    for alike in of_meshes.values():
+        if weight_decay:
+            groups.append({"params": [p for p in alike if p.dim() >= 2], "weight_decay": weight_decay})
+            groups.append({"params": [p for p in alike if p.dim() < 2], "weight_decay": 0.0})
+        else:
+            groups.append({"params": alike})
+    return [group for group in groups if group["params"]] or [{"params": []}]
 
 
 def lr_at(config: OptimizationConfig, step: int, num_ranks: int, total_steps: int) -> float:

@@ -7,6 +7,7 @@ one stream that is not the default stream, because DDP and autograd keep the str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -40,21 +41,28 @@ def use_one_stream(device: torch.device) -> None:
     torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-class StepGraph:
-    """Runs the first steps normally, then captures one, and replays it for all steps of the same size.
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step as a graph, and the memory that it reads and writes."""
 
-    A step with fewer samples, such as the last one of an epoch, runs normally. `compute` runs the step on
-    its micro-batches and returns the sum of the losses. It must not read a value of the device, and
-    everything that changes between steps must be in tensors, such as the learning rate.
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Batch]
+    loss_sum: Tensor
+
+
+class StepGraph:
+    """Runs the first steps normally, then captures one step of each size, and replays it for later steps.
+
+    The last step of an epoch can be smaller than the others. The first step of each size runs normally too,
+    so that the code for this size is compiled and loaded before the capture. `compute` runs a step on its
+    micro-batches and returns the sum of the losses. It must not read a value of the device, and everything
+    that changes between steps of the same size must be in tensors, such as the learning rate.
     """
 
     def __init__(self, num_eager: int) -> None:
-        self._num_eager = num_eager
-        self._left = 0
-        self._num_samples = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Batch] = []
-        self._loss_sum: Tensor | None = None
+        self._left = num_eager
+        self._known: set[int] = set()
+        self._captured: dict[int, CapturedStep] = {}
 
     def run(self, num_samples: int, batches: Iterable[Batch], compute: Compute) -> Tensor:
         """Runs a step of `num_samples` samples, over all ranks; returns the sum of this rank's losses.
@@ -62,42 +70,45 @@ class StepGraph:
         Raises:
             DdpHpcError: the step cannot be captured.
         """
-        if num_samples > self._num_samples:  # the full steps are the largest
-            self.drop()
-            self._num_samples, self._left = num_samples, self._num_eager
-        if num_samples < self._num_samples or self._left:
+        if self._left or num_samples not in self._known:
             self._left = max(0, self._left - 1)
+            self._known.add(num_samples)
+            # Its activations would need as much memory again as those of the graphs.
+            self.drop()
             return compute(batches)
-        if self._graph is None:
+        if (step := self._captured.get(num_samples)) is None:
             # The loader reuses the memory of its batches, but a graph reads the same memory in each step.
-            self._inputs = [(src.clone(), tgt.clone()) for src, tgt in batches]
-            self._capture(compute)
+            step = self._capture([(src.clone(), tgt.clone()) for src, tgt in batches], compute)
+            self._captured[num_samples] = step
         else:
-            for own, given in zip(self._inputs, batches, strict=True):
+            for own, given in zip(step.inputs, batches, strict=True):
                 for target, source in zip(own, given, strict=True):
                     target.copy_(source, non_blocking=True)
-        assert self._graph is not None
-        assert self._loss_sum is not None
-        self._graph.replay()
-        return self._loss_sum.clone()  # the next replay overwrites the sum
+        step.graph.replay()
+        return step.loss_sum.clone()  # the next replay overwrites the sum
 
     def drop(self) -> None:
-        """Frees the graph. Call it before the process group is destroyed, whose collectives it contains."""
-        if self._graph is not None:
-            self._graph.reset()
-        self._graph = self._loss_sum = None
-        self._inputs = []
+        """Frees the graphs. Call it before the process group is destroyed, whose collectives they contain."""
+        if not self._captured:
+            return
+        for step in self._captured.values():
+            step.graph.reset()
+        self._captured.clear()
+        torch.cuda.empty_cache()  # torch keeps the memory of graphs apart from that of normal steps
 
-    def _capture(self, compute: Compute) -> None:
+    def _capture(self, inputs: list[Batch], compute: Compute) -> CapturedStep:
         """Records the work of a step without running it."""
         graph = torch.cuda.CUDAGraph()
+        # The graphs share their memory: they never run at the same time, each replay computes all values that
+        # it reads except the inputs and the state of the training, and the sum is copied before the next one.
+        pool = next((step.graph.pool() for step in self._captured.values()), None)
         try:
             # The thread that reads data allocates memory and copies meanwhile, which the default mode of a
             # capture does not allow.
             with torch.cuda.graph(
-                graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+                graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
             ):
-                self._loss_sum = compute(self._inputs)
+                return CapturedStep(graph, inputs, compute(inputs))
         except RuntimeError as error:
             # torch raises a second error at the end of a capture that has failed.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
@@ -106,4 +117,3 @@ class StepGraph:
                 f"--cuda-graph: the step cannot be captured: {reason}. The model or the loss must not read "
                 "values of the GPU on the host; change it, or omit --cuda-graph"
             ) from error
-        self._graph = graph

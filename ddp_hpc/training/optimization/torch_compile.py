@@ -29,12 +29,17 @@ _RECOMPILES = "torch._dynamo.guards.__recompiles"
 def compile_modules(modules: Iterable[nn.Module], mode: str) -> None:
     """Makes each module compile when it is first called, in place, so that parameter names do not change.
 
+    Each batch size is compiled separately. By default, torch would compile the second size, that of a smaller
+    last step, for all sizes, and would then use this slower code for the full batches too.
+
     `Module.compile` silently does not compile torch's own classes, such as nn.Transformer and
     nn.Sequential (torch 2.13): it compiles a caller of `forward` that is in torch's list of skipped
     frames.
     """
     for module in modules:
-        module.forward = torch.compile(module.forward, mode=None if mode == "default" else mode)
+        module.forward = torch.compile(
+            module.forward, dynamic=False, mode=None if mode == "default" else mode
+        )
 
 
 def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,15 @@ from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_
 from ddp_hpc.training.parallel.base import WholeModel
 from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.snapshots.training_state import TrainingState
+
+# This option of torch 2.13 copies all gradients of a bucket with one kernel, instead of one per gradient.
+# `gradient_as_bucket_view` does not avoid the copies if gradients are set to None.
+_BATCHED_COPY: dict[str, Any] = (
+    {"batched_grad_copy": True}
+    if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters
+    else {}
+)
+_MANY_RANKS, _DEFAULT_MIB, _LARGEST_MIB = 8, 25.0, 200.0
 
 
 class Ddp(WholeModel):
@@ -45,9 +55,10 @@ class Ddp(WholeModel):
             self._with_loss(replica),
             device_ids=ids,
             gradient_as_bucket_view=True,
-            bucket_cap_mb=config.bucket_mib,
+            bucket_cap_mb=config.bucket_mib or self._bucket_mib(replica),
             static_graph=config.static_graph,
             find_unused_parameters=config.find_unused_parameters,
+            **_BATCHED_COPY,
         )
         if config.compress_gradients:
             if config.compress_gradients == "bf16" and device.type == "cpu":
@@ -60,6 +71,19 @@ class Ddp(WholeModel):
             hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
             model.register_comm_hook(None, hook[config.compress_gradients])
         return model
+
+    def _bucket_mib(self, replica: nn.Module) -> float | None:
+        """Returns the size of the buckets; None for torch's default, 25 MiB.
+
+        Many ranks need larger messages to use the bandwidth of NVLink: Megatron-LM's buckets have at least 40
+        million parameters. With eight buckets, most of the communication still overlaps with the backward
+        pass. Not measured yet.
+        """
+        if self.group.backend != "nccl" or self.mesh.data_size < _MANY_RANKS:
+            return None
+        num_bytes = sum(parameter.nbytes for parameter in replica.parameters() if parameter.requires_grad)
+        mib = min(num_bytes / 8 / 2**20, _LARGEST_MIB)
+        return mib if mib > _DEFAULT_MIB else None
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""

@@ -7,6 +7,7 @@ tensor-parallel layers.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -65,8 +66,11 @@ class Fsdp(Strategy):
         }
         if optimization.compile is not None:
             compile_modules(blocks_of(model), optimization.compile)
-        for block in blocks_of(model):
+        blocks = [
             fully_shard(block, mp_policy=_precision_policy(optimization.amp), **options)
+            for block in blocks_of(model)
+        ]
+        _prefetch(blocks)
         fully_shard(model, mp_policy=_precision_policy(optimization.amp, torch.float32), **options)
         if self.initial is not None:
             allocate(model, device, offload=config.cpu_offload)
@@ -74,10 +78,25 @@ class Fsdp(Strategy):
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Returns a context that reduces gradients only for the last micro-batch of a step."""
+        """Returns a context that reduces gradients only for the last micro-batch of a step.
+
+        Until then, each rank keeps the whole gradients, and the whole parameters, which do not change before
+        the update.
+        """
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
+        self.model.set_reshard_after_backward(last)
         return nullcontext()
+
+
+def _prefetch(blocks: list[FSDPModule]) -> None:
+    """Starts to gather each block before the previous one computes, in the forward pass.
+
+    Otherwise, the host first launches all kernels of the previous block. In the backward pass, torch already
+    does this. If a model calls its blocks in another order, the results do not change.
+    """
+    for block, following in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([following])
 
 
 def _precision_policy(amp: str, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:

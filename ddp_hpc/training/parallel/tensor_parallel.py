@@ -83,6 +83,10 @@ class TensorParallel(Strategy):
 
     def _prepare(self) -> nn.Module:
         model, device = self.bare, self.group.device
+        if self.optimization.amp == "fp16":
+            raise self._unsupported(
+                "the loss scaling of fp16 does not support sharded gradients", "use --amp bf16"
+            )
         if self.initial is None:
             model.to(device)
         split_layers(self.task, self.mesh, compiles=self.optimization.compile is not None)

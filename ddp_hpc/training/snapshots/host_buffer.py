@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
@@ -34,6 +34,8 @@ _ALIGNED_BYTES = 8
 # torch rounds pinned memory up to powers of two, so a buffer is allocated in parts whose sizes are such
 # powers.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
+# The size of the tensors whose copies are started together.
+_AT_ONCE_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ class FileBuffer:
         self._starts = [0]
         for part in self.parts:
             self._starts.append(self._starts[-1] + part.numel())
-        self._put(0, torch.frombuffer(bytearray(first), dtype=torch.uint8))
+        header = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+        self._put([(self._places(0, tuple(header.shape), header.dtype), header)])
+        # Creating these views takes longer than starting the copies.
+        self._views = {name: self._places(self.begins[name], *specs[name]) for name in specs}
 
     @property
     def num_bytes(self) -> int:
@@ -95,30 +100,28 @@ class FileBuffer:
         """Returns whether the tensors have the names, types and shapes of this buffer."""
         return self.specs == dict(specs)
 
+    @torch.no_grad()
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Starts copying the values of all tensors; call `wait` before reading the bytes.
 
         A device copies on a stream of its own. Its work that is queued later waits for the copies, because it
-        may change the tensors. The host does not wait.
+        may change the tensors, or reuse the memory of temporary ones. The host does not wait.
         """
         missing = set(self.specs)
-        used: dict[torch.device, Any] = {}
+        # If whole tensors are gathered one after another, only some of them are in memory at the same time.
+        waiting: dict[torch.device, dict[str, Tensor]] = {}
+        num_bytes = 0
         for name, tensor in tensors:
             missing.discard(name)
-            if tensor.device.type == "cpu":
-                self._put(self.begins[name], tensor.detach().reshape(-1))
-                continue
-            module = torch.get_device_module(tensor.device)
-            used[tensor.device] = stream = self._stream_of(tensor.device)
-            stream.wait_stream(module.current_stream(tensor.device))
-            with module.stream(stream):
-                self._put(self.begins[name], tensor.detach().reshape(-1))
-            # The tensor may be temporary: its memory must not be reused before the copy.
-            tensor.record_stream(stream)
+            values = tensor.detach()
+            waiting.setdefault(tensor.device, {})[name] = values
+            num_bytes += values.nbytes
+            if num_bytes >= _AT_ONCE_BYTES:
+                self._copy(waiting)
+                num_bytes = 0
         assert not missing, missing
-        for device, stream in used.items():
-            module = torch.get_device_module(device)
-            module.current_stream(device).wait_stream(stream)
+        self._copy(waiting)
+        for device, stream in self._streams.items():
             self._copies.append((device, stream.record_event()))
 
     def wait(self) -> None:
@@ -141,17 +144,69 @@ class FileBuffer:
             self._streams[device] = torch.get_device_module(device).Stream(device)
         return self._streams[device]
 
-    def _put(self, begin: int, values: Tensor) -> None:
-        """Copies a flat tensor to the file's bytes from `begin` on."""
-        end = begin + values.nbytes
-        at = begin
+    def _copy(self, waiting: dict[torch.device, dict[str, Tensor]]) -> None:
+        """Starts copying these tensors, and removes them from `waiting`."""
+        while waiting:
+            device, values = waiting.popitem()
+            if device.type == "cpu":
+                self._put(self._with_places(values))
+                continue
+            module, stream = torch.get_device_module(device), self._stream_of(device)
+            stream.wait_stream(module.current_stream(device))
+            with module.stream(stream):
+                self._put(self._with_places(values))
+            module.current_stream(device).wait_stream(stream)
+
+    def _with_places(self, values: Mapping[str, Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Yields each tensor with its place in the file; scalars that follow each other there are stacked.
+
+        Adam has a step count for each parameter, and a copy of four bytes takes as long as one of many more.
+        """
+        scalars = {self.begins[name]: value for name, value in values.items() if not value.dim()}
+        for begin, several in _runs(scalars):
+            yield self._places(begin, (len(several),), several[0].dtype), torch.stack(several)
+        for name, value in values.items():
+            if value.dim():
+                yield self._views[name], value
+
+    def _put(self, copies: Iterable[tuple[list[Tensor], Tensor]]) -> None:
+        """Starts copying each tensor to its place, with one call for all of them."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for place, values in copies:
+            targets += place
+            if len(place) == 1:
+                sources.append(values)
+            else:
+                sources += torch.split(values.reshape(-1), [len(one) for one in place])
+        if targets:
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+
+    def _places(self, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+        """Returns the bytes from `begin` on as one tensor, or as several flat ones in different parts."""
+        end = begin + prod(shape) * dtype.itemsize
+        at, found = begin, []
         while at < end:
             number = bisect_right(self._starts, at) - 1
             start, stop = self._starts[number], min(end, self._starts[number + 1])
-            target = self.parts[number][at - start : stop - start].view(values.dtype)
-            first = (at - begin) // values.itemsize
-            target.copy_(values[first : first + len(target)], non_blocking=True)
+            found.append(self.parts[number][at - start : stop - start].view(dtype))
             at = stop
+        return [found[0].view(shape)] if len(found) == 1 else found
+
+
+def _runs(scalars: Mapping[int, Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
+    """Yields the scalars in runs of one data type that follow each other, with the position of the first."""
+    run: list[Tensor] = []
+    begin = 0
+    for at, value in sorted(scalars.items()):
+        if run and (run[0].dtype, begin + len(run) * value.itemsize) != (value.dtype, at):
+            yield begin, run
+            run = []
+        if not run:
+            begin = at
+        run.append(value)
+    if run:
+        yield begin, run
 
 
 def num_bytes_of(specs: Specs) -> int:
