@@ -211,9 +211,9 @@ def start_up(world: World, port: int, key: bytes, *, with_relay: bool) -> dict[s
     """Runs what a rank does at its start; returns what was measured on rank 0."""
     import torch
 
-    from ddp_hpc.training.health.failure_watch import FailureWatch
     from ddp_hpc.training.process_group import group
     from ddp_hpc.training.process_group.check_placement import check_placement
+    from ddp_hpc.training.process_group.failure_watch import FailureWatch
 
     begin_s, measured = time.monotonic(), {}
     point, process = RendezvousPoint(HERE, [port], "scale", "", HERE), None

@@ -23,9 +23,9 @@ from ddp_hpc.base.pip_extras import require
 from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.heartbeat_messages import STARTING
 from ddp_hpc.training.process_group.error_election import ErrorElection
 from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.process_group.start_phases import STARTING
 from ddp_hpc.training.run.end import end_stopped
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, watching_of
@@ -144,10 +144,10 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     from ddp_hpc.training.optimization.float8 import check_fp8
     from ddp_hpc.training.optimization.step_graph import check_device
     from ddp_hpc.training.run.lifecycle import manage_run
-    from ddp_hpc.training.tasks.task_setup import set_up
+    from ddp_hpc.training.summary import write_summary
+    from ddp_hpc.training.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
     from ddp_hpc.training.telemetry.progress_bar import Progress
-    from ddp_hpc.training.telemetry.summary import write_summary
     from ddp_hpc.training.trainer import Trainer
     from ddp_hpc.training.tuned_options import choose_tuned
 

@@ -33,7 +33,7 @@ from ddp_hpc.library.sample_sources import (
 )
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
-from ddp_hpc.training.input.prepare_data import open_data
+from ddp_hpc.training.prepare_data import open_data
 from ddp_hpc.training.process_group.group import mismatch_between_ranks
 from ddp_hpc.training.telemetry.trace_annotations import annotated
 

@@ -28,11 +28,11 @@ from ddp_hpc.rendezvous.connect_ranks import Endpoint, endpoint_of_one_rank, ren
 from ddp_hpc.rendezvous.end_with_parent import end_with_parent
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import Heartbeat, start_heartbeat
-from ddp_hpc.training.health.heartbeat_messages import IMPORTING, PREPARING
 from ddp_hpc.training.input.host_memory import prepare_host_memory
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 from ddp_hpc.training.process_group.link import Link, connect
+from ddp_hpc.training.process_group.start_phases import IMPORTING, PREPARING
 from ddp_hpc.training.run.directories import find_run_directories
 from ddp_hpc.training.run.end import end_after_lost_rank, end_before_kill, fail, on_signal
 from ddp_hpc.training.run.parts import Parts

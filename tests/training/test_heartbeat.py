@@ -14,10 +14,10 @@ import pytest
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.health import heartbeat as heartbeat_module
-from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
 from ddp_hpc.training.health.heartbeat_monitor import Monitor
+from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from tests.conftest import clean_environ
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 from tests.stores import store_in_process

@@ -28,12 +28,8 @@ from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.relay_server import CUT_OFF, ENDED
 from ddp_hpc.rendezvous.store_client import Relay, open_heartbeat
 from ddp_hpc.rendezvous.store_protocol import ProtocolError
-from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.health.heartbeat_messages import (
     NOT_BEGUN,
-    START_PHASES,
-    STARTING,
-    UNCONNECTED,
     Beat,
     Limits,
     rank_0_cut_off_text,
@@ -46,6 +42,8 @@ from ddp_hpc.training.health.heartbeat_monitor import (
     Monitor,
 )
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
+from ddp_hpc.training.process_group.flight_recorder import write_flight_record
+from ddp_hpc.training.process_group.start_phases import START_PHASES, STARTING, UNCONNECTED
 
 # Phases in the order of a step; `data` to `backward` repeat for each micro-batch. A phase that is not
 # in this list counts as the last one.

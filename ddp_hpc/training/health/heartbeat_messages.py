@@ -6,17 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
+
 _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
 NOT_BEGUN = -1  # the step that a rank reports before its first step
-IMPORTING = "importing torch"
-CHOOSING = "choosing a device"
-CONNECTING = "connecting the process group"
-PREPARING = "preparing the data and the model"
-STARTING = "start"
-START_PHASES = (IMPORTING, CHOOSING, CONNECTING, PREPARING, STARTING)
-"""The phases before the first step, in their order."""
-UNCONNECTED = (IMPORTING, CHOOSING, CONNECTING)
-"""The phases until the process group is connected, in which another time limit applies."""
 _STUCK_OPTION, _CONNECT_OPTION = "--hang-timeout", "--init-timeout"
 _MUTE = "its process is stopped, or Python is blocked in a C call"
 _CUT = "its node does not answer: the node, or the network between the two nodes, is down"

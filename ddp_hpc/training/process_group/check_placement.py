@@ -20,7 +20,7 @@ from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.devices import device_place
-from ddp_hpc.training.telemetry.metrics_file import versions
+from ddp_hpc.training.process_group.versions import versions
 
 _WRITER = "placement"
 

@@ -19,13 +19,13 @@ from ddp_hpc.discovery.rank_communication import Comm, GroupComm, SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
-from ddp_hpc.training.health.heartbeat_messages import CHOOSING, CONNECTING
 from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
+from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
 from ddp_hpc.training.process_group.link import Link
+from ddp_hpc.training.process_group.start_phases import CHOOSING, CONNECTING
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 
 # torch 2.13 renamed this function, and prints a warning for the old name.

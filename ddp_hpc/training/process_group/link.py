@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.training.health.failure_watch import FailureWatch
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
+from ddp_hpc.training.process_group.failure_watch import FailureWatch
 from ddp_hpc.training.process_group.print_error import print_error
 
 

@@ -8,7 +8,8 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.devices import device_name
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.telemetry.metrics_file import versions, write_json
+from ddp_hpc.training.process_group.versions import versions
+from ddp_hpc.training.telemetry.metrics_file import write_json
 from ddp_hpc.training.trainer import Result
 
 

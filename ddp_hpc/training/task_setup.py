@@ -14,8 +14,8 @@ from ddp_hpc.data.open_file import check_matches
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.input.prepare_data import check_finite, open_data
 from ddp_hpc.training.parallel.device_mesh import divides_model, mesh_sizes, parse_mesh
+from ddp_hpc.training.prepare_data import check_finite, open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.tasks.builtin_models import factory_of
 from ddp_hpc.training.tasks.initial_values import InitialValues, with_memory, without_memory

@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.training.health.stack_traces import in_time
+from ddp_hpc.base.in_time import in_time
 
 _FILE, _OLD_FILE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
