@@ -31,7 +31,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 
 train: $(VENV)/.train
-	@$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
+	@$(BIN)/python -m ddp_hpc.discovery.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
 # Exit code 1 means that tests failed. Jobs with a real walltime of seconds can fail on a busy machine, so the failed
 # tests run again, one after another. A test that fails both times fails the target.
@@ -64,7 +64,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/ddp-hpc bench io
-	$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/ddp-hpc bench comm --max-bytes 16MiB --seconds 0.5
+	$(BIN)/python -m ddp_hpc.discovery.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/ddp-hpc bench comm --max-bytes 16MiB --seconds 0.5
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

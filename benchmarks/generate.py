@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from data_gen import Recipe, synthetic
 from data_gen.mpi_ranks import connected_ranks
+from ddp_hpc.base.text_table import Column, table
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.text_table import Column, table
-from ddp_hpc.units import format_bytes
 
 ROWS = [("generate", 1), ("write", 1), ("data_gen", 1), ("write", 2), ("data_gen", 2)]
 FILLED: set[int] = set()

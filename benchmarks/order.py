@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.data.sample_order import EpochOrder
-from ddp_hpc.text_table import Column, table
 
 BATCH, NUM_BATCHES = 32, 2000
 RUNS = {"epoch_order": 5, "distributed_sampler": 1}

@@ -26,15 +26,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.run.lifecycle import manage_run
 from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.session import session
+from ddp_hpc.training.session import session, watching_of
 from ddp_hpc.training.snapshots.host_buffer import Stream, specs_of
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
@@ -109,19 +108,9 @@ def measure_step(directory: Path) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
         parts = Parts()
-        group = stack.enter_context(session(config.process_group, parts))
+        group, heartbeat = stack.enter_context(session(config.process_group, parts, watching_of(config)))
         lifecycle = stack.enter_context(manage_run(config, group, Progress(prints=False), parts))
         lifecycle.open()
-        heartbeat = start_heartbeat(
-            group.world,
-            group.comm,
-            group.host,
-            group.listen,
-            stuck_s=600,
-            first_s=600,
-            stacks=None,
-            on_lost=print,
-        )
         training = Training(batch_size=32)
         model = torch.nn.parallel.DistributedDataParallel(training.model)
         training.model = model

@@ -31,9 +31,9 @@ import torch
 from torch import nn
 
 import ddp_hpc
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.run.lifecycle import manage_run

@@ -34,9 +34,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ddp_hpc.base.process_status import process_stat
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.discovery.world import World
-from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous import connect_ranks, node_relay, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
 from ddp_hpc.rendezvous.frame_server import Owner
@@ -44,7 +45,6 @@ from ddp_hpc.rendezvous.relay_server import Relay
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import StoreProcess, TorchStoreProcess
-from ddp_hpc.text_table import Column, table
 
 HERE = "127.0.0.1"
 MOST_RANKS = 4096  # ranks of one simulating process
@@ -211,9 +211,9 @@ def start_up(world: World, port: int, key: bytes, *, with_relay: bool) -> dict[s
     """Runs what a rank does at its start; returns what was measured on rank 0."""
     import torch
 
-    from ddp_hpc.training.health.failure_watch import FailureWatch
     from ddp_hpc.training.process_group import group
     from ddp_hpc.training.process_group.check_placement import check_placement
+    from ddp_hpc.training.process_group.failure_watch import FailureWatch
 
     begin_s, measured = time.monotonic(), {}
     point, process = RendezvousPoint(HERE, [port], "scale", "", HERE), None
@@ -317,7 +317,7 @@ def serve_heartbeats(num_ranks: int, per_node: int) -> None:
     from ddp_hpc.training.health.heartbeat_monitor import Monitor
 
     listener = open_listener([0], HERE)
-    limits = _limits(num_ranks, 600.0, 600.0, 60.0, 10.0)
+    limits = _limits(num_ranks, 600.0, 600.0, 600.0, 60.0, 10.0)
     monitor = Monitor(
         world_of(0, num_ranks, per_node), limits, lambda _: Beat(1), (listener, "nonce"), None, print
     )
@@ -469,7 +469,7 @@ def measure_node_servers(num_ranks: int, per_node: int) -> dict[str, float | Non
     for _ in range(-(-num_ranks // per_node)):
         listener = socket.create_server((HERE, 0), backlog=4096)
         ports += [listener.getsockname()[1]] * per_node
-        servers.append(TorchStoreProcess(listener, own))
+        servers.append(TorchStoreProcess(listener, own, ""))
     clients, start_s = use_tcp_store(ports[:num_ranks])
     connections = num_connections(store._process.pid) - 1  # without that of this process
     del clients

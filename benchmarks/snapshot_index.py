@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 
+from ddp_hpc.base.text_table import Column, table
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Specs
 from ddp_hpc.training.snapshots.shard_file import (
     CHUNK_BYTES,
@@ -45,7 +46,6 @@ from ddp_hpc.training.snapshots.shard_index import (
     read_header,
     report_of_rank,
 )
-from ddp_hpc.units import format_bytes
 
 WIDTH = 8192
 LAYER = {

@@ -24,8 +24,8 @@ from torch import nn
 
 import ddp_hpc
 from benchmarks.save_memory import GIB, reset_peak, resident_bytes, run_ranks
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.tasks.initial_values import without_memory

@@ -21,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_gen import Recipe, generate
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.text_table import Column, table
 
 BATCH_SIZE, WARM_UP = 32, 3
 COLUMNS = [
@@ -38,18 +39,10 @@ COLUMNS = [
     Column("vs_lesson", "/ lesson", "{:.3f}".format),
     Column("loss_distance", "loss off by", "{:.1e}".format),
 ]
-FAST = ["--amp", "bf16", "--compile", "--matmul-precision", "high"]
 LOOPS = {
     "lesson": [],
     "ours": ["--no-fused"],
     "ours, fused": ["--fused"],
-}
-ON_GPU = {
-    "ours, CUDA graph": ["--cuda-graph"],
-    "ours, bf16, compiled": FAST,
-    "ours, tuned": ["--tuned"],
-    "ours, fused, DDP over NCCL": ["--fused", "--single-rank-group"],
-    "ours, CUDA graph, DDP over NCCL": ["--cuda-graph", "--single-rank-group"],
 }
 
 
@@ -68,7 +61,9 @@ def turn(record: dict[str, Any]) -> None:
         os.read(int(os.environ["STEP_IN"]), 1)
 
 
-def lesson(path: Path, device_name: str) -> None:
+def lesson(
+    path: Path, device_name: str, on_step: Callable[[dict[str, Any]], None] = turn, epochs: int = 1
+) -> None:
     """The plain loop. It reads the loss of each step, as a progress line does."""
     import h5py
     import torch
@@ -78,20 +73,20 @@ def lesson(path: Path, device_name: str) -> None:
 
     with h5py.File(path) as file:
         dataset = TensorDataset(*(torch.from_numpy(file[name][...]) for name in ("src", "tgt")))
-    order = EpochOrder(len(dataset), 0, 0, True).take(0, len(dataset)).tolist()
-    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order)
     device = torch.device(device_name)
     torch.manual_seed(0)
     model = torch.nn.Transformer(dataset[0][0].shape[-1], batch_first=True, dropout=0.0).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     loss_of = torch.nn.CrossEntropyLoss()
-    for src, tgt in loader:
-        src, tgt = src.to(device), tgt.to(device)
-        optimizer.zero_grad()
-        loss = loss_of(model(src, tgt), tgt)
-        loss.backward()
-        optimizer.step()
-        turn({"loss": loss.item()})
+    for epoch in range(epochs):
+        order = EpochOrder(len(dataset), 0, epoch, True).take(0, len(dataset)).tolist()
+        for src, tgt in DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order):
+            src, tgt = src.to(device), tgt.to(device)
+            optimizer.zero_grad()
+            loss = loss_of(model(src, tgt), tgt)
+            loss.backward()
+            optimizer.step()
+            on_step({"loss": loss.item()})
 
 
 @dataclass
@@ -158,7 +153,7 @@ def measure(num_steps: int, device: str, window: int, embedding: int) -> list[di
         )
         loops = []
         try:
-            for loop_name, options in {**LOOPS, **(ON_GPU if device != "cpu" else {})}.items():
+            for loop_name, options in LOOPS.items():
                 loops.append(start(loop_name, options, directory, path, device, window))
                 loops[-1].wait()  # the first window, which allocates and compiles
             for _ in range(WARM_UP + num_windows):

@@ -24,8 +24,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.text_table import Column, table
 
 COLUMNS = [
     Column("name", "way"),

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data.samples import ArrayInfo, check_array, first_line
-from ddp_hpc.errors import DataError
 
 NPY_SUFFIX = ".npy"
 # The type codes of http://yann.lecun.com/exdb/mnist/, "the IDX file format"; all types are big-endian.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from data_gen.formats import Contents, ForeignFileError, read_stamp
 from data_gen.signals_during_write import WRITER, signals_held
-from ddp_hpc.atomic_files import remove_leftovers
-from ddp_hpc.errors import RequestError
-from ddp_hpc.units import format_bytes
+from ddp_hpc.base.atomic_files import remove_leftovers
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import format_bytes
 
 # A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
 _OVERHEAD_BYTES = 64 * 1024

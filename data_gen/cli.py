@@ -15,8 +15,7 @@ from click.core import ParameterSource
 from data_gen.mpi_ranks import connected_ranks
 from data_gen.progress import report_progress
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
-from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.errors import (
+from ddp_hpc.base.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     DdpHpcError,
@@ -24,8 +23,9 @@ from ddp_hpc.errors import (
     RequestError,
     stop_together,
 )
-from ddp_hpc.pip_extras import install_command
-from ddp_hpc.units import format_bytes
+from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.base.units import format_bytes
+from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:

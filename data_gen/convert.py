@@ -35,12 +35,20 @@ from data_gen.formats import (
 )
 from data_gen.recipe import MAX_AXES
 from data_gen.writer import Chunk, GenerateResult, Progress, write_files
-from ddp_hpc import data_file_layout
+from ddp_hpc.base import data_file_layout
+from ddp_hpc.base.data_file_layout import (
+    ATTR_NUM_CLASSES,
+    ATTR_SOURCE,
+    BFLOAT16,
+    SRC,
+    TEST_SRC,
+    TEST_TGT,
+    TGT,
+)
+from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, check_pair, check_test
 from ddp_hpc.data.tensor_files import read_num_classes, wanted_keys
-from ddp_hpc.data_file_layout import ATTR_NUM_CLASSES, ATTR_SOURCE, BFLOAT16, SRC, TEST_SRC, TEST_TGT, TGT
-from ddp_hpc.errors import DataError, RequestError
 
 FLOATS = ("float32", "float64", "float16", BFLOAT16)
 SUFFIXES = (*data_file_layout.SUFFIXES, *create_array_files.SUFFIXES)

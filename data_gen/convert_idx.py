@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from data_gen.array_readers import ArrayReader, open_array, reading
 from data_gen.formats import Array, Contents, plain_text
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
-from ddp_hpc import data_file_layout
-from ddp_hpc.errors import DataError
+from ddp_hpc.base import data_file_layout
+from ddp_hpc.base.errors import DataError
 
 _UNSIGNED_BYTE = 8
 _IMAGE_AXES, _LABEL_AXES = 3, 1

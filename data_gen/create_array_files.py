@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_gen.array_readers import IDX_DTYPES, NPY_SUFFIX
-from ddp_hpc.data_file_layout import BFLOAT16
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.data_file_layout import BFLOAT16
+from ddp_hpc.base.errors import RequestError
 
 if TYPE_CHECKING:
     from data_gen.formats import Array

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
-from ddp_hpc import data_file_layout
-from ddp_hpc.errors import RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.base import data_file_layout
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.pip_extras import install_command
 
 TEST_FRACTION = 0.2
 NUM_CLASSES = 10

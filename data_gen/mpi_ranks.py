@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_launcher_values
-from ddp_hpc.discovery.print_once_per_node import print_once_per_node
-from ddp_hpc.discovery.rank_communication import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
-from ddp_hpc.discovery.watchdog import time_limit
-from ddp_hpc.discovery.world import discover, short_hostname
-from ddp_hpc.errors import (
+from ddp_hpc.base.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     DdpHpcError,
     LaunchError,
     ReportedElsewhereError,
 )
+from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_launcher_values
+from ddp_hpc.discovery.print_once_per_node import print_once_per_node
+from ddp_hpc.discovery.rank_communication import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
+from ddp_hpc.discovery.watchdog import time_limit
+from ddp_hpc.discovery.world import discover, short_hostname
 
 T = TypeVar("T")
 A = TypeVar("A")

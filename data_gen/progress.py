@@ -10,7 +10,7 @@ from typing import TextIO
 
 import click
 
-from ddp_hpc.units import format_bytes
+from ddp_hpc.base.units import format_bytes
 
 _SECONDS_BETWEEN_LINES = 1.0
 

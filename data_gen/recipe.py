@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from ddp_hpc.data_file_layout import FORMAT_VERSION
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.data_file_layout import FORMAT_VERSION
+from ddp_hpc.base.errors import RequestError, nearest
 
 _FLOATS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _INTEGERS = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8}

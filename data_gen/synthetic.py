@@ -20,7 +20,7 @@ from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import CHUNKS_IN_FLIGHT, Chunk, GenerateResult, Progress, write_file
-from ddp_hpc.data_file_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
+from ddp_hpc.base.data_file_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
 
 _BLOCK_BYTES = 32 * 1024 * 1024

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from data_gen.array_readers import check_regular
 from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
-from ddp_hpc import data_file_layout
-from ddp_hpc.errors import DataError, RequestError
+from ddp_hpc.base import data_file_layout
+from ddp_hpc.base.errors import DataError, RequestError
 
 SUFFIX = ".txt"
 LENGTH = 128

@@ -19,11 +19,11 @@ from data_gen.check_output_file import OutputFile
 from data_gen.formats import Contents, format_of, lay_out, seal
 from data_gen.signals_during_write import WRITER, end_by_signal, signals_held
 from data_gen.striping import stripe
-from ddp_hpc.atomic_files import move_into_place, partial_file, sync_to_disk
-from ddp_hpc.data_file_layout import SUFFIXES
+from ddp_hpc.base.atomic_files import move_into_place, partial_file, sync_to_disk
+from ddp_hpc.base.data_file_layout import SUFFIXES
+from ddp_hpc.base.errors import DdpHpcError, failure_of, stop_together
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
-from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
-from ddp_hpc.units import format_bytes
 
 T = TypeVar("T")
 # A part of an array: the array's name, the flat index of the first element, and the C-contiguous values.

@@ -4,11 +4,11 @@
 # import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ddp_hpc.errors import DdpHpcError, RequestError
-    from ddp_hpc.integrations.deadline import JobDeadline, deadline
+    from ddp_hpc.base.errors import DdpHpcError, RequestError
     from ddp_hpc.library.batch import Batch
     from ddp_hpc.library.connected_world import ConnectedWorld, distributed
     from ddp_hpc.library.dataset import FileDataset, dataset
+    from ddp_hpc.library.deadline import JobDeadline, deadline
     from ddp_hpc.library.snapshots import Snapshots, snapshots
     from ddp_hpc.library.tracing import tracing
     from ddp_hpc.library.wrap import wrap
@@ -38,12 +38,12 @@ _MODULES = {
     "ConnectedWorld": "library.connected_world",
     "DdpHpcError": "errors",
     "FileDataset": "library.dataset",
-    "JobDeadline": "integrations.deadline",
+    "JobDeadline": "library.deadline",
     "RequestError": "errors",
     "Snapshots": "library.snapshots",
     "Task": "training.tasks.task",
     "dataset": "library.dataset",
-    "deadline": "integrations.deadline",
+    "deadline": "library.deadline",
     "distributed": "library.connected_world",
     "snapshots": "library.snapshots",
     "tracing": "library.tracing",

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import click
 
-from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
+from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
 from ddp_hpc.version import __version__
 
 _EPILOG = """\b

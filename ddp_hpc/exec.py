@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from ddp_hpc.base.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
+from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
+from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
-from ddp_hpc.process_control import set_umask
-from ddp_hpc.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddp_hpc.atomic_files import move_into_place, partial_file, remove_leftovers, sync_to_disk
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.errors_to_exit_codes import exit_code_of
-from ddp_hpc.pip_extras import require
+from ddp_hpc.base.atomic_files import move_into_place, partial_file, remove_leftovers, sync_to_disk
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors_to_exit_codes import exit_code_of
+from ddp_hpc.base.pip_extras import require
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:

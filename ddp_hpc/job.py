@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.errors_to_exit_codes import exit_code_of
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.errors_to_exit_codes import exit_code_of
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_SIGNAL, REQUEUE_POLICIES, parse_signal
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.supervise import supervise
-from ddp_hpc.units import parse_walltime_s
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

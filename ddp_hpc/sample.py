@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
-from ddp_hpc.errors_to_exit_codes import exit_code_of
-from ddp_hpc.pip_extras import require
+from ddp_hpc.base.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.base.errors_to_exit_codes import exit_code_of
+from ddp_hpc.base.pip_extras import require
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import sys
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.discovery.world import short_hostname
-from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rendezvous.end_with_parent import run_guarded
 
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.world import short_hostname
-from ddp_hpc.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.process_control import set_umask
 from ddp_hpc.rendezvous.end_with_parent import keep_exit_code
 
 _TRAINER = ["-m", "ddp_hpc.train"]

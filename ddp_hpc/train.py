@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddp_hpc.base.errors import EXIT_INTERRUPTED, RequestError
+from ddp_hpc.base.options import click_options, toml_defaults
+from ddp_hpc.base.pip_extras import require
+from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.errors import EXIT_INTERRUPTED, RequestError
-from ddp_hpc.options import click_options, toml_defaults
-from ddp_hpc.pip_extras import require
-from ddp_hpc.process_control import set_umask
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.error_election import ErrorElection
 from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.process_group.start_phases import STARTING
 from ddp_hpc.training.run.end import end_stopped
 from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.session import introduce, session, start_watching
+from ddp_hpc.training.session import introduce, session, watching_of
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
+    from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.group import Group
     from ddp_hpc.training.telemetry.config import TelemetryConfig
     from ddp_hpc.training.telemetry.profiler import Trace
@@ -111,11 +113,12 @@ def _run(config: TrainConfig) -> None:
     with session(
         config.process_group,
         parts,
+        watching_of(config),
         devices_per_rank=parallel.devices_per_rank,
         cpu_offload=parallel.cpu_offload,
-    ) as group:
+    ) as (group, heartbeat):
         _import_torch()
-        stopped = _train(config, group, parts)
+        stopped = _train(config, group, heartbeat, parts)
     # torchrun restarts ranks that exit with a code other than 0. Job scripts read the result in the run
     # directory's file `state` instead.
     if stopped and group.world.launcher != "torchrun":
@@ -136,37 +139,33 @@ def _import_torch() -> None:
     gc.enable()
 
 
-def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
+def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> str:
     """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
     from ddp_hpc.training.optimization.float8 import check_fp8
     from ddp_hpc.training.optimization.step_graph import check_device
     from ddp_hpc.training.run.lifecycle import manage_run
-    from ddp_hpc.training.tasks.task_setup import set_up
+    from ddp_hpc.training.summary import write_summary
+    from ddp_hpc.training.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
     from ddp_hpc.training.telemetry.progress_bar import Progress
-    from ddp_hpc.training.telemetry.summary import write_summary
     from ddp_hpc.training.trainer import Trainer
     from ddp_hpc.training.tuned_options import choose_tuned
 
     world = group.world
     progress = Progress(world.rank == 0)
-    introduce(group, progress)
-    if config.optimization.tuned:
-        tuned = choose_tuned(config, group)
-        config = tuned.config
-        progress.say(tuned.line)
+    introduce(group, heartbeat, progress)
     check_device(config.optimization, group)
     check_fp8(config.optimization, group.device)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
     task, samples, initial = set_up(config, group, progress)
+    if config.optimization.tuned:
+        tuned = choose_tuned(config, group, samples.num_samples)
+        config = tuned.config
+        progress.say(tuned.line)
 
     with manage_run(config, group, progress, parts) as lifecycle:
-        heartbeat = start_watching(
-            config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, lifecycle.stacks
-        )
-        if heartbeat.note:
-            progress.say(f"note: {heartbeat.note}")
+        heartbeat.prepare(STARTING)
         with _traced(config.telemetry, group) as trace:
             trainer = Trainer(
                 config, group, task, samples, progress, lifecycle, heartbeat, trace, initial

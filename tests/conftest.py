@@ -82,19 +82,25 @@ STATE_HOME = tempfile.mkdtemp(prefix="ddp-hpc-tests-")
 atexit.register(shutil.rmtree, STATE_HOME, ignore_errors=True)
 
 
+# With these variables, some machines tell programs where the driver of their GPUs is.
+OF_GPUS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "TRITON_LIBCUDA_PATH", "CC")
+
+
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the environment of a new login with this Python's environment active, and `extra`.
 
-    It contains no variables of launchers, of schedulers or of the user.
+    It contains no variables of launchers, of schedulers or of the user, except those that GPUs need.
     """
     system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {
         "PATH": f"{Path(sys.executable).parent}:{system}",
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
-        "PYTHONPATH": str(PROJECT),
+        # The packages of a machine can be in PYTHONPATH, too.
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH")))),
         "XDG_STATE_HOME": STATE_HOME,
         **WAITING,
+        **{name: os.environ[name] for name in OF_GPUS if name in os.environ},
         **(extra or {}),
     }
 

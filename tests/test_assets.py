@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc import assets
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base import assets
+from ddp_hpc.base.errors import DdpHpcError
 
 PROJECT = '[project]\nname = "ddp-hpc"\n'
 

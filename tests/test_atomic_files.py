@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.atomic_files import (
+from ddp_hpc.base.atomic_files import (
     move_into_place,
     partial_file,
     process_home,
     remove_leftovers,
     write_atomically,
 )
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.process_status import is_gone, process_started
-from ddp_hpc.run_state import RunState, read_state, write_state
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.process_status import is_gone, process_started
+from ddp_hpc.base.run_state import RunState, State, read_state, write_state
 from tests.conftest import clean_environ
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest
@@ -90,14 +90,16 @@ def test_an_existing_file_is_replaced_only_on_request(
 # Each program writes a file of its kind to the current directory.
 WRITERS = {
     "state": (
-        "from ddp_hpc.run_state import RunState, write_state\nwrite_state(Path(), RunState('done', 1, ''))"
+        "from ddp_hpc.base.run_state import RunState, State, write_state\n"
+        "write_state(Path(), RunState(State.DONE, 1, ''))"
     ),
     "render": (
         "from ddp_hpc.render.render_script import write_script\n"
         "write_script('#!/bin/bash\\n', Path('job.sh'))"
     ),
     "report": (
-        "from ddp_hpc.atomic_files import write_atomically\nwrite_atomically(Path('a.json'), b'{}', 'report')"
+        "from ddp_hpc.base.atomic_files import write_atomically\n"
+        "write_atomically(Path('a.json'), b'{}', 'report')"
     ),
     "lock": (
         "from ddp_hpc.training.snapshots.directory_lock import DirectoryLock\n"
@@ -130,10 +132,10 @@ def test_leftovers_of_a_killed_writer_are_removed_by_the_next_one(tmp_path: Path
 
 
 def test_a_kill_during_the_writing_of_the_state_keeps_the_old_one(tmp_path: Path) -> None:
-    write_state(tmp_path, RunState("running", 10, ""))
+    write_state(tmp_path, RunState(State.RUNNING, 10, ""))
     killed = f"os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n{WRITERS['state']}"
     assert run_writer(killed, tmp_path) == -signal.SIGKILL
-    assert read_state(tmp_path) == RunState("running", 10, "")
+    assert read_state(tmp_path) == RunState(State.RUNNING, 10, "")
 
 
 def test_a_file_that_this_process_is_writing_is_kept(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_a_process_whose_first_thread_has_exited_counts_as_ended() -> None:
 
 def test_a_process_that_proc_hides_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """proc(5), hidepid=2: common on login nodes."""
-    monkeypatch.setattr("ddp_hpc.process_status.process_stat", lambda *_: [])
+    monkeypatch.setattr("ddp_hpc.base.process_status.process_stat", lambda *_: [])
     child = os.fork()
     if child == 0:
         if os.getuid() == 0:

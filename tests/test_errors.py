@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 
 
 def test_a_cause_follows_the_message_without_its_full_stop() -> None:

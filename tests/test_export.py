@@ -175,7 +175,7 @@ def test_the_partial_directory_of_a_killed_export_is_removed_by_the_next_one(sha
     killed = """
 import os, signal
 from pathlib import Path
-from ddp_hpc.atomic_files import partial_file
+from ddp_hpc.base.atomic_files import partial_file
 with partial_file(Path("model"), "export") as partial:
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")

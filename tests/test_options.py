@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.options import as_toml, to_options, toml_defaults
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import as_toml, to_options, toml_defaults
 from ddp_hpc.train import command
 from ddp_hpc.training.config import TrainConfig
 

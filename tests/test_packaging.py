@@ -127,7 +127,7 @@ def test_templates_of_another_project_are_ignored(tmp_path):
     for name in ("templates", "profiles"):
         (tmp_path / name).mkdir()
     code = (
-        "import ddp_hpc.assets as a; from pathlib import Path\n"
+        "import ddp_hpc.base.assets as a; from pathlib import Path\n"
         f"a._PACKAGE = Path({str(tmp_path)!r}) / 'ddp_hpc'\n"
         "try: a.asset_directory('templates')\n"
         "except Exception as e: print(type(e).__name__, e)\n"

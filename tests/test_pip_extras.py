@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ddp_hpc import pip_extras
+from ddp_hpc.base import pip_extras
 from tests.conftest import PROJECT, clean_environ
 
 EXTRAS = ("train", "mpi", "mpich", "digits", "report", "tensorboard")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.private_directory import is_private, make_private, others_can_replace_files
+from ddp_hpc.base.private_directory import is_private, make_private, others_can_replace_files
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 
 AsNobody = Callable[[], AbstractContextManager[None]]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc import rank_ends
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base import rank_ends
+from ddp_hpc.base.rank_ends import RankEnd
 
 END = RankEnd(rank=1, world_size=2, host="n2", exit_code=3, signal=0, at_s=1700000000.5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.run_state import STATES, RunState, read_state, write_state
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_state import RunState, State, read_state, write_state
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_python_and_bash_read_the_written_state(tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize("state", State)
+def test_python_and_bash_read_the_written_state(tmp_path: Path, state: State) -> None:
     word = RunState(state, 120, "rank 1 got SIGTERM; $(touch pwned) `x` \\ 'y' \u00fc")
     write_state(tmp_path, word)
     assert read_state(tmp_path) == word
@@ -31,17 +32,17 @@ def test_python_and_bash_read_the_written_state(tmp_path: Path, state: str) -> N
     [("", ""), ("  ", ""), ("two\nlines\r\nand\ta tab", "two lines and a tab"), ("done 9", "done 9")],
 )
 def test_a_reason_is_on_the_one_line_whatever_is_in_it(tmp_path: Path, reason: str, read: str) -> None:
-    write_state(tmp_path, RunState("requeue", 3, reason))
+    write_state(tmp_path, RunState(State.REQUEUE, 3, reason))
     assert (tmp_path / "state").read_text().count("\n") == 1
-    assert read_state(tmp_path) == RunState("requeue", 3, read)
+    assert read_state(tmp_path) == RunState(State.REQUEUE, 3, read)
 
 
 def test_the_newest_state_is_kept_and_a_missing_directory_is_created(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert read_state(folder) is None
-    write_state(folder, RunState("running", 1, "a long reason that is not to shine through"))
-    write_state(folder, RunState("done", 2, ""))
-    assert read_state(folder) == RunState("done", 2, "")
+    write_state(folder, RunState(State.RUNNING, 1, "a long reason that is not to shine through"))
+    write_state(folder, RunState(State.DONE, 2, ""))
+    assert read_state(folder) == RunState(State.DONE, 2, "")
 
 
 @pytest.mark.parametrize(
@@ -73,16 +74,30 @@ def test_a_directory_in_place_of_the_state_file_is_an_error(tmp_path: Path) -> N
     with pytest.raises(DdpHpcError, match="cannot be read"):
         read_state(tmp_path)
     with pytest.raises(DdpHpcError, match="cannot be written"):
-        write_state(tmp_path, RunState("done", 1, ""))
+        write_state(tmp_path, RunState(State.DONE, 1, ""))
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
 
 
 def test_the_old_state_is_kept_if_the_directory_is_not_writable(
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    write_state(open_folder, RunState("running", 1, ""))
+    write_state(open_folder, RunState(State.RUNNING, 1, ""))
     open_folder.chmod(0o555)
     with as_nobody(), pytest.raises(DdpHpcError, match="cannot be written"):
-        write_state(open_folder, RunState("done", 2, ""))
+        write_state(open_folder, RunState(State.DONE, 2, ""))
     open_folder.chmod(0o755)
-    assert read_state(open_folder) == RunState("running", 1, "")
+    assert read_state(open_folder) == RunState(State.RUNNING, 1, "")
+
+
+def test_an_attempt_ends_once_and_leaves_a_complete_run_complete() -> None:
+    ends = (State.REQUEUE, State.DONE, State.FAILED)
+    assert all(State.RUNNING.may_become(later, in_same_attempt=True) for later in State)
+    assert not [one for one in ends for later in State if one.may_become(later, in_same_attempt=True)]
+    assert [one for one in State if not one.may_become(State.FAILED, in_same_attempt=False)] == [State.DONE]
+    assert all(one.may_become(State.RUNNING, in_same_attempt=False) for one in State)
+
+
+def test_the_documentation_has_a_row_for_each_state() -> None:
+    page = Path(__file__).parents[1] / "docs" / "explanation" / "snapshots-and-requeue.md"
+    rows = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(State)

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.toml_config import read_toml
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.toml_config import read_toml
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_hpc import units
-from ddp_hpc.errors import RequestError
-from ddp_hpc.units import format_bytes, format_walltime, parse_bytes, parse_walltime_s
+from ddp_hpc.base import units
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import format_bytes, format_walltime, parse_bytes, parse_walltime_s
 
 
 @pytest.mark.parametrize(

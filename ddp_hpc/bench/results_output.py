@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddp_hpc.atomic_files import begins_with, write_atomically
-from ddp_hpc.errors import RequestError
-from ddp_hpc.pip_extras import install_command
-from ddp_hpc.text_table import Row
-from ddp_hpc.training.telemetry.metrics_file import check_outputs, versions, write_json
+from ddp_hpc.base.atomic_files import begins_with, write_atomically
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.training.process_group.versions import versions
+from ddp_hpc.training.telemetry.metrics_file import check_outputs, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.base.pip_extras import require
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, job_options_without
-from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
-from ddp_hpc.pip_extras import require
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")

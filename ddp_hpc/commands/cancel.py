@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
-from ddp_hpc.errors import DdpHpcError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_hpc.jobs.array_report import ArrayReport
-    from ddp_hpc.jobs.job_report import JobReport
+    from ddp_hpc.queue.array_report import ArrayReport
+    from ddp_hpc.queue.job_report import JobReport
     from ddp_hpc.schedulers.job_state import JobState
 
 
@@ -40,8 +40,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
       ddp-hpc cancel 1234
       ddp-hpc cancel 1234.pbs-srv --only
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.array_report import ArrayReport, report_job_or_array
-    from ddp_hpc.jobs.job_report import rest_of_chain
+    from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
+    from ddp_hpc.queue.job_report import rest_of_chain
 
     seen = report_job_or_array(job, run_dir)
     if isinstance(seen, ArrayReport):
@@ -69,7 +69,7 @@ def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
     Raises:
         DdpHpcError: the scheduler refuses to cancel them.
     """
-    from ddp_hpc.jobs.array_report import run_dir_of_task
+    from ddp_hpc.queue.array_report import run_dir_of_task
 
     tasks = array.live_tasks
     if not tasks:
@@ -87,7 +87,7 @@ def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
 
 
 def _record(job_id: str, run_dir: Path) -> None:
-    from ddp_hpc.jobs.submission_ledger import record_cancelled
+    from ddp_hpc.queue.submission_ledger import record_cancelled
 
     try:
         record_cancelled(run_dir, job_id)
@@ -96,7 +96,7 @@ def _record(job_id: str, run_dir: Path) -> None:
 
 
 def _forget(recorded: dict[str, Path]) -> None:
-    from ddp_hpc.jobs.submission_ledger import forget_cancelled
+    from ddp_hpc.queue.submission_ledger import forget_cancelled
 
     for job_id, run_dir in recorded.items():
         forget_cancelled(run_dir, job_id)
@@ -121,7 +121,7 @@ def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
 
     This job is not cancelled, as it could belong to another run that used the same directory.
     """
-    from ddp_hpc.jobs.job_report import live_successor
+    from ddp_hpc.queue.job_report import live_successor
     from ddp_hpc.schedulers.job_state import same_job
 
     if any(same_job(seen.next_job, one.job_id) for one in cancelled):

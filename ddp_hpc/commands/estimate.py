@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.completion import complete_profiles
-from ddp_hpc.errors import RequestError
 
 if TYPE_CHECKING:
+    from ddp_hpc.base.text_table import Row
     from ddp_hpc.memory_estimate import Machine, Training
-    from ddp_hpc.text_table import Row
 
 # A float would be infinite for 1e400. The number of digits is limited because Fraction is slow for long ones.
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)([kmbt]?)", re.ASCII | re.IGNORECASE)
@@ -272,8 +272,8 @@ def _row(
 
 def _table(training: Training, rows: list[dict[str, Any]]) -> str:
     """Returns a table with one column per strategy. Rows that are 0 for all strategies are left out."""
-    from ddp_hpc.text_table import Column, table
-    from ddp_hpc.units import format_bytes
+    from ddp_hpc.base.text_table import Column, table
+    from ddp_hpc.base.units import format_bytes
 
     precision = training.precision
     labels = {

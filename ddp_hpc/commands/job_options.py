@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import click
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import counted
 from ddp_hpc.commands.completion import complete_profiles
-from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job, JobOptions, job_default, make_job, read_job_file, with_account
-from ddp_hpc.units import counted
 
 if TYPE_CHECKING:
     from ddp_hpc.sites.site import Site

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.completion import complete_profiles
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, name_and_value
-from ddp_hpc.errors import RequestError
 
 
 @click.command("launch", context_settings=TAKES_A_COMMAND)

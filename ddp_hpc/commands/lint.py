@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
 from ddp_hpc.commands.job_options import JobCommand, given_options, job_options, request_of
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding

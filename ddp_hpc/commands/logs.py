@@ -34,7 +34,7 @@ def command(job: str, follow: bool, run_dir: Path | None) -> None:
       ddp-hpc logs 1234 --follow
       ddp-hpc logs 12.pbs-srv | grep error
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs import follow_log as log
+    from ddp_hpc.queue import follow_log as log
 
     def write(chunk: bytes) -> None:
         sys.stdout.buffer.write(chunk)

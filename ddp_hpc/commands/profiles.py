@@ -44,8 +44,8 @@ def list_profiles(as_json: bool) -> None:
 
     The columns are the name, the scheduler, the confidence, the date of the last check, and the title.
     """
+    from ddp_hpc.base.text_table import aligned
     from ddp_hpc.sites.site import load_site, profile_files
-    from ddp_hpc.text_table import aligned
 
     sites = [load_site(name) for name in profile_files()]
     if as_json:
@@ -91,7 +91,7 @@ def check_profiles(files: tuple[Path, ...]) -> None:
 
     The check also renders job scripts for one node and for two nodes from each profile.
     """
-    from ddp_hpc.errors import RequestError
+    from ddp_hpc.base.errors import RequestError
     from ddp_hpc.render.validate_site_profile import faults_of
 
     faults = [fault for path in files for fault in faults_of(path)]
@@ -130,11 +130,11 @@ def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path 
       bash confirm.sh >answers.txt
       ddp-hpc profiles confirm polaris answers.txt
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    from ddp_hpc.base.errors import RequestError
     from ddp_hpc.confirm.answers import load_answers
     from ddp_hpc.confirm.checklist import checklist
     from ddp_hpc.confirm.compare import DIFFERS, compare
     from ddp_hpc.confirm.report import as_data, as_text
-    from ddp_hpc.errors import RequestError
     from ddp_hpc.render.render_script import write_script
     from ddp_hpc.sites.site import load_site
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 from ddp_hpc.commands.completion import complete_profiles
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
@@ -137,10 +137,10 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
 
     `has_names` means that names on the fast network resolve to this machine.
     """
+    from ddp_hpc.base.units import counted
     from ddp_hpc.rehearse.run_rehearsal import DEFAULT_STEPS
     from ddp_hpc.rehearse.stand_in_scheduler import find_stand_in
     from ddp_hpc.schedulers.registry import SCHEDULERS
-    from ddp_hpc.units import counted
 
     stand_in = find_stand_in(plan.scheduler)
     scheduler = SCHEDULERS[plan.scheduler].title if stand_in else ""

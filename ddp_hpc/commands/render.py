@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, given_options, job_options, request_of
-from ddp_hpc.errors import RequestError
 
 
 @click.command("render", cls=JobCommand, context_settings=TAKES_A_COMMAND)

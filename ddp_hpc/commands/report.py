@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.pip_extras import require
-from ddp_hpc.units import counted
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.pip_extras import require
+from ddp_hpc.base.units import counted
 
 _PATH = click.Path(path_type=Path)
 

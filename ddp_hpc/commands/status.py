@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.jobs.array_report import ArrayReport
-    from ddp_hpc.jobs.job_report import JobReport
+    from ddp_hpc.queue.array_report import ArrayReport
+    from ddp_hpc.queue.job_report import JobReport
 
 # The exit code for each verdict; with several jobs, for the verdict of the last one.
 _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_REQUEUE}
@@ -47,8 +47,8 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.array_report import report_job_or_array
-    from ddp_hpc.jobs.job_report import last_jobs
+    from ddp_hpc.queue.array_report import report_job_or_array
+    from ddp_hpc.queue.job_report import last_jobs
 
     verdict, found = "", []
     for one in [report_job_or_array(job, run_dir)] if job is not None else last_jobs(run_dir):
@@ -68,9 +68,9 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
 
 
 def _lines(report: JobReport | ArrayReport, is_long: bool) -> list[str]:
-    from ddp_hpc.jobs.job_report import JobReport
-    from ddp_hpc.jobs.status_line import line_of
-    from ddp_hpc.jobs.status_text import lines_of, lines_of_array
+    from ddp_hpc.queue.job_report import JobReport
+    from ddp_hpc.queue.status_line import line_of
+    from ddp_hpc.queue.status_text import lines_of, lines_of_array
 
     if not isinstance(report, JobReport):
         return [*lines_of_array(report)]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.commands.job_options import given_options, job_options, request_of
 from ddp_hpc.commands.lint import ScriptOrRequest, read_script, site_of
-from ddp_hpc.errors import DdpHpcError, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.jobs.submit import Submission
     from ddp_hpc.lint.run_checks import LintFinding
+    from ddp_hpc.queue.submit import Submission
     from ddp_hpc.schedulers.commands import Overrides
 
 # Checks that do not apply, since `submit` creates the log directory and passes the account to the scheduler.
@@ -69,7 +69,7 @@ def command(
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs import submit as submit_module
+    from ddp_hpc.queue import submit as submit_module
     from ddp_hpc.schedulers.run_command import need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
@@ -145,9 +145,9 @@ def _print_jobs(
 
 def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submission, list[LintFinding]]:
     """Returns the job to submit, and the findings of lint."""
-    from ddp_hpc.jobs import submit as submit_module
-    from ddp_hpc.jobs.python_environment import explain, with_own_environment
     from ddp_hpc.lint import run_checks as lint
+    from ddp_hpc.queue import submit as submit_module
+    from ddp_hpc.queue.python_environment import explain, with_own_environment
     from ddp_hpc.render.rejection_warnings import advice, choices_made
     from ddp_hpc.render.render_script import render
 
@@ -207,8 +207,8 @@ def _note(text: str) -> None:
 
 def _overrides(request: dict[str, Any]) -> Overrides:
     """Removes the options that override directives from the request, and returns them."""
+    from ddp_hpc.base.units import parse_walltime_s
     from ddp_hpc.schedulers.commands import Overrides
-    from ddp_hpc.units import parse_walltime_s
 
     walltime, nodes = request.pop("walltime"), request.pop("nodes")
     if nodes is not None and nodes < 1:

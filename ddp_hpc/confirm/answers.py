@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.text_table import cut, printable
 from ddp_hpc.confirm.checklist import FIRST, LAST, LAUNCHERS, LOCAL_FOLDER, MARK, PYTHON, SOFTWARE, first_line
-from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.site import Site
-from ddp_hpc.text_table import cut, printable
 
 # pbsnodes prints more than 1 kB per node, and a machine has up to 10,000 nodes.
 MAX_BYTES = 32 * 1024 * 1024

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.render.render_script import render
 from ddp_hpc.render.shell_quoting import sh, sh_join
 from ddp_hpc.request.job import Job
@@ -10,7 +11,6 @@ from ddp_hpc.schedulers.machine_facts import Question
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import parse_walltime_s
 
 LIMIT_S = 60
 MARK = "== "

@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ddp_hpc.base.units import counted, format_walltime, parse_walltime_s
 from ddp_hpc.confirm.answers import Answers, Rank
 from ddp_hpc.confirm.checklist import FAILED, LAUNCHERS, LOCAL_FOLDER, PYTHON, SOFTWARE
+from ddp_hpc.discovery.local_mpi import is_hydra, is_open_mpi
 from ddp_hpc.discovery.rank_placement import cpu_numbers
-from ddp_hpc.local_mpi import is_hydra, is_open_mpi
 from ddp_hpc.schedulers.machine_facts import MachineFacts, QueueLimits
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER, Queue
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import counted, format_walltime, parse_walltime_s
 
 CONFIRMED, DIFFERS, NEW, NO_ANSWER = "confirmed", "differs", "new", "no answer"
 # A hostile list of queues must not become a table without an end.

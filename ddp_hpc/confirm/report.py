@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+from ddp_hpc.base.text_table import aligned, cut, printable
 from ddp_hpc.confirm.answers import Answers
 from ddp_hpc.confirm.compare import DIFFERS, NEW, Fact
 from ddp_hpc.schedulers.machine_facts import MachineFacts
 from ddp_hpc.sites.site import Site
-from ddp_hpc.text_table import aligned, cut, printable
 
 _MAX_CELL = 60
 _HOME = re.compile(r"/(home|users?)/[^/\s'\"]+")

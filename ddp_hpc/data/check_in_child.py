@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.process_control import PACKAGES, die_with_parent
 from ddp_hpc.data.check_finite import BadSample, first_bad_sample
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.errors import DataError
-from ddp_hpc.process_control import PACKAGES, die_with_parent
 
 
 def first_bad_sample_in_child(samples: Samples, start: int, stop: int) -> BadSample | None:

@@ -21,6 +21,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_hpc.base.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
+from ddp_hpc.base.errors import DataError, nearest
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
 from ddp_hpc.data.samples import (
     ArrayInfo,
@@ -34,9 +37,6 @@ from ddp_hpc.data.samples import (
     listing,
 )
 from ddp_hpc.data.tensor_files import read_num_classes
-from ddp_hpc.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
-from ddp_hpc.errors import DataError, nearest
-from ddp_hpc.units import format_bytes
 
 # The exceptions that h5py raises for damaged files, depending on the kind of damage.
 _H5PY_ERRORS = (

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
 from ddp_hpc.data.memory_mapped import gather_from
 from ddp_hpc.data.samples import Gather, OpenArrays, Samples, check_array, check_pair, first_line
-from ddp_hpc.errors import DataError
-from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
 # Used in place of a path in error messages.
 _NAME = Path("the dataset")

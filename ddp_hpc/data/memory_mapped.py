@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data.samples import ArrayInfo, Gather, OpenArrays
-from ddp_hpc.errors import DataError
 
 
 @dataclass(frozen=True)

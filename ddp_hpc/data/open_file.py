@@ -5,9 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from ddp_hpc.base.data_file_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
+from ddp_hpc.base.errors import DataError, nearest
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data_file_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
-from ddp_hpc.errors import DataError, nearest
 
 
 def open_samples(path: Path, *, src_key: str = SRC, tgt_key: str = TGT) -> Samples:

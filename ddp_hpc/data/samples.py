@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.data_file_layout import BFLOAT16
-from ddp_hpc.errors import DataError
-from ddp_hpc.user_code_exceptions import message_of
+from ddp_hpc.base.data_file_layout import BFLOAT16
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.user_code_exceptions import message_of
 
 # The types that torch.from_numpy accepts and a model can use: bool, integers and floats of up to 8 bytes.
 _KINDS = "biuf"

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.atomic_files import move_into_place, partial_file, remove_leftovers
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.private_directory import others_can_replace_files
-from ddp_hpc.units import format_bytes
+from ddp_hpc.base.atomic_files import move_into_place, partial_file, remove_leftovers
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.private_directory import others_can_replace_files
+from ddp_hpc.base.units import format_bytes
 
 _WRITER = "stage"
 _BLOCK_BYTES = 8 * 1024 * 1024

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_hpc.base.data_file_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
+from ddp_hpc.base.errors import DataError, nearest
 from ddp_hpc.data.memory_mapped import (
     ArrayPlace,
     FileIdentity,
@@ -30,8 +32,6 @@ from ddp_hpc.data.samples import (
     first_line,
     listing,
 )
-from ddp_hpc.data_file_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
-from ddp_hpc.errors import DataError, nearest
 
 _DTYPE_NAMES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 

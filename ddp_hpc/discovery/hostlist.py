@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from ddp_hpc.errors import LaunchError
+from ddp_hpc.base.errors import LaunchError
 
 # Slurm's own limit (MAX_SLURM_NODES). A longer list is corrupt, or was written to exhaust the memory.
 MAX_HOSTS = 65536

@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ddp_hpc.base.text_table import aligned
+from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.open_files import num_files_needed
 from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
-from ddp_hpc.text_table import aligned
-from ddp_hpc.units import counted
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
 # Messages list at most this number of hosts, and report how many others there are.

@@ -11,8 +11,8 @@ import struct
 import sys
 import time
 
+from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers
-from ddp_hpc.log_message import log_message
 
 _HEAD_START_S = 1.0  # rank 0 prints first if possible
 _LINGER_S = 2.0

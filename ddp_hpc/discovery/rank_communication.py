@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from ddp_hpc.base.errors import LaunchError, RendezvousError
 from ddp_hpc.discovery.lost_rank_grace import LostRankGrace
-from ddp_hpc.errors import LaunchError, RendezvousError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -305,7 +305,7 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
 
 def wrong_library(launcher_title: str) -> str:
     """Returns text for an error: the MPI library that mpi4py has loaded, and two ways to fix it."""
-    from ddp_hpc.local_mpi import bundled_mpiexec
+    from ddp_hpc.discovery.local_mpi import bundled_mpiexec
 
     bundled = bundled_mpiexec()
     return (

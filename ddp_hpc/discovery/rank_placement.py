@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.hostlist import expand_counts
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.open_files import file_limit
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import LaunchError
 
 SYSFS = Path("/sys")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from ddp_hpc.errors import LaunchError
+from ddp_hpc.base.errors import LaunchError
 
 # NVIDIA's kernel driver has a directory for each GPU of the node, with its UUID.
 _DRIVER = Path("/proc/driver/nvidia/gpus")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddp_hpc.base.errors import LaunchError, RequestError, nearest
 from ddp_hpc.discovery import rank_communication
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
@@ -25,7 +26,6 @@ from ddp_hpc.discovery.launcher_environment import (
     read_launcher_values,
 )
 from ddp_hpc.discovery.rank_communication import MpiComm
-from ddp_hpc.errors import LaunchError, RequestError, nearest
 
 MpiLoader = Callable[[str, str], MpiComm | None]
 DISCOVERIES = ("auto", *(launcher.name for launcher in LAUNCHERS), "mpi", "single", "device_count")

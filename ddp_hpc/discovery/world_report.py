@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from ddp_hpc.base.errors import LaunchError
+from ddp_hpc.base.text_table import aligned
 from ddp_hpc.discovery.cpu_affinity import own_cores
 from ddp_hpc.discovery.launcher_environment import VALUE_NAMES
 from ddp_hpc.discovery.network_interfaces import outward_interfaces
@@ -14,8 +16,6 @@ from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_placement import cpu_list
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
-from ddp_hpc.errors import LaunchError
-from ddp_hpc.text_table import aligned
 
 _LIMIT_S = 60.0
 _SETTINGS = (

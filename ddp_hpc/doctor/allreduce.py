@@ -8,9 +8,9 @@ import tempfile
 import time
 from importlib.util import find_spec
 
+from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.doctor.mpi import without_launcher
-from ddp_hpc.pip_extras import install_command
 
 LIMIT_S = 60.0
 # The ranks use a file store, because another program may take a chosen port before they start.

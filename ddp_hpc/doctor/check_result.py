@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.text_table import cut, printable
 from ddp_hpc.schedulers.registry import scheduler_of_job
-from ddp_hpc.text_table import cut, printable
 
 STATUSES = ("ok", "warn", "fail")  # from best to worst
 

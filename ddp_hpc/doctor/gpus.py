@@ -10,9 +10,9 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.discovery.network_interfaces import outward_interfaces
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
-from ddp_hpc.pip_extras import install_command
 
 _QUERY = "name,driver_version,compute_mode,ecc.mode.current,ecc.errors.uncorrected.volatile.total"
 _NVIDIA_SMI_LIMIT_S = 30.0

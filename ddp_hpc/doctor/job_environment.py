@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.launcher_environment import batch_shell_tasks
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
-from ddp_hpc.errors import LaunchError
 from ddp_hpc.schedulers.registry import MONITORED
 
 

@@ -7,8 +7,8 @@ import resource
 import sys
 from pathlib import Path
 
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
-from ddp_hpc.units import format_bytes
 
 _FEW_FILES = 4096
 # Greater than Docker's default of 64 MiB, which is a common cause of failures.

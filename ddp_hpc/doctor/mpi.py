@@ -7,10 +7,10 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddp_hpc import local_mpi
+from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.discovery import local_mpi
 from ddp_hpc.discovery.rank_communication import mpi_library
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
-from ddp_hpc.pip_extras import install_command
 
 # Prefixes of the variables that launchers set for a rank. If these variables were set, a single MPI process
 # would wait for other ranks.

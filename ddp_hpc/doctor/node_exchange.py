@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.atomic_files import partial_file
+from ddp_hpc.base.atomic_files import partial_file
+from ddp_hpc.base.errors import LaunchError
+from ddp_hpc.base.private_directory import is_private
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.launcher_environment import pbs_hosts
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import STATUSES, Result
-from ddp_hpc.errors import LaunchError
-from ddp_hpc.private_directory import is_private
 
 _POLL_S = 0.2
 _CLOCK_POLL_S = 0.02

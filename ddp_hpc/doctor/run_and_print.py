@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.doctor.check_result import STATUSES, Check, Here, Result
 from ddp_hpc.doctor.compare_nodes import differences, exchange_results
@@ -27,7 +28,6 @@ from ddp_hpc.doctor.node_exchange import (
 )
 from ddp_hpc.doctor.run_checks import run_checks
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED
 
 _SPARE_S = 15.0  # additional time for a slow file system
 _OPEN_LIMIT_S = 30.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.doctor import allreduce, gpus, job_environment, limits, mpi, network, storage
 from ddp_hpc.doctor.check_result import Check, Here, Result
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
-from ddp_hpc.errors import RequestError, nearest
 
 CHECKS = (
     Check("python", "the Python version, and packages in the user's site directory", limits.python),

@@ -9,9 +9,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
-from ddp_hpc.pip_extras import install_command
-from ddp_hpc.units import format_bytes
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
 _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES = 100 * 1024**2, 2 * 1024**3

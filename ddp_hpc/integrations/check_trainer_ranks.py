@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 
 def refuse_separate_ranks(world_size: int, remedy: str) -> None:

@@ -17,11 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
-from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
-from ddp_hpc.integrations.deadline import JobDeadline, deadline
 from ddp_hpc.integrations.step_recorder import StepRecorder
+from ddp_hpc.library.deadline import JobDeadline, deadline
 from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
 
 # Importing both packages would take twice as long.

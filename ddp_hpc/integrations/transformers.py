@@ -9,10 +9,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
-from ddp_hpc.integrations.deadline import JobDeadline, deadline
 from ddp_hpc.integrations.step_recorder import StepRecorder
+from ddp_hpc.library.deadline import JobDeadline, deadline
 
 
 class TraceSteps(TrainerCallback):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.launch.find_allocation import cpus_here, gpus_here, ranks_for
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout, lay_out

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.allocation import THIS_MACHINE, Allocation, first_number
 from ddp_hpc.schedulers.registry import SCHEDULERS
 

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.local_mpi import ask_version, is_hydra, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.discovery.local_mpi import ask_version, is_hydra, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
 
 _ASK_LIMIT_S = 30.0
 

@@ -12,12 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.process_control import UMASK, umask_text
 from ddp_hpc.launch.capacity import fit
 from ddp_hpc.launch.find_allocation import find_allocation
 from ddp_hpc.launch.rank_environment import kernel_cache_paths, launch_id, local_dir
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.process_control import UMASK, umask_text
 from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc import local_mpi
-from ddp_hpc.assets import asset_directory
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.assets import asset_directory
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.discovery import local_mpi
 from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
 from ddp_hpc.launch.srun_mpi import mpi_option
 from ddp_hpc.render.launch_lines import STEP_SCRIPT

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ddp_hpc import process_control
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base import process_control
+from ddp_hpc.base.errors import RequestError
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE_S = 10.0

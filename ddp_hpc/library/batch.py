@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 
 class Batch(NamedTuple):

@@ -12,22 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
+from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.discovery.world import DISCOVERIES
-from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.argument_names_in_errors import with_argument_names
-from ddp_hpc.process_control import STOP_SIGNALS
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.config import Backend, DeviceKind
 from ddp_hpc.training.run.end import end_stopped, fail
 from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
+from ddp_hpc.training.session import introduce, session, watching_of
 
 if TYPE_CHECKING:
     import torch
 
     from ddp_hpc.library.batch import Batch
     from ddp_hpc.library.loader import WorldLoader
+    from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.parallel.make_strategy import Strategy
     from ddp_hpc.training.process_group.group import Group
     from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -232,8 +233,8 @@ def distributed(
             hang_timeout=hang_timeout_s,
         )
         try:
-            with session(config.process_group, parts, cpu_offload=cpu_offload) as group:
-                world = _current = _connect(config, group, parts)
+            with session(config.process_group, parts, watching_of(config), cpu_offload=cpu_offload) as both:
+                world = _current = _make_world(config, *both, parts)
                 try:
                     yield world
                 except SystemExit as end:
@@ -315,19 +316,14 @@ def _config(parts: Parts, **options: Any) -> TrainConfig:
         fail(error, parts, 0.0)
 
 
-def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
-    """Returns the world after starting its heartbeat; rank 0 prints a summary. Collective."""
+def _make_world(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> ConnectedWorld:
+    """Returns the world; rank 0 prints a summary. From now on, the script may take any time between loops."""
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     # Messages are not printed to stdout, because only the script may write there.
     progress = Progress(group.world.rank == 0, sys.stderr, parts.reword)
-    introduce(group, progress)
-    heartbeat = start_watching(
-        config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, stacks_of_run()
-    )
+    introduce(group, heartbeat, progress)
     heartbeat.rest()
-    if heartbeat.note:
-        progress.say(f"note: {heartbeat.note}")
     return ConnectedWorld(config, group, parts, progress)
 
 

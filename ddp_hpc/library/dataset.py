@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ddp_hpc.base.data_file_layout import SRC, TGT
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data_file_layout import SRC, TGT
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.input.batch_loader import as_tensor
 
 Item = tuple[Tensor, Tensor] | dict[str, Tensor]

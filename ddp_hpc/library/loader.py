@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
 from ddp_hpc.data.sample_order import EpochOrder, sample_numbers
 from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left, weight
-from ddp_hpc.errors import DataError, RequestError
 from ddp_hpc.library.batch import Batch, make_batch
 from ddp_hpc.library.loader_options import LoaderOptions, SamplerOrder, options_for
 from ddp_hpc.library.sample_sources import (
@@ -33,7 +33,7 @@ from ddp_hpc.library.sample_sources import (
 )
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
-from ddp_hpc.training.input.prepare_data import open_data
+from ddp_hpc.training.prepare_data import open_data
 from ddp_hpc.training.process_group.group import mismatch_between_ranks
 from ddp_hpc.training.telemetry.trace_annotations import annotated
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.library.sample_sources import WorkerOptions
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.library.batch import map_values
 from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader, explain_lost_worker, prepare_worker
 

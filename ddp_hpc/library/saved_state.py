@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.library.connected_world import ConnectedWorld
 from ddp_hpc.training.snapshots.host_buffer import Tensors, specs_of
 from ddp_hpc.training.snapshots.state_dict_codec import object_tensors

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
+from ddp_hpc.base.options import read_directory
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.connected_world import ConnectedWorld, current_world
 from ddp_hpc.library.loader import WorldLoader, with_config
 from ddp_hpc.library.saved_state import (
@@ -25,7 +26,6 @@ from ddp_hpc.library.saved_state import (
     differing_objects,
     state_of,
 )
-from ddp_hpc.options import read_directory
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.parallel.device_mesh import Mesh

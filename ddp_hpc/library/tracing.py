@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import read_directory
 from ddp_hpc.library.connected_world import active_world
-from ddp_hpc.options import read_directory
 from ddp_hpc.training.telemetry.profiler import Trace, record_trace
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.library.connected_world import ConnectedWorld, current_world
 from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.parallel.make_strategy import make_strategy

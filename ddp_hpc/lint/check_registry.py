@@ -11,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ddp_hpc.base.text_table import cut
 from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
-from ddp_hpc.text_table import cut
 
 # `nearest_known` compares at most this number of words, because a comparison takes about a millisecond.
 _MAX_UNKNOWN = 100

@@ -6,7 +6,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import trains_with_torch
 from ddp_hpc.lint.parse_script import Script, parse_script
@@ -16,7 +17,6 @@ from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.script_options import whole_number
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import format_walltime, parse_walltime_s
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPUS_IN = ("-l", "--gres", "--constraint", "--tres-per-task")

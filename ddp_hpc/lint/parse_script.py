@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from itertools import dropwhile
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.script_options import ReadOption
 

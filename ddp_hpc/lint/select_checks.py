@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.lint.check_registry import CHECKS, Check, LintFinding
 
 _COMMENT = re.compile(r"#\s*ddp-hpc:\s*(ignore|ignore-file)\[([A-Za-z0-9_, ]{1,500})\]")

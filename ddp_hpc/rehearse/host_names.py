@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.rehearse.launchers.fit_to_machine import HERE
 from ddp_hpc.sites.site import Site, load_site, profile_files
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_hpc.process_control import PACKAGES
+from ddp_hpc.base.process_control import PACKAGES
 from ddp_hpc.rehearse import start_stand_in
 
 # The shell is bash, since dash would drop the functions that a login shell exports.

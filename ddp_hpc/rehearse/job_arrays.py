@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.settings import Settings
 from ddp_hpc.request.queue_options import parse_array

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.process_control import PACKAGES
+from ddp_hpc.base.process_control import PACKAGES
 from ddp_hpc.rehearse import start_stand_in
 from ddp_hpc.rehearse.launchers.options import RefusedError
 

@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.rehearse import interactive_jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
 from ddp_hpc.sites.site import Site, load_site
-from ddp_hpc.units import format_walltime
 
 # Ranks are slow if there are more ranks than cores, but testing node ranks and local ranks requires two nodes
 # with two ranks each.

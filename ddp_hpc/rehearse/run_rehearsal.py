@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc import process_control
-from ddp_hpc.assets import asset_directory
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.base import process_control
+from ddp_hpc.base.assets import asset_directory
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.rehearse import install_stand_ins, interactive_jobs, jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler, find_stand_in, submit
 from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
-from ddp_hpc.units import format_bytes
 
 DEFAULT_STEPS = 3
 _POLL_S = 0.1

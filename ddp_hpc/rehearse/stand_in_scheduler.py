@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import install_stand_ins
 from ddp_hpc.rehearse.settings import Settings

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc import process_control
+from ddp_hpc.base import process_control
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
 PYTHON_OPTIONS = ("-I", "-S", "-c")

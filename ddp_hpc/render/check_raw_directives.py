@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.schedulers.scheduler import Scheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import Site, without_variables

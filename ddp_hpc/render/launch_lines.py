@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.render.container import container_words
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import Job

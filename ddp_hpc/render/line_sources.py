@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import Site

@@ -7,6 +7,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 from pathlib import Path
 
+from ddp_hpc.base.units import counted, format_walltime
 from ddp_hpc.render.supervisor_line import resumption_of_job
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_choice import all_limits, called, size_of, takes
@@ -14,7 +15,6 @@ from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.request.resumption import HOW_TO_RESUME
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import counted, format_walltime
 
 
 def never_resumed(job: Job, site: Site, directory: Path) -> str:

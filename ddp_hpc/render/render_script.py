@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddp_hpc.atomic_files import partial_file, remove_leftovers
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.render.check_raw_directives import check_raw_directives
 from ddp_hpc.render.container import container_notes, site_for_container
 from ddp_hpc.render.environment_exports import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.render.environment_exports import Export
 from ddp_hpc.render.launch_lines import NUM_NODES, NUM_RANKS, STEP_SCRIPT
 from ddp_hpc.render.shell_quoting import Raw, Word, sh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.render.environment_exports import local_directory
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
@@ -12,7 +13,6 @@ from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumptio
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import format_walltime
 
 
 def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Word]:

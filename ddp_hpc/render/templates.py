@@ -29,8 +29,8 @@ from jinja2 import (
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ddp_hpc.assets import asset_directory, user_directory
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.assets import asset_directory, user_directory
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.render.shell_quoting import sh
 
 MAX_TEMPLATE_BYTES = 1024 * 1024

@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_choice import largest_num_nodes

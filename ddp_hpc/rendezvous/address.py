@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 
+from ddp_hpc.base.errors import LaunchError, RendezvousError
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.launcher_environment import Environ, pbs_hosts
 from ddp_hpc.discovery.network_interfaces import (
@@ -16,7 +17,6 @@ from ddp_hpc.discovery.network_interfaces import (
     outward_interfaces,
 )
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import LaunchError, RendezvousError
 from ddp_hpc.rendezvous.listener import candidate_ports
 
 LOOPBACK = "127.0.0.1"

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from ddp_hpc.base.errors import RendezvousError, ReportedElsewhereError, stop_together
+from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
     fabric_interface,
@@ -25,8 +27,6 @@ from ddp_hpc.discovery.network_interfaces import (
 from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together
-from ddp_hpc.log_message import log_message
 from ddp_hpc.rendezvous.address import (
     BY_HAND,
     LOOPBACK,

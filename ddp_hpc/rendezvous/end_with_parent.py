@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from ddp_hpc.base.process_control import adopt_orphans, descendants, die_with_parent, reap, send
 from ddp_hpc.discovery.world import short_hostname
-from ddp_hpc.process_control import adopt_orphans, descendants, die_with_parent, reap, send
 
 _GRACE_S = 30.0  # as long as torchrun waits, because the ranks may be saving their state
 

@@ -130,10 +130,10 @@ class FrameServer:
         self._num_refused = 0
         self._owner_ended_s: float | None = None
         self._selector = selectors.DefaultSelector()
+        self._listener.setblocking(False)
 
     def serve(self) -> None:
         """Serves until the owner has ended and all clients have disconnected, or `linger_s` after its end."""
-        self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         if self._owner.pipe is not None:
             self._selector.register(self._owner.pipe, selectors.EVENT_READ)
@@ -204,20 +204,27 @@ class FrameServer:
     # Methods that manage connections.
 
     def _accept(self) -> None:
+        if (waiting := self._accept_one()) is not None:
+            self._greet(*waiting)
+
+    def _accept_one(self) -> tuple[socket.socket, str] | None:
+        """Returns the next waiting connection and its address; None if there is none or no free file."""
         try:
             accepted, address = self._listener.accept()
+        except BlockingIOError:
+            return None
         except OSError:
             # There may be no free file descriptor, so close the oldest unauthenticated connection.
             if self._unauthenticated:
                 self._refuse_oldest()
             else:
                 time.sleep(0.01)
-            return
+            return None
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._greet(accepted, str(address[0]) if address else "this node")
+        return accepted, str(address[0]) if address else "this node"
 
     def _greet(self, accepted: socket.socket, host: str) -> None:
         connection = Connection(accepted, host, os.urandom(32), time.monotonic())
@@ -284,14 +291,16 @@ class FrameServer:
 
     def _refuse(self, connection: Connection) -> None:
         self._close(connection)
+        self._count_refused(connection.address)
+
+    def _count_refused(self, address: str) -> None:
         self._num_refused += 1
         count = self._num_refused
         if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th, ... connection
             which, causes = self._REFUSED
             number = f" ({count} so far)" if count > 1 else ""
             self._owner.warn(
-                f"rejected a connection from {connection.address} {which}{number}; "
-                f"possible causes are {causes}"
+                f"rejected a connection from {address} {which}{number}; possible causes are {causes}"
             )
 
     def _close(self, connection: Connection) -> None:

@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.base.errors import LaunchError
+from ddp_hpc.base.private_directory import make_private
 from ddp_hpc.discovery.launcher_environment import Environ
-from ddp_hpc.errors import LaunchError
-from ddp_hpc.private_directory import make_private
 from ddp_hpc.rendezvous.store_protocol import KEY_BYTES
 
 KEY_FILE = "DDP_HPC_KEY_FILE"

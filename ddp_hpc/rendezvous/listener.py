@@ -8,9 +8,9 @@ import hashlib
 import socket
 from collections.abc import Sequence
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.network_interfaces import resolve
 from ddp_hpc.discovery.open_files import raise_file_limit
-from ddp_hpc.errors import RendezvousError
 
 # These ports are below Linux's ephemeral range (32768 to 60999), from which the kernel assigns ports.
 _FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 20000, 12000, 32

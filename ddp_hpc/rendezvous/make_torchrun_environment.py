@@ -11,12 +11,12 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from ddp_hpc.base.errors import LaunchError, RendezvousError, RequestError
+from ddp_hpc.base.process_status import process_started
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, Environ
 from ddp_hpc.discovery.rank_communication import Members
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover
-from ddp_hpc.errors import LaunchError, RendezvousError, RequestError
-from ddp_hpc.process_status import process_started
 from ddp_hpc.rendezvous.address import LAUNCH_ID, LOOPBACK, read_port
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
 from ddp_hpc.rendezvous.store_comm import StoreComm

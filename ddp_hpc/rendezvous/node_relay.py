@@ -13,9 +13,9 @@ import socket
 import time
 from collections.abc import Callable
 
+from ddp_hpc.base.errors import RendezvousError, RequestError
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError, RequestError
 from ddp_hpc.rendezvous.store_client import Relay, StoreClient, connect_to_relay
 from ddp_hpc.rendezvous.store_process import RelayProcess
 from ddp_hpc.rendezvous.store_protocol import ProtocolError

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from ddp_hpc.errors import RendezvousError
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import TypeVar
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.rank_communication import Members
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError
 
 T = TypeVar("T")

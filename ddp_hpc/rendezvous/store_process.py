@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddp_hpc.errors import RendezvousError
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.rendezvous.store_client import StoreClient
 
 
@@ -79,12 +79,13 @@ class RelayProcess(ServerProcess):
 
 
 class TorchStoreProcess(ServerProcess):
-    """The server for the TCPStore clients of this node.
+    """The server for the TCPStore clients of this node. `torch_version` is their version, for messages.
 
     Like `store`, it connects to the relay of the node if there is one, and otherwise to rank 0.
     """
 
-    def __init__(self, listener: socket.socket, store: StoreClient) -> None:
+    def __init__(self, listener: socket.socket, store: StoreClient, torch_version: str) -> None:
         # The address of the relay starts with a null byte, which an argument cannot contain.
         relay = [store.relay.address[1:]] if store.relay is not None else []
-        super().__init__(listener, store.key, "torch_store_server", store.host, str(store.port), *relay)
+        words = torch_version, store.host, str(store.port), *relay
+        super().__init__(listener, store.key, "torch_store_server", *words)

@@ -46,6 +46,8 @@ class Query(IntEnum):
     BARRIER = 18  # key, number of clients; answered with 0 once that many clients have sent it
 
 
+QUERY_NAMES: dict[int, str] = {query.value: query.name for query in Query}
+"""The names of the queries by their numbers."""
 _NOT_ANSWERED = (Query.VALIDATE, Query.SET, Query.APPEND, Query.MULTI_SET, Query.QUEUE_PUSH)
 # The parts of each query: "4" stands for 4 bytes, "n" for a number, "s" for a string with its length, "*" for
 # the number of keys, followed by the keys, and "+" for the number of pairs, followed by keys and values.
@@ -91,11 +93,16 @@ class TorchStream:
     def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
         """Yields each query that these bytes complete, with a sequence number and its fields.
 
+        An unknown query of a TCPStore client is yielded without fields, and is the last one.
+
         Raises:
-            ProtocolError: the client is not a TCPStore client, or a query is unknown or too long.
+            ProtocolError: the client is not a TCPStore client, or a query is too long.
         """
         self._buffer += received
         while self._buffer:
+            if self._is_valid and self._buffer[0] not in _PARTS:
+                yield self._buffer[0], next(self._numbers), []
+                return
             try:
                 query, fields, num_bytes = _parsed(self._buffer)
             except _IncompleteError:

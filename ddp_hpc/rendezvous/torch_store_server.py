@@ -13,16 +13,15 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from itertools import islice
 from queue import SimpleQueue
 from typing import ClassVar
 
-from ddp_hpc.discovery.listening_ports import tcp_sockets
-from ddp_hpc.errors import RendezvousError
+from ddp_hpc.base.errors import RendezvousError
+from ddp_hpc.discovery.peer_users import open_diagnosis, users_of_peers
 from ddp_hpc.rendezvous.frame_server import (
     Connection,
     FrameServer,
@@ -39,11 +38,14 @@ from ddp_hpc.rendezvous.store_client import (
     connect_to_relay,
 )
 from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status, batched_pairs
-from ddp_hpc.rendezvous.torch_store_protocol import Query, TorchStream
+from ddp_hpc.rendezvous.torch_store_protocol import QUERY_NAMES, Query, TorchStream
 
 _PREFIX, _BARRIER = b"torch/", b"torch-barrier/"
 _CONNECT_S = 20.0
 _MAX_ABSENT = 1000
+_MAX_ACCEPTED = 1024  # connections that are accepted before the queries of the clients are served again
+OWN_STORE = "DDP_HPC_TORCH_STORE"
+"""The environment variable with which torch's own TCPStore is used instead of this server."""
 _READS = {
     Query.GET: Op.READ,
     Query.MULTI_GET: Op.READ,
@@ -71,9 +73,10 @@ class TorchStoreServer(FrameServer):
         "a port scan or another user's program",
     )
 
-    def __init__(self, listener: socket.socket, store: StoreClient, owner: Owner) -> None:
+    def __init__(self, listener: socket.socket, store: StoreClient, owner: Owner, torch_version: str) -> None:
         super().__init__(listener, b"", owner)
-        self._store, self._is_lost = store, False
+        self._store, self._is_lost, self._torch_version = store, False, torch_version
+        self._diagnosis = open_diagnosis(listener)
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waker, woken = socket.socketpair()
         for end in (self._waker, woken):
@@ -85,12 +88,17 @@ class TorchStoreServer(FrameServer):
         self._absent: set[bytes] = set()
         self._num_changes = 0  # the number of forwarded changes of any key
 
-    def _greet(self, accepted: socket.socket, host: str) -> None:
-        stream = TorchStream()
-        connection = Connection(accepted, host, reader=stream, writer=stream)
-        self._add(connection)
-        if user_of_peer(accepted) != os.geteuid():
-            self._refuse(connection)
+    def _accept(self) -> None:
+        """Accepts all waiting connections, but keeps only those of this user, so that others delay nobody."""
+        waiting = list(islice(iter(self._accept_one, None), _MAX_ACCEPTED))
+        users = users_of_peers([accepted for accepted, _ in waiting], self._diagnosis)
+        for (accepted, host), user in zip(waiting, users, strict=True):
+            if user == os.geteuid():
+                stream = TorchStream()
+                self._add(Connection(accepted, host, reader=stream, writer=stream))
+            else:
+                accepted.close()
+                self._count_refused(host)
 
     def _is_finished(self) -> bool:
         return self._is_lost or super()._is_finished()
@@ -121,9 +129,10 @@ class TorchStoreServer(FrameServer):
             case _ if op in _CHANGES:
                 self._change(connection, request, _CHANGES[Query(op)], fields)
             case _:
-                name = Query(op).name
                 self._owner.warn(
-                    f"closed the connection to a torch client on this node: {name} is not supported"
+                    f"closed the connection to a torch client on this node: torch {self._torch_version} has "
+                    f"sent the query {QUERY_NAMES.get(op, op)}, which is not supported; set {OWN_STORE}=1 to "
+                    "use torch's own store, which has no authentication"
                 )
                 self._close(connection)
 
@@ -220,34 +229,12 @@ def _listed(query: int, keys: list[bytes]) -> list[bytes]:
     return own if query == Query.LIST_KEYS else [b"%d" % len(own)]
 
 
-def user_of_peer(connection: socket.socket, tables: Path = Path("/proc/self/net")) -> int | None:
-    """Returns the user ID of the process at the other end of a connection on this host; None if unknown.
-
-    The connection must use IPv4. `tables` is the directory with the kernel's tables of TCP connections
-    (proc_net_tcp(5)).
-    """
-    try:
-        ends = _entry(*connection.getpeername()), _entry(*connection.getsockname())
-    except OSError:
-        return None
-    # If the system has IPv6, torch's clients use IPv6 sockets, whose addresses end with the IPv4 address.
-    for fields in tcp_sockets(tables):
-        if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
-            return int(fields[7])
-    return None
-
-
-def _entry(host: str, port: int) -> str:
-    (number,) = struct.unpack("=I", socket.inet_aton(host))
-    return f"{number:08X}:{port:04X}"
-
-
 def main() -> None:
-    """Runs the server. `TorchStoreProcess` passes LISTENER HOST PORT [RELAY], and the key on stdin."""
+    """Runs the server. `TorchStoreProcess` passes LISTENER TORCH HOST PORT [RELAY], and the key on stdin."""
     owner = Owner(os.getppid(), pipe=0, on_end=close_output)
     if not (key := read_key_of_owner()):
         return
-    listener, host, port, *relay = sys.argv[1:5]
+    listener, torch_version, host, port, *relay = sys.argv[1:6]
     with socket.socket(fileno=int(listener)) as accepting:
         try:
             if relay:
@@ -258,5 +245,5 @@ def main() -> None:
             if os.getppid() == owner.pid:
                 owner.warn(f"torch's store on this node cannot connect to the ranks' store: {error}")
             return
-        TorchStoreServer(accepting, store, owner).serve()
+        TorchStoreServer(accepting, store, owner, torch_version).serve()
         store.close()

@@ -21,12 +21,7 @@ from pathlib import Path
 
 import click
 
-from ddp_hpc.discovery.launcher_environment import Environ
-from ddp_hpc.discovery.network_interfaces import fabric_interface, local_address_towards, outward_interfaces
-from ddp_hpc.discovery.rank_communication import Comm, finalize_mpi
-from ddp_hpc.discovery.watchdog import time_limit
-from ddp_hpc.discovery.world import World, discover, short_hostname
-from ddp_hpc.errors import (
+from ddp_hpc.base.errors import (
     EXIT_FAILED,
     DdpHpcError,
     LaunchError,
@@ -34,6 +29,11 @@ from ddp_hpc.errors import (
     ReportedElsewhereError,
     stop_together,
 )
+from ddp_hpc.discovery.launcher_environment import Environ
+from ddp_hpc.discovery.network_interfaces import fabric_interface, local_address_towards, outward_interfaces
+from ddp_hpc.discovery.rank_communication import Comm, finalize_mpi
+from ddp_hpc.discovery.watchdog import time_limit
+from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.address import LOOPBACK, choose_address, rendezvous_point
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, join_store, serve_store, wait_for_ranks
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret

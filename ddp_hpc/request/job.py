@@ -8,13 +8,13 @@ from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.toml_config import read_toml
+from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.request.program import default_name
 from ddp_hpc.request.queue_options import check_queue_options
 from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
 from ddp_hpc.sites.profile_tables import BASHS_OWN, VARIABLE
-from ddp_hpc.toml_config import read_toml
-from ddp_hpc.units import format_walltime, parse_walltime_s
 
 ENV_STYLES = ("torchrun", "none")
 REQUEUE_POLICIES = ("on-exit-75", "on-signal")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import counted, format_walltime, parse_walltime_s
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import counted, format_walltime, parse_walltime_s
 
 
 @dataclass(frozen=True, kw_only=True)

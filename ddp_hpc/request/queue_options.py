@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 
 QUEUE_OPTIONS = (
     "mem",

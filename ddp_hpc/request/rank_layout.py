@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.part_of_node import part_of_node
 from ddp_hpc.request.queue_choice import QueueChoice, choose_queue
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import parse_walltime_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 _PREFIXED = re.compile(r"\s*(#(?:SBATCH|PBS|flux:|\$))\s+(?=-)")
 _MAX_CHARS = 1000

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import files_of
-from ddp_hpc.units import format_walltime
 
 Way = Literal["snapshots", "checkpoints", "exit 75", "signal", "unknown", "never"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ddp_hpc.units import counted
+from ddp_hpc.base.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)

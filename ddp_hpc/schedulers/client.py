@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.text_table import printable
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.scheduler import Scheduler
-from ddp_hpc.text_table import printable
 
 T = TypeVar("T")
 # Messages of scontrol without a slurm.conf, and of qstat without a pbs.conf.

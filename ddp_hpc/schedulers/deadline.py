@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.registry import MONITORED, scheduler_of_job
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
 from ddp_hpc.schedulers.scheduler import Scheduler

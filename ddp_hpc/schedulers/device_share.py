@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import counted
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import counted
 
 # A script can be rendered without the answer, so a busy scheduler is not waited for.
 _LIMIT_S = 10.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import format_walltime
 
 Directives = dict[str, str | Sequence[str]]
 """The values of directives; the keys are the variable names in the templates of job scripts."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 
 Phase = Literal["waiting", "running", "ended"]
 # How a job ended; "" before its end. `failed` means a non-zero exit code; all other causes are reported by

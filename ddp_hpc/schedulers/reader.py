@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions, last_directive
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.scheduler import Scheduler

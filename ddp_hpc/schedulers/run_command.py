@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.text_table import printable
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.text_table import printable
 
 QUESTION_LIMIT_S = 30.0
 # A busy controller may take long to accept a job.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.process_status import process_stat
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.process_status import process_stat
 
 Say = Callable[[str], None]
 """Prints a line to the job's log."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS, flag_of
 from ddp_hpc.request.rank_layout import Layout

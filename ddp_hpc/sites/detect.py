@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from ddp_hpc.base.toml_config import read_toml
 from ddp_hpc.sites.profile_tables import Detect
 from ddp_hpc.sites.site import profile_files
-from ddp_hpc.toml_config import read_toml
 
 
 def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.units import parse_walltime_s
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.units import parse_walltime_s
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 # Lustre requires a stripe size that is a multiple of 64 KiB and less than 4 GiB.

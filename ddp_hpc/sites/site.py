@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ddp_hpc.assets import asset_directory, user_directory
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.assets import asset_directory, user_directory
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.toml_config import read_toml
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.sites.profile_tables import (
     BASHS_OWN,
     DATE,
@@ -31,8 +33,6 @@ from ddp_hpc.sites.profile_tables import (
     Slurm,
     Source,
 )
-from ddp_hpc.toml_config import read_toml
-from ddp_hpc.units import parse_walltime_s
 
 T = TypeVar("T")
 

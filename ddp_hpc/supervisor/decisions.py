@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import Attempt
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import State
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.run_files import SeenState
@@ -49,14 +50,14 @@ def begin_attempt(
     attempt = Attempt(number=number, job_id=job_id, first_step=seen.step, at_s=int(time.time()))
     if number == 1:
         return attempt
-    if seen.state == "done":
+    if seen.state is State.DONE:
         what = f"the training of {seen.step} steps is complete" if seen.step else "the program has completed"
         return NothingToDo(EXIT_DONE, f"{what}; attempt {number} has nothing to do")
     # A requeued job runs even after a failure: the requeue was requested, and the failure may have been
     # caused by a lost node.
     if not is_requeued:
         again = "then submit the script again"
-        if seen.state == "failed":
+        if seen.state is State.FAILED:
             reason = f": {seen.reason}" if seen.reason else ""
             raise DdpHpcError(f"the previous attempt failed{reason}; fix the cause, {again}")
         # A program that does not record its step is only resumed after progress.
@@ -79,7 +80,7 @@ def is_refusal(code: int, before: SeenState, after: SeenState) -> bool:
 
     Such a start is not an attempt, and the state may have been written by the other ranks.
     """
-    return code == RequestError.exit_code and (after.stamp == before.stamp or after.state != "failed")
+    return code == RequestError.exit_code and (after.stamp == before.stamp or after.state is not State.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +135,14 @@ def outcome(code: int, first_step: int, after: SeenState, launcher: str) -> Seen
 
     `after` was written by this attempt. Launchers change exit codes, so `after` takes precedence over `code`.
     """
-    if after.state == "done":
+    if after.state is State.DONE:
         return EXIT_DONE
-    if after.state == "running" and after.step > first_step:
+    if after.state is State.RUNNING and after.step > first_step:
         # A rank or a node was lost before it could report a reason, but this attempt has saved a snapshot.
         # mpiexec exits with 0 after that, if the lost rank has exited with 0.
         reason = f"{launcher} exited with code {code} and no rank reported a reason"
-        return replace(after, state="requeue", reason=reason)
-    if after.state != "requeue":
+        return replace(after, state=State.REQUEUE, reason=reason)
+    if after.state is not State.REQUEUE:
         return code or EXIT_FAILED
     return after
 

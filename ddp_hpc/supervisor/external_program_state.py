@@ -8,8 +8,9 @@ from glob import iglob
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_REQUEUE
-from ddp_hpc.jobs.submission_ledger import Attempt
+from ddp_hpc.base.errors import EXIT_REQUEUE
+from ddp_hpc.base.run_state import State
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor.decisions import ProgramEnd
 from ddp_hpc.supervisor.run_files import SeenState
 
@@ -70,19 +71,19 @@ def state_of_program(
         step = progress.step() if progress.step() > attempt.first_step else 0
     is_known = not has_progressed or step > 0
     if at_deadline and has_progressed:
-        return SeenState("requeue", step, "the end of the walltime", is_step_known=is_known)
+        return SeenState(State.REQUEUE, step, "the end of the walltime", is_step_known=is_known)
     if code == EXIT_REQUEUE and has_progressed:
-        return SeenState("requeue", step, f"the program exited with code {code}", is_step_known=is_known)
+        return SeenState(State.REQUEUE, step, f"the program exited with code {code}", is_step_known=is_known)
     if code == EXIT_REQUEUE or at_deadline:
         return SeenState(
-            "failed",
+            State.FAILED,
             step,
             f"the program exited with code {code}, but no checkpoint was recorded; after each checkpoint, "
             "touch the file $DDP_HPC_PROGRESS_FILE, or name the checkpoints with --progress",
         )
     if code:
-        return SeenState("failed", step, end.reason, is_step_known=is_known)
-    return SeenState("done")
+        return SeenState(State.FAILED, step, end.reason, is_step_known=is_known)
+    return SeenState(State.DONE)
 
 
 def _modified_ns(path: str) -> int:

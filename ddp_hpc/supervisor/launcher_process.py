@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from ddp_hpc import process_control
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base import process_control
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.supervisor.launcher_patience import Action
 
 _LOOK_S = 0.5

@@ -17,9 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import (
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import FIRST_FAILURE, RANK_0
+from ddp_hpc.base.run_state import RunState, State, read_state, write_state
+from ddp_hpc.queue.submission_ledger import (
     ATTEMPTS,
     CANCELLED,
     JOB,
@@ -28,8 +30,6 @@ from ddp_hpc.jobs.submission_ledger import (
     parse_attempt,
     record_attempt,
 )
-from ddp_hpc.rank_ends import FIRST_FAILURE, RANK_0
-from ddp_hpc.run_state import RunState, read_state, write_state
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.script_copy import script_copy
 
@@ -41,9 +41,9 @@ Stamp = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class SeenState:
-    """The content of `state`, and when it was written. Without a valid line, `state` is empty."""
+    """The content of `state`, and when it was written. Without a valid line, `state` is None."""
 
-    state: str = ""
+    state: State | None = None
     step: int = 0
     reason: str = ""
     stamp: Stamp = None
@@ -112,6 +112,7 @@ class RunFiles:
         Raises:
             DdpHpcError: the file cannot be written.
         """
+        assert state.state is not None  # a program has ended in some state
         write_state(self.path, RunState(state.state, state.step, state.reason, state.is_step_known))
 
     def last_attempt(self) -> Attempt | None:

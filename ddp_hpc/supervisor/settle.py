@@ -7,9 +7,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import Attempt, is_cancelled, record, submission_record
-from ddp_hpc.rank_ends import first_failure, rank_0_end
+from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import first_failure, rank_0_end
+from ddp_hpc.base.run_state import State
+from ddp_hpc.queue.submission_ledger import Attempt, is_cancelled, record, submission_record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.external_program_state import Progress, state_of_program
@@ -69,15 +70,15 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
     if after.stamp == before.stamp:
         program = _program_end(ended, files)
         after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
-        if after.state != "requeue":
-            if ended.end.was_ended and after.state == "failed":
+        if after.state is not State.REQUEUE:
+            if ended.end.was_ended and after.state is State.FAILED:
                 _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
             return program.code
     elif not after.state:  # the file is damaged, or was written by other software
         return code
     found = decisions.outcome(code, attempt.first_step, after, ended.launcher)
     if isinstance(found, int):
-        if found and after.state == "running" and after.step:
+        if found and after.state is State.RUNNING and after.step:
             _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.NOTHING_SAVED)
         return found
     return _NextJob(found, attempt, job, clock, files, settings).request(stop)
@@ -115,7 +116,7 @@ def _write_state(
     except DdpHpcError as error:  # for example, the disk is full
         step = decisions.at_step(state.step, " ")
         complain(f"{error}; the state of the run is: {state.state}{step} {state.reason}")
-    if state.state == "failed" and (program.code == EXIT_REQUEUE or not program.is_plain):
+    if state.state is State.FAILED and (program.code == EXIT_REQUEUE or not program.is_plain):
         complain(state.reason)
     return state
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc import process_control
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs.submission_ledger import check_program
+from ddp_hpc.base import process_control
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.run_state import State
 from ddp_hpc.launch.rank_environment import (
     exported_names,
     launch_id,
@@ -19,6 +19,7 @@ from ddp_hpc.launch.rank_environment import (
     short_tmpdir,
 )
 from ddp_hpc.launch.resolve_launcher import resolve
+from ddp_hpc.queue.submission_ledger import check_program
 from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
 from ddp_hpc.schedulers.deadline import REPORTED_BY
 from ddp_hpc.schedulers.running_job import RunningJob
@@ -37,7 +38,7 @@ AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
 _AFTER_LIMIT_S, _AFTER_POLL_S = 180.0, 2.0
 # The final states of a run. torchrun's agents restart failed ranks, so only `done` is final there.
-_FINAL, _FINAL_WITH_TORCHRUN = ("requeue", "done", "failed"), ("done",)
+_FINAL, _FINAL_WITH_TORCHRUN = tuple(one for one in State if one.is_final), (State.DONE,)
 
 
 def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -> int:

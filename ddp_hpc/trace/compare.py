@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from ddp_hpc.base.units import counted, duration
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.event_names import AUTOGRAD
 from ddp_hpc.trace.findings import PART_NAMES
-from ddp_hpc.units import counted, duration
 
 _ALIKE = 0.03
 _MAIN_SHARE = 0.1

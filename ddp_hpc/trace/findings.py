@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     CollectiveRow,
     CriticalPath,
@@ -19,7 +20,6 @@ from ddp_hpc.trace.analysis_results import (
     Times,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
-from ddp_hpc.units import counted, duration, format_bytes
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""

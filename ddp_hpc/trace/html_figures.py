@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ddp_hpc.text_table import cut
+from ddp_hpc.base.text_table import cut
 from ddp_hpc.trace.analysis_results import PARTS, Capture, Times, present
 
 Figure: TypeAlias = dict[str, Any]

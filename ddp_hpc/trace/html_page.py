@@ -16,9 +16,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.pip_extras import install_command
-from ddp_hpc.text_table import cut
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.base.text_table import cut
 from ddp_hpc.trace import html_tables as tables
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, present
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps

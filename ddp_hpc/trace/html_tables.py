@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_hpc.text_table import Column, Row, cut
+from ddp_hpc.base.text_table import Column, Row, cut
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, IDLE_CAUSES, PARTS, Capture, present
 from ddp_hpc.trace.event_names import shortened
 from ddp_hpc.trace.html_figures import label_of
 from ddp_hpc.trace.text_report import CAUSES, launch_columns, launch_rows, operators, path_name
-from ddp_hpc.units import format_bytes
 
 MAX_OPS = 25
 _MAX_NAME = 2000

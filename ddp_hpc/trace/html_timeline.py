@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.trace.analysis_results import PARTS, REGIONS, Capture, RankTrace, Times
 from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
-from ddp_hpc.units import format_bytes
 
 _Steps: TypeAlias = tuple[tuple[int, float, float], ...]
 

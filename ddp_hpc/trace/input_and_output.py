@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from ddp_hpc.atomic_files import begins_with, write_atomically
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.atomic_files import begins_with, write_atomically
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.summarize_run import read_capture
 from ddp_hpc.trace.trace_files import trace_files

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from ddp_hpc.atomic_files import partial_file, remove_leftovers
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.trace.analysis_results import RankTrace
 from ddp_hpc.trace.parse_events import Reading, read_raw_events
 

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ddp_hpc.base.units import counted
 from ddp_hpc.trace.read_blocks import unpacked
-from ddp_hpc.units import counted
 
 # Larger blocks do not fit into the cache of a core: 8 MiB is 15 % slower.
 _BLOCK_BYTES = 1 << 20

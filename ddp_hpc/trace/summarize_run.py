@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ddp_hpc.base.units import duration
 from ddp_hpc.trace.analysis_results import (
     REGIONS,
     TIMES,
@@ -23,7 +24,6 @@ from ddp_hpc.trace.critical_path import critical_path
 from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.match_collectives import Matched, aligned, match, rows
 from ddp_hpc.trace.trace_files import read_ranks, trace_files
-from ddp_hpc.units import duration
 
 _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""

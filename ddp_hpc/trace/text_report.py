@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from ddp_hpc.text_table import Column, Row, printable, table
+from ddp_hpc.base.text_table import Column, Row, printable, table
+from ddp_hpc.base.units import counted, format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, CollectiveRow, PathRow, RankTrace, Times
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
-from ddp_hpc.units import counted, format_bytes
 
 _MOST_RANKS = 8
 _MOST_ROWS = 10

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.text_table import printable
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.text_table import printable
 from ddp_hpc.trace.analysis_results import RankTrace
 from ddp_hpc.trace.analyze_rank import read_rank
 

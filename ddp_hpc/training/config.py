@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.options import check_ranges, from_options, option, to_options
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import check_ranges, from_options, option, to_options
 from ddp_hpc.training.health.config import HealthConfig
 from ddp_hpc.training.input.config import DataConfig
 from ddp_hpc.training.optimization.config import OptimizationConfig

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ddp_hpc.data.step_shards import Position, Share, weight
 from ddp_hpc.training.health.heartbeat import Heartbeat
-from ddp_hpc.training.health.nonfinite_values import raise_bad_gradients
 from ddp_hpc.training.health.rank_report import RankReport, RankReports
 from ddp_hpc.training.input.batch_loader import Batch
+from ddp_hpc.training.nonfinite_values import raise_bad_gradients
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.optimizers import lr_at, set_lr
 from ddp_hpc.training.optimization.step_graph import StepGraph

@@ -29,10 +29,11 @@ from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.float8 import use_fp8
 from ddp_hpc.training.optimization.precision import set_matmul_precision
 from ddp_hpc.training.optimization.step_graph import use_one_stream
-from ddp_hpc.training.optimization.torch_compile import RecompilationLog, warm_up
+from ddp_hpc.training.optimization.torch_compile import RecompilationLog
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
 from ddp_hpc.training.parallel.model_layers import blocks_of, checkpoint_activations
+from ddp_hpc.training.parallel.warm_up import warm_up
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.lifecycle import RunLifecycle
 from ddp_hpc.training.run.resumable import Losses
@@ -40,9 +41,9 @@ from ddp_hpc.training.run.save_schedule import CONTINUE, Decision
 from ddp_hpc.training.run.stop_requests import next_exchange
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
+from ddp_hpc.training.tasks.flops import flops_per_sample, peak_flops_per_s
 from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task, zeros
-from ddp_hpc.training.telemetry.flops import flops_per_sample, peak_flops_per_s
 from ddp_hpc.training.telemetry.metric_sinks import open_sinks
 from ddp_hpc.training.telemetry.profiler import Trace
 from ddp_hpc.training.telemetry.progress_bar import Progress

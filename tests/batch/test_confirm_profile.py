@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.cli import cli
 from ddp_hpc.confirm.answers import MAX_BYTES, read_answers
 from ddp_hpc.confirm.checklist import RANK_COMMAND, checklist
 from ddp_hpc.confirm.compare import Fact, compare
-from ddp_hpc.errors import RequestError
 from ddp_hpc.sites.site import load_site, profile_files
 from tests.batch.conftest import Sandbox
 

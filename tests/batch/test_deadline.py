@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers import deadline
 from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 

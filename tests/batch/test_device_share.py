@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers import device_share as shares
 from ddp_hpc.schedulers.device_share import DeviceShare
 from ddp_hpc.schedulers.pbs import ask_nodes as pbs

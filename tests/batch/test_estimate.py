@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.estimate import command
-from ddp_hpc.errors import RequestError
 from ddp_hpc.memory_estimate import (
     GIB,
     STRATEGIES,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
@@ -23,7 +24,6 @@ from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_site
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, load_site, profile_files, queue_entries
-from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import DIRECTIVES, clean_environ
 from tests.batch.test_written_scripts import SHELLCHECK
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.render.render_script import render
 from ddp_hpc.render.shell_quoting import sh
 from ddp_hpc.request.job import Job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job, JobOptions, make_job, read_job_file
 
 

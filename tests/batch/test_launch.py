@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.process_control import is_running
 from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here, ranks_for
 from ddp_hpc.launch.launch_here import Launch, plan
-from ddp_hpc.process_control import is_running
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job

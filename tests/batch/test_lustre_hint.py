@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.toml_config import read_toml
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.profile_tables import Lustre
 from ddp_hpc.sites.site import Site, load_site
-from ddp_hpc.toml_config import read_toml
 from tests.batch.conftest import Sandbox
 
 PROFILE = """title = "t"

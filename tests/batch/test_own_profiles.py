@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.cli import cli
-from ddp_hpc.errors import RequestError
 from ddp_hpc.render.rejection_warnings import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.render.validate_site_profile import faults_of

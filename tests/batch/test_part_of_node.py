@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.render.rejection_warnings import advice, choices_made
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job

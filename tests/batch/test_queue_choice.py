@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
-from ddp_hpc.units import parse_walltime_s
 
 REMEDY = re.compile(r"--(nodes|walltime|gpus-per-node) (\d[\d:-]*)")
 
@@ -85,7 +85,8 @@ REQUESTS = (
     row("aurora", 2000, "24:00:00", queue("prod")),
     row("aurora", 17, "2:00:00", near("capacity", "--nodes 16"), near("debug-scaling", "--walltime 1:00:00")),
     # NERSC documentation, Queues and Charges, as quoted in 2026-04
-    row("perlmutter", 8, "0:30:00", Named(qos="debug")),
+    # debug takes 8 nodes, but NERSC prohibits chains of jobs there.
+    row("perlmutter", 8, "0:30:00", Named(qos="regular")),
     row("perlmutter", 9, "0:30:00", Named(qos="regular")),
     row("perlmutter", 1, "1:00:00", Named(qos="shared"), gpus=2),
     row("perlmutter", 512, "48:00:00", Named(qos="regular")),

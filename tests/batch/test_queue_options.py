@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.run_checks import lint_request, lint_script
 from ddp_hpc.render.render_script import render

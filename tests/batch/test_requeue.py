@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_state import RunState, write_state
+from ddp_hpc.base.run_state import RunState, State, write_state
 from ddp_hpc.sites.site import load_site, profile_files
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm
@@ -236,7 +236,7 @@ def test_the_last_attempt_prints_the_resume_command(job: Sandbox) -> None:
 def test_the_run_of_another_program_is_not_overwritten(job: Sandbox) -> None:
     run_dir = folder(job)
     (run_dir / "job.sh").write_text(script("generic_slurm", command=("python", "other.py")))
-    write_state(run_dir, RunState("requeue", 90, "no time left"))
+    write_state(run_dir, RunState(State.REQUEUE, 90, "no time left"))
     done = run(job)
     assert (done.returncode, started(job)) == (2, False)
     assert done.stderr.decode().splitlines()[-1] == (
@@ -244,7 +244,7 @@ def test_the_run_of_another_program_is_not_overwritten(job: Sandbox) -> None:
         "and might overwrite; set DDP_HPC_RUN_DIR in the script to another directory (ddp-hpc render --name "
         "or --run-dir)"
     )
-    write_state(run_dir, RunState("failed", 0, "exit code 1"))
+    write_state(run_dir, RunState(State.FAILED, 0, "exit code 1"))
     run(job)
     assert started(job), "a run that failed without a snapshot leaves nothing to protect"
 
@@ -343,7 +343,7 @@ def test_the_files_of_the_script_are_not_writable_for_others_with_any_umask(job:
     old = os.umask(0)
     try:
         run(job, "say requeue 5; chmod go-w $DDP_HPC_RUN_DIR/state")
-        write_state(folder(job), RunState("requeue", 5, ""))
+        write_state(folder(job), RunState(State.REQUEUE, 5, ""))
     finally:
         os.umask(old)
     modes = {path.name: path.stat().st_mode & 0o022 for path in folder(job).iterdir()}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.comm.parse_options import KINDS
 from ddp_hpc.cli import cli
 from ddp_hpc.commands.bench import comm as bench_comm
-from ddp_hpc.errors import RequestError
 from tests.training.forked import Forks, Job
 from tests.training.runs import run, start
 

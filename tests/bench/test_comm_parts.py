@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Hashable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.bench.comm import timing
 from ddp_hpc.bench.comm.baseline import describe, key_of, read_baseline, slower_rows
 from ddp_hpc.bench.comm.gradient_buckets import buckets_of, make_model
 from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_ranks_per_node, parse_sizes
@@ -21,7 +24,6 @@ from ddp_hpc.bench.comm.rank_subsets import Division, divide
 from ddp_hpc.bench.comm.timing import speeds
 from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
 from ddp_hpc.bench.comm.verification_data import PERIOD, fill_pattern, sum_table, table
-from ddp_hpc.errors import RequestError
 from ddp_hpc.trace.event_names import busbw_factor
 
 # Requests.
@@ -49,6 +51,31 @@ def test_times_and_bandwidths_are_those_of_the_median_iteration() -> None:
     assert found["p99_us"] == pytest.approx(3960)
     assert found["algbw_bytes_per_s"] == pytest.approx(5e8)
     assert found["busbw_bytes_per_s"] == pytest.approx(7.5e8)
+
+
+def test_a_gpu_is_busy_while_the_host_launches_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Event:
+        def __init__(self, device: str, enable_timing: bool) -> None:
+            self.name = f"event {len(events)}"
+            events.append(self)
+
+        def record(self) -> None:
+            calls.append(f"record {self.name}")
+
+        def synchronize(self) -> None:
+            calls.append(f"wait for {self.name}")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 3.0
+
+    events: list[Event] = []
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"))
+    operation: Any = SimpleNamespace(run=lambda: calls.append("run"))
+    assert timing._timed_by_device(operation, torch.device("cuda")) == 0.003
+    assert calls == ["sleep", "record event 0", "run", "record event 1", "wait for event 1"]
 
 
 def test_a_sweep_goes_from_the_smallest_to_the_largest_size() -> None:

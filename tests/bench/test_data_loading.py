@@ -16,12 +16,12 @@ import torch
 from click.testing import CliRunner
 
 from data_gen import Recipe, generate
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.data_loading import benchmark as io
 from ddp_hpc.bench.data_loading.benchmark import FORMATS, IoBench
 from ddp_hpc.cli import cli
 from ddp_hpc.commands.bench import io as bench_io
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.input.batch_loader import batches_at_once
 from tests.conftest import Launch
 

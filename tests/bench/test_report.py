@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.bench.results_output import Panel, check_files, document, write_files
-from ddp_hpc.errors import RequestError
-from ddp_hpc.text_table import Column, table
 
 PANELS = [Panel("two ranks", [("a", 1.5, "1.5"), ("b", 300.0, "300")]), Panel("four", [("a", 2.0, "2")])]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import DataError
 
 NUM_SAMPLES = 23
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from ddp_hpc.base.data_file_layout import ATTR_DTYPE, BFLOAT16
 from ddp_hpc.data import check_finite as check
 from ddp_hpc.data.check_finite import BadSample, first_bad_sample
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.data_file_layout import ATTR_DTYPE, BFLOAT16
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import h5py
 import numpy as np
 import pytest
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data import hdf5
 from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, check_within
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo
-from ddp_hpc.errors import DataError
 from tests.conftest import PROJECT, clean_environ
 
 ORDER = np.array([22, 3, 3, 0])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data.in_memory import samples_of_dataset
-from ddp_hpc.errors import DataError
 
 
 class Items:

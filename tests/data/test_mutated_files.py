@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import DataError
 
 # Where a format keeps its header.
 _HEADER_BYTES = 400

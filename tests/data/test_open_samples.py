@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.data.open_file import check_matches, open_samples
-from ddp_hpc.errors import DataError
 
 SUFFIXES = [".h5", ".hdf5", ".pt", ".safetensors"]
 READERS = {

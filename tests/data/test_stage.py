@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.atomic_files import process_home
+from ddp_hpc.base.atomic_files import process_home
+from ddp_hpc.base.process_status import process_started
 from ddp_hpc.data import staging as stage
 from ddp_hpc.data.staging import NotStagedError, stage_file
-from ddp_hpc.process_status import process_started
 from tests.conftest import Launch
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest

@@ -27,8 +27,8 @@ from data_gen import convert as convert_module
 from data_gen.bfloat16 import from_bfloat16, to_bfloat16
 from data_gen.convert import convert
 from data_gen.formats import ITEM_BYTES
+from ddp_hpc.base.errors import DataError, DdpHpcError, RequestError
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import DataError, DdpHpcError, RequestError
 
 SRC = np.random.default_rng(0).normal(size=(7, 2, 3)).astype(np.float32)
 TGT = np.arange(7, dtype=np.int32) % 3

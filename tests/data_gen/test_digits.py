@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from data_gen.digits import stratified_split, write_digits
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 
 def test_the_file_contains_each_image_once(tmp_path):

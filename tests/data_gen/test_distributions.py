@@ -10,7 +10,7 @@ import torch
 
 from data_gen import Recipe, synthetic
 from data_gen.synthetic import part
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 
 def values(recipe: Recipe) -> dict[str, np.ndarray]:

@@ -21,8 +21,8 @@ from data_gen import Recipe, generate, synthetic
 from data_gen.recipe import canonical_json, fingerprint
 from data_gen.synthetic import block_samples
 from ddp_hpc import __version__
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import RequestError
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
 SUFFIXES = [".h5", ".hdf5", ".pt", ".safetensors"]

@@ -14,7 +14,7 @@ import pytest
 
 from data_gen import array_readers
 from data_gen.convert_idx import convert_idx
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (70, 5, 4), np.uint8)
 LABELS = (np.arange(70) % 7).astype(np.uint8)

@@ -21,9 +21,9 @@ from safetensors import safe_open
 from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
 from data_gen.signals_during_write import WRITER
-from ddp_hpc.atomic_files import partial_file
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.process_status import process_started
+from ddp_hpc.base.atomic_files import partial_file
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.process_status import process_started
 from tests.conftest import PROJECT
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))

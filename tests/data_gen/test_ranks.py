@@ -17,7 +17,7 @@ import pytest
 
 from data_gen import Recipe, generate, synthetic
 from data_gen.writer import GenerateResult
-from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, ReportedElsewhereError, RequestError
 from tests.conftest import PROJECT
 
 SMALL = Recipe(num_samples=103, src_shape=(1, 8), tgt_shape=(3, 8))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_gen.recipe import Recipe, default_file_name, parse_shape
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 OTHER = {
     "num_samples": 7,

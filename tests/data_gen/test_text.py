@@ -12,8 +12,8 @@ import pytest
 
 from data_gen import text
 from data_gen.text import write_text
+from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import DataError, RequestError
 
 # All words are different, so that overlaps between samples are detected.
 BOOK = b"".join(b"%05d\n" % number for number in range(2000))

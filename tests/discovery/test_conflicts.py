@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.errors import LaunchError
+from ddp_hpc.base.errors import LaunchError
 from tests.environments import load
 
 from .simulated_mpi import discover_all, environs_of, mpi_world, place, singletons

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.errors import LaunchError, RequestError
 from ddp_hpc.discovery.launcher_environment import LAUNCHERS
 from ddp_hpc.discovery.world import DISCOVERIES, discover
-from ddp_hpc.errors import LaunchError, RequestError
 from tests.environments import cases, load
 
 from .simulated_mpi import discover_all, environs_of, mpi_world, place

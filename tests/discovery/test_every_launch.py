@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.launcher_environment import BY_NAME, LAUNCHERS
-from ddp_hpc.errors import LaunchError
 from tests.environments import Case, cases, load
 
 from .simulated_mpi import discover_all, environs_of, mpi_world, place

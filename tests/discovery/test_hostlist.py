@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.hostlist import MAX_HOSTS, expand_counts, expand_hostlist
-from ddp_hpc.errors import LaunchError
 
 
 @pytest.mark.parametrize(

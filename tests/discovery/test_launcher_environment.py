@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
     LAUNCHERS,
@@ -12,7 +13,6 @@ from ddp_hpc.discovery.launcher_environment import (
     present_launchers,
     read_launcher_values,
 )
-from ddp_hpc.errors import LaunchError
 from tests.environments import load
 
 # The reason for each position in the order.

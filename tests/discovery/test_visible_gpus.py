@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
-from ddp_hpc.errors import LaunchError
 
 HERE = ["GPU-0a1b2c3d-1111-2222-3333-444455556666", "GPU-9f8e7d6c-1111-2222-3333-444455556666"]
 THERE = ["GPU-77777777-1111-2222-3333-444455556666", "GPU-88888888-1111-2222-3333-444455556666"]

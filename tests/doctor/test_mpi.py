@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc import local_mpi
+from ddp_hpc.discovery import local_mpi
 from ddp_hpc.doctor import allreduce, mpi
 from ddp_hpc.doctor.check_result import Here
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.doctor.check_result import Check, Here, ok, warn
 from ddp_hpc.doctor.run_checks import CHECKS, chosen, run_checks
-from ddp_hpc.errors import RequestError
 
 GOOD = Check("good", "", lambda _here: ok("fine"))
 

@@ -9,7 +9,8 @@ import json
 import pytest
 import torch
 
-from tests.training.runs import SMALL, succeeded, train, trained_losses
+from tests.gpu.runs import reference_losses, train, trained_losses
+from tests.training.runs import SMALL, succeeded
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -29,7 +30,7 @@ def _losses(tmp_path, *options):
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_compiled_steps_have_the_losses_of_eager_steps(tmp_path, mode, accumulate, group):
     options = ["--accumulate", accumulate, *group.split()]
-    eager = _losses(tmp_path, *options)
+    eager = reference_losses(*RUN, *options)
     compiled = _losses(tmp_path, *options, f"--compile={mode}")
     assert compiled == pytest.approx(eager, abs=ACROSS_KERNELS * max(eager))
 

@@ -49,7 +49,9 @@ with ddp_hpc.distributed(device=sys.argv[1]) as world:
 
 def _losses(tmp_path, device, strategy="ddp", ranks=1):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = succeeded(run([*start(ranks), "script.py", device, strategy], tmp_path))
+    done = succeeded(
+        run([*start(ranks, "torchrun" if ranks > 1 else "mpiexec"), "script.py", device, strategy], tmp_path)
+    )
     return [float(line) for line in done.stdout.splitlines()]
 
 

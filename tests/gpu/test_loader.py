@@ -9,7 +9,8 @@ import torch
 
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.training.input.batch_loader import Loader
-from tests.training.runs import succeeded, train
+from tests.gpu.runs import train
+from tests.training.runs import succeeded
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ddp_hpc.training.optimization.master_weights import AdamW, to_bf16
-from tests.training.runs import SMALL, succeeded, train, trained_losses
+from tests.gpu.runs import reference_losses, train, trained_losses
+from tests.training.runs import SMALL, succeeded
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -43,7 +44,7 @@ def test_master_weights_equal_the_parameters_of_torchs_fused_optimizer_bit_for_b
 @pytest.mark.parametrize("options", [BOTH[:2], BOTH[2:], BOTH, [*BOTH, "--compile"]], ids=" ".join)
 @pytest.mark.parametrize("group", ["", "--single-rank-group"])
 def test_losses_are_close_to_those_of_mixed_precision(tmp_path, options, group):
-    expected = trained_losses(*RUN, "--amp", "bf16", cwd=tmp_path, timeout_s=300.0)
+    expected = reference_losses(*RUN, "--amp", "bf16")
     found = trained_losses(*RUN, *options, *group.split(), cwd=tmp_path, timeout_s=300.0)
     assert found == pytest.approx(expected, rel=2e-2)
 

@@ -17,8 +17,9 @@ import torch
 from ddp_hpc.training.optimization.step_graph import use_one_stream
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec
+from tests.gpu.runs import reference_losses, train, trained_losses
 from tests.training.one_process import Steps
-from tests.training.runs import SMALL, start, succeeded, train, trained_losses
+from tests.training.runs import SMALL, start, succeeded
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -51,14 +52,14 @@ def test_graphs_of_whole_steps_have_the_losses_of_eager_steps(tmp_path, more, gr
     if "accumulate" in more and "static" in group:
         pytest.skip("--static-graph cannot be used with --accumulate")
     options = [*more.split(), *group.split()]
-    eager = _losses(tmp_path, *options)
+    eager = reference_losses(*RUN, *options)
     assert len(eager) == (22 if "accumulate" in more else 42)
     graphs = _losses(tmp_path, *options, "--cuda-graph")
     assert graphs == pytest.approx(eager, rel=OTHER_KERNELS if "bf16" in more else SAME_KERNELS)
 
 
 def test_tuned_steps_have_losses_close_to_those_of_eager_steps(tmp_path):
-    eager = _losses(tmp_path, "--amp", "bf16")
+    eager = reference_losses(*RUN, "--amp", "bf16")
     assert _losses(tmp_path, "--tuned") == pytest.approx(eager, rel=2e-2)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import ddp_hpc
-from ddp_hpc.errors import RequestError
-from ddp_hpc.integrations.deadline import JobDeadline
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.library.deadline import JobDeadline
 from tests.conftest import Launch
 
 from .conftest import state

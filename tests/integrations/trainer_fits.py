@@ -17,7 +17,7 @@ import transformers
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.integrations import deadline
 from ddp_hpc.integrations.transformers import StopBeforeDeadline, newest_checkpoint
 

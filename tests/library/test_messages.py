@@ -6,8 +6,8 @@ import inspect
 from pathlib import Path
 
 import ddp_hpc
+from ddp_hpc.base.options import to_options
 from ddp_hpc.library import wrap
-from ddp_hpc.options import to_options
 from ddp_hpc.training.config import TrainConfig
 from tests.conftest import Ended
 from tests.training.forked import Forks

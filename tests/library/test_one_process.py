@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import ddp_hpc
+from ddp_hpc.base.run_state import RunState, State, read_state
 from ddp_hpc.data.sample_order import EpochOrder
-from ddp_hpc.run_state import RunState, read_state
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +290,7 @@ def test_a_run_that_is_signaled_in_its_last_step_is_complete(tmp_path: Path) -> 
                         os.kill(os.getpid(), signal.SIGUSR1)
                     assert not snapshots.step(batch.step)
             assert not world.stopped
-        assert read_state(tmp_path / "run") == RunState("done", 4, "training complete")
+        assert read_state(tmp_path / "run") == RunState(State.DONE, 4, "training complete")
 
 
 def test_a_second_loop_over_all_epochs_is_refused_and_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,7 +368,7 @@ def test_a_loop_that_was_left_resumes_with_the_next_batch(
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [], "all steps are done"
     said = "note: no step was left to do after step 6; for a new run, use another directory for the snapshots"
     assert capsys.readouterr().err.count(said) == 1
-    assert read_state(tmp_path / "run") == RunState("done", 6, "training complete")
+    assert read_state(tmp_path / "run") == RunState(State.DONE, 6, "training complete")
 
 
 def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) ->
             assert snapshots.step(1)
             assert snapshots.step(2), "the request to stop remains"
         assert world.stopped == "rank 0 received SIGUSR1"
-    assert read_state(tmp_path / "run") == RunState("requeue", 2, "rank 0 received SIGUSR1")
+    assert read_state(tmp_path / "run") == RunState(State.REQUEUE, 2, "rank 0 received SIGUSR1")
 
 
 def test_snapshots_are_saved_when_due_and_the_newest_are_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_state import read_state
+from ddp_hpc.base.run_state import read_state
 from tests.conftest import Ended, Launch
 from tests.training.forked import Forks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.sites.profile_tables import Pbs, Slurm
 from ddp_hpc.sites.site import Site, load_site

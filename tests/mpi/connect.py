@@ -5,10 +5,10 @@ import os
 import sys
 import time
 
+from ddp_hpc.base.errors import DdpHpcError, ReportedElsewhereError
 from ddp_hpc.discovery.rank_communication import abort_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import discover
-from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
 from ddp_hpc.rendezvous.store_process import RelayProcess, StoreProcess
 

@@ -77,7 +77,10 @@ def test_the_warning_is_printed_while_a_long_program_runs(
 ) -> None:
     log = tmp_path / "log"
     program = f"while ! grep -q warning: {log}; do sleep 0.1; done"
-    limited = "from ddp_hpc import exec, rank_program as r; r._WATCH_LIMIT_S = 0.5; exec.main()"
+    limited = (
+        "from ddp_hpc import exec; from ddp_hpc.discovery import rank_program; "
+        "rank_program._WATCH_LIMIT_S = 0.5; exec.main()"
+    )
     rank = [sys.executable, "-c", limited, "bash", "-c", program]
     ended = launch(["bash", "-c", f'"$@" 2> {log}', "bash", mpiexec, "-n", "2", *rank], timeout_s=60)
     assert ended.exit_code == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc import local_mpi
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.discovery import local_mpi
 from tests.conftest import Ended, Launch, clean_environ
 
 from .conftest import OPENMPI_SETTINGS
@@ -24,14 +24,16 @@ def program(path: Path, text: str) -> Path:
 
 
 class Local:
-    """Runs `python -m ddp_hpc.local_mpi` with a site's directory first on the PATH."""
+    """Runs `python -m ddp_hpc.discovery.local_mpi` with a site's directory first on the PATH."""
 
     def __init__(self, launch: Launch, site: Path) -> None:
         self._launch, self.site = launch, site
 
     def __call__(self, *words: str | Path, **env: str) -> Ended:
         path = f"{self.site}:{clean_environ()['PATH']}"
-        return self._launch([sys.executable, "-m", "ddp_hpc.local_mpi", *words], env={"PATH": path, **env})
+        return self._launch(
+            [sys.executable, "-m", "ddp_hpc.discovery.local_mpi", *words], env={"PATH": path, **env}
+        )
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_a_specified_file_that_is_not_executable_is_refused(local: Local, tmp_pa
 @pytest.mark.parametrize("words", [[], ["-n", "2"], ["mpiexec", "x", "--"]])
 def test_wrong_arguments_print_the_usage(local: Local, words: list[str]) -> None:
     ended = local(*words)
-    assert ended.stderr.startswith("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ")
+    assert ended.stderr.startswith("usage: python -m ddp_hpc.discovery.local_mpi [MPIEXEC] -- ")
     assert ended.exit_code == 2
 
 

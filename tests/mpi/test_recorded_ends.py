@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rank_ends import first_failure, rank_0_end
+from ddp_hpc.base.rank_ends import first_failure, rank_0_end
 from tests.conftest import Launch, clean_environ
 from tests.waiting import wait_until
 

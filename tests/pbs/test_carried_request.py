@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.pbs import carried_request as carried
 from ddp_hpc.schedulers.pbs.query_and_cancel import attributes_in
 

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.pbs import server
-from ddp_hpc.units import format_walltime
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render

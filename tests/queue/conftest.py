@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc import cli
-from ddp_hpc.jobs import follow_log as follow
+from ddp_hpc.queue import follow_log as follow
 from ddp_hpc.schedulers import run_command as commands
 from tests.batch.conftest import nothing_set
 

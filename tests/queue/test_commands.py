@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.run_command import Answer, NoAnswerError, ask, need, submit
 from tests.queue.conftest import Programs

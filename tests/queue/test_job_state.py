@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, one_task, same_job, task_index
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.submission_ledger import Attempt, SubmissionRecord
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord
 from tests.conftest import PROJECT
 from tests.queue.answers import slurm, slurm_job
 
@@ -102,7 +102,7 @@ def test_an_unwritable_ledger_is_an_error_and_a_missing_one_is_empty(
 def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.queue.test_ledger import submission\n"
-        "from ddp_hpc.jobs import submission_ledger as ledger\n"
+        "from ddp_hpc.queue import submission_ledger as ledger\n"
         "for i in range(200): ledger.record(Path(sys.argv[1]), submission(sys.argv[2] + str(i)))"
     )
     argv = [sys.executable, "-c", code, str(tmp_path)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.jobs.log_files import Reader, log_paths, read_tail, usual_logs
-from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.queue.log_files import Reader, log_paths, read_tail, usual_logs
+from ddp_hpc.queue.training_progress import Progress, read_progress
 from tests.queue.answers import slurm, slurm_job
 
 LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.pbs.query_and_cancel import cancel, parse_json, parse_text, read_job, read_jobs
 from tests.queue.answers import NO_RECORD, PBS_TEXT, pbs, pbs_array

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
-from ddp_hpc.rank_ends import RankEnd
-from ddp_hpc.run_state import RunState
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine
 from ddp_hpc.schedulers.job_state import End, JobState
 
 BANNER = "ddp-hpc: job 12: srun --nodes=2 --ntasks=4 python -m ddp_hpc.train\n"
@@ -295,7 +295,7 @@ def test_walltime_exit_code_and_the_reason_of_the_run_are_reported() -> None:
         failed("", end="memory", exit_code=0, signal=125).what == "it used more memory than it had requested"
     )
     assert (
-        failed("", RunState("failed", 60, "loss is nan"), reason="NonZeroExitCode").what
+        failed("", RunState(State.FAILED, 60, "loss is nan"), reason="NonZeroExitCode").what
         == "exit code 1; loss is nan"
     )
 
@@ -316,13 +316,14 @@ def test_without_ssh_the_launcher_of_the_scheduler_is_named(scheduler: str, tool
 
 
 def test_the_remedy_depends_on_snapshots_and_on_a_successor() -> None:
-    state = RunState("requeue", 60, "rank 0 got SIGTERM")
+    state = RunState(State.REQUEUE, 60, "rank 0 got SIGTERM")
     assert failed("", state, end="cancelled").remedy.endswith("; it resumes after step 60")
     assert failed("", state, end="walltime", next_job="13").remedy == "none: job 13 resumes the run"
     assert failed("", state, exit_code=75).cause == "requeue"
     assert failed("", state, end="cancelled", exit_code=75).cause == "cancelled"
     assert (
-        failed(EXIT_3, RunState("running", 0, "")).remedy == "fix the error shown above, then submit it again"
+        failed(EXIT_3, RunState(State.RUNNING, 0, "")).remedy
+        == "fix the error shown above, then submit it again"
     )
     assert "(sbatch --exclude=n2)" in failed("[rank 0/2 n1] error: rank 1 on n2 is gone\n", end="node").remedy
 

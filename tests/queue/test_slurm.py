@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs.post_mortem import examine
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.queue.post_mortem import examine
 from ddp_hpc.schedulers.slurm.query_and_cancel import cancel, read_job, read_jobs
 from tests.queue.answers import slurm, slurm_job
 from tests.queue.conftest import Programs

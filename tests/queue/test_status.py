@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import pytest
 
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.rank_ends import RankEnd, write_first_failure
-from ddp_hpc.run_state import RunState, write_state
+from ddp_hpc.base.rank_ends import RankEnd, write_first_failure
+from ddp_hpc.base.run_state import RunState, State, write_state
+from ddp_hpc.queue import submission_ledger as ledger
 from tests.conftest import PROJECT, clean_environ
 from tests.queue.answers import NO_RECORD, pbs, slurm
 from tests.queue.conftest import Programs, Run
@@ -34,7 +34,7 @@ def answer(programs: Programs, work: Path, **changes: str) -> Path:
 def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     answer(programs, work).write_text(LOG)
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    write_state(folder, RunState("running", 90, "saved a snapshot"))
+    write_state(folder, RunState(State.RUNNING, 90, "saved a snapshot"))
     done = run("status", "12")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
@@ -112,7 +112,7 @@ def test_the_state_of_an_earlier_run_is_not_that_of_a_job_that_failed_at_its_sta
 ) -> None:
     answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
     folder = make_run(work / "runs" / "ddp", f"1 12 30 {int(time.time()) - 60}")
-    write_state(folder, RunState("done", 40, "training complete"))
+    write_state(folder, RunState(State.DONE, 40, "training complete"))
     an_hour_ago = time.time() - 3600
     os.utime(folder / "state", (an_hour_ago, an_hour_ago))
     out = run("status", "12").out
@@ -126,7 +126,7 @@ def test_the_state_of_a_run_without_jobs_is_not_that_of_a_job_submitted_later(
 ) -> None:
     answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
     folder = make_run(work / "runs" / "ddp")
-    write_state(folder, RunState("done", 40, "training complete"))
+    write_state(folder, RunState(State.DONE, 40, "training complete"))
     an_hour_ago = time.time() - 3600
     os.utime(folder / "state", (an_hour_ago, an_hour_ago))
     ledger.record(folder, submission("12", at_s=int(time.time()) - 60))
@@ -179,7 +179,7 @@ def test_a_failed_job(work: Path, programs: Programs, run: Run) -> None:
     log = answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
     log.write_text("[rank 1/2 n2] error: data.h5: is damaged\n")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    write_state(folder, RunState("failed", 0, "data.h5: is damaged"))
+    write_state(folder, RunState(State.FAILED, 0, "data.h5: is damaged"))
     done = run("status", "12")
     assert done.code == 1
     assert done.out.splitlines()[-4:] == [
@@ -194,7 +194,9 @@ def test_a_cancelled_job_is_cancelled_although_its_run_can_be_resumed(
     work: Path, programs: Programs, run: Run
 ) -> None:
     answer(programs, work, state="CANCELLED", exit="75:0")
-    write_state(make_run(work / "runs" / "ddp", "1 12 0 1000"), RunState("requeue", 60, "rank 0 got SIGTERM"))
+    write_state(
+        make_run(work / "runs" / "ddp", "1 12 0 1000"), RunState(State.REQUEUE, 60, "rank 0 got SIGTERM")
+    )
     done = run("status", "12")
     assert (done.code, done.out.splitlines()[0]) == (
         1,
@@ -293,7 +295,7 @@ def test_tasks_of_which_pbs_has_no_record_end_as_their_runs_and_logs_show(
         (work / f"ddp.o12.{index}").write_text("ValueError: odd\n")
     for index in range(1, 32):
         own = make_run(work / "runs" / "ddp" / f"task-{index}", f"1 12[{index}].pbs-srv 0 1000")
-        write_state(own, RunState("done" if index < 31 else "failed", 60, "loss is nan"))
+        write_state(own, RunState(State.DONE if index < 31 else "failed", 60, "loss is nan"))
     done = run("status", "12[]")
     assert (done.code, done.err) == (1, "")
     lines = done.out.splitlines()
@@ -343,7 +345,7 @@ def test_a_job_at_its_walltime_whose_run_will_be_resumed_is_not_a_failure(
 ) -> None:
     answer(programs, work, state="TIMEOUT", exit="0:15", reason="TimeLimit")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    write_state(folder, RunState("requeue", 60, "the allocation ends soon"))
+    write_state(folder, RunState(State.REQUEUE, 60, "the allocation ends soon"))
     done = run("status", "12")
     assert done.code == 75
     assert (
@@ -404,7 +406,7 @@ def test_without_an_argument_one_line_is_printed_for_each_run(
         (programs.folder / job_id).write_text(text)
         log.write_text("" if state == "PENDING" else LOG)
         make_run(work / "runs" / f"run{job_id}", f"1 {job_id} 0 {job_id}")
-    write_state(work / "runs" / "run13", RunState("failed", 0, "data.h5: is damaged"))
+    write_state(work / "runs" / "run13", RunState(State.FAILED, 0, "data.h5: is damaged"))
     assert run("status").out.splitlines() == [
         "12           running   runs/run12           step 100 of 640, 00:10:00 of 01:00:00",
         "13           failed    runs/run13           exit code 1; data.h5: is damaged",
@@ -422,7 +424,7 @@ def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the
     else:
         programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified")
     folder = make_run(work / "runs" / "ddp", f"1 12 0 {int(time.time()) - 60}")
-    write_state(folder, RunState("requeue", 60, "no time left"))
+    write_state(folder, RunState(State.REQUEUE, 60, "no time left"))
     (folder / "resume").write_text(f"cd {work} && sbatch runs/ddp/job.sh\n# the scheduler is down\n")
     lines = run("status", "12").out.splitlines()
     assert lines[-1] == f"resume    cd {work} && sbatch runs/ddp/job.sh"
@@ -447,14 +449,14 @@ def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
     work: Path, programs: Programs, run: Run
 ) -> None:
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    write_state(folder, RunState("done", 640, "all steps are trained"))
+    write_state(folder, RunState(State.DONE, 640, "all steps are trained"))
     done = run("status", "--long")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[:2] == [
         "job       12: done; the scheduler no longer knows it",
         "state     done 640 all steps are trained",
     ]
-    write_state(folder, RunState("running", 90, ""))
+    write_state(folder, RunState(State.RUNNING, 90, ""))
     assert run("status").code == 1, "the state is unknown"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_state import RunState, write_state
+from ddp_hpc.base.run_state import RunState, State, write_state
 from tests.conftest import clean_environ
 from tests.queue.conftest import Programs, Run
 
@@ -416,7 +416,7 @@ def test_a_run_of_another_program_in_the_run_directory_is_refused(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     assert "warning: " not in run("submit", *REQUEST, "--", "python", "train.py", "--lr", "1").err
-    write_state(work / "runs" / "train", RunState("requeue", 90, "no time left"))
+    write_state(work / "runs" / "train", RunState(State.REQUEUE, 90, "no time left"))
     again = run("submit", *REQUEST, "--walltime", "01:00:00", "--", "python", "train.py", "--lr", "1")
     assert "warning: " not in again.err, "the same program resumes its run"
     other = run("submit", *REQUEST, "--", "python", "train.py", "--lr", "2")
@@ -432,7 +432,7 @@ def test_a_run_of_another_program_in_the_run_directory_is_refused(
         f"error: {work}/runs/train contains the run of another program, train.py, which other.py cannot "
         "resume and might overwrite; for a new run, choose another --name or --run-dir\n"
     )
-    write_state(work / "runs" / "train", RunState("failed", 0, "exit code 1"))
+    write_state(work / "runs" / "train", RunState(State.FAILED, 0, "exit code 1"))
     assert run("submit", *REQUEST, "--name", "train", "--", "python", "other.py").code == 0
 
 
@@ -449,7 +449,7 @@ def test_a_complete_run_in_the_run_directory_is_a_warning(work: Path, sbatch: Pr
     script = work / "job.sh"
     script.write_text(run("render", *REQUEST).out)
     (work / "runs" / "ddp").mkdir(parents=True)
-    write_state(work / "runs" / "ddp", RunState("done", 40, ""))
+    write_state(work / "runs" / "ddp", RunState(State.DONE, 40, ""))
     done = run("submit", str(script), "--dry-run")
     assert (
         f"warning: the run in {work}/runs/ddp is complete (step 40); for a new run, change DDP_HPC_RUN_DIR "

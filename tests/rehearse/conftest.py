@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.process_control import processes
+from ddp_hpc.base.process_control import processes
 from tests.conftest import Ended, Launch
 
 Rehearse = Callable[..., Ended]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.rehearse import command
-from ddp_hpc.errors import RequestError
 from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from ddp_hpc.base.errors import LaunchError, RendezvousError, ReportedElsewhereError
 from ddp_hpc.discovery.network_interfaces import outward_interfaces
 from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.errors import LaunchError, RendezvousError, ReportedElsewhereError
 from ddp_hpc.rendezvous import address as module
 from ddp_hpc.rendezvous import connect_ranks as rendezvous_module
 from ddp_hpc.rendezvous.address import RendezvousPoint, choose_address, rendezvous_point, with_suffix

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import LaunchError
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.rendezvous import launch_secret
 from ddp_hpc.rendezvous.launch_secret import new_secret, read_secret, shared_secret, write_secret
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ddp_hpc.errors import RendezvousError
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.rendezvous.listener import candidate_ports, open_listener
 from tests.conftest import Launch
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import pytest
 
+from ddp_hpc.base.errors import RendezvousError, RequestError
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError, RequestError
 from ddp_hpc.rendezvous import node_relay
 from ddp_hpc.rendezvous.node_relay import connect_through_relay, num_connections, uses_relay
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError, connect

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from ddp_hpc.errors import RendezvousError
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.rendezvous.store_client import (
     StoreLostError,
     StoreRefusedError,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import LaunchError
 from ddp_hpc.rendezvous.launch_secret import read_secret
 from ddp_hpc.rendezvous.store_client import connect
 from ddp_hpc.rendezvous.torchrun_endpoint import node_rank_of, reserve_port

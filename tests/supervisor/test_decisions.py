@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.jobs.submission_ledger import Attempt
-from ddp_hpc.rank_ends import RankEnd
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import State
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.supervisor import decisions
@@ -79,7 +80,7 @@ def test_how_a_program_ended(given: dict[str, object], code: int, reason: str) -
 def test_a_run_without_a_final_state_is_resumed_only_after_progress(
     state: str, step: int, code: int, expected: int | str
 ) -> None:
-    found = decisions.outcome(code, 10, SeenState(state, step, "no time left"), "mpiexec")
+    found = decisions.outcome(code, 10, SeenState(State(state), step, "no time left"), "mpiexec")
     assert (found if isinstance(found, int) else (found.state, found.reason)) == (
         expected if isinstance(expected, int) else ("requeue", expected)
     )

@@ -94,7 +94,7 @@ def test_a_full_disk_does_not_prevent_the_requeue_of_another_program(
     sitecustomize.parent.mkdir()
     sitecustomize.write_text(
         "import ddp_hpc.supervisor.run_files as files\n"
-        "from ddp_hpc.errors import DdpHpcError\n"
+        "from ddp_hpc.base.errors import DdpHpcError\n"
         "def full(*_): raise DdpHpcError('no space left on device')\n"
         "files.write_state = full\n"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.local_mpi import bundled_mpiexec
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.discovery.local_mpi import bundled_mpiexec
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import pbs, script, slurm
 

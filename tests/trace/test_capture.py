@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace import critical_path
 from ddp_hpc.trace import trace_files as files_module
 from ddp_hpc.trace.summarize_run import read_capture

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 from plotly.offline import get_plotlyjs
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace.html_figures import by_rank
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_tables import collectives, mean_step, ms

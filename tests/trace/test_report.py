@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace.summarize_run import read_capture
 from tests.trace.made import annotation, event, step, write
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,7 +47,8 @@ class Job:
     def kill(self) -> None:
         """Sends SIGKILL to all ranks at once."""
         if self.running():
-            os.killpg(self.pids[0], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # they have just ended
+                os.killpg(self.pids[0], signal.SIGKILL)
 
     def words(self) -> str:
         """The output of the ranks; if they run a script, only its stdout."""
@@ -76,6 +78,10 @@ class Forks:
             text=True,
         )
         self._jobs: list[Job] = []
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
 
     def start(
         self,
@@ -129,12 +135,22 @@ class Forks:
             codes = job.wait(timeout_s)
         except AssertionError as late:
             raise AssertionError(f"{late}\n{errors.read_text()}") from None
+        except BaseException:  # Ctrl-C, or the time limit of a test in benchmarks/gpu
+            job.kill()
+            raise
         code = next((code for code in codes if code), 0)
         return Ended(code, job.words(), errors.read_text(), time.monotonic() - began_s)
 
-    def run(self, *options: str | Path, cwd: Path, ranks: int, env: Mapping[str, str] | None = None) -> Job:
+    def run(
+        self,
+        *options: str | Path,
+        cwd: Path,
+        ranks: int,
+        env: Mapping[str, str] | None = None,
+        program: str = "ddp_hpc.train",
+    ) -> Job:
         """Waits for the job, which must succeed."""
-        job = self.start(*options, cwd=cwd, ranks=ranks, env=env)
+        job = self.start(*options, cwd=cwd, ranks=ranks, env=env, program=program)
         assert job.wait() == [0] * ranks, job.words()
         return job
 
@@ -262,8 +278,8 @@ if __name__ == "__main__":
         "ddp_hpc.training.parallel.pipeline",
         "ddp_hpc.training.parallel.tensor_parallel",
         "ddp_hpc.training.parallel.torch_data_parallel",
-        "ddp_hpc.training.tasks.task_setup",
-        "ddp_hpc.training.telemetry.summary",
+        "ddp_hpc.training.task_setup",
+        "ddp_hpc.training.summary",
         "ddp_hpc.training.trainer",
         "ddp_hpc.training.tuned_options",
         *sys.argv[1:],

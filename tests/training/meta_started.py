@@ -12,9 +12,9 @@ import ddp_hpc
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard, place_of_shard
+from ddp_hpc.training.task_setup import set_up
 from ddp_hpc.training.tasks.initial_values import named_tensors
 from ddp_hpc.training.tasks.task import make_task
-from ddp_hpc.training.tasks.task_setup import set_up
 
 
 def main(argv: list[str]) -> None:

@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import ddp_hpc
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.step_shards import Position, rank_shares
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.precision import AMP_DTYPES
-from ddp_hpc.training.optimization.torch_compile import warm_up
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
-from ddp_hpc.training.parallel.model_layers import checkpoint_activations, split_evenly
+from ddp_hpc.training.parallel.model_layers import checkpoint_activations
+from ddp_hpc.training.parallel.warm_up import warm_up
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.step import Pending, Stepper
+from ddp_hpc.training.tasks.split_layers import split_evenly
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.step_clock import StepClock
 

@@ -12,8 +12,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from ddp_hpc import train
 from ddp_hpc.rendezvous import node_relay, store_client
 from ddp_hpc.training import step
-from ddp_hpc.training.health import shutdown as ending
 from ddp_hpc.training.process_group import group
+from ddp_hpc.training.run import end as ending
 from ddp_hpc.training.snapshots import snapshot_directory as snapshots
 
 kind, rank, *while_it_fails = os.environ["PLANT"].split(":")

@@ -39,6 +39,6 @@ def arguments_of_group(monkeypatch, config, backend, interface="", **options):
     world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
     endpoint = SimpleNamespace(interface=interface, host="n1", port=1, why="", note="")
     link = SimpleNamespace(comm=SingleComm(), endpoint=endpoint)
-    with pytest.raises(Recorded), group_module.connected_group(world, link, config, **options):
+    with pytest.raises(Recorded), group_module.connected_group(world, link, config, str, **options):
         pass
     return found

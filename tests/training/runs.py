@@ -24,7 +24,8 @@ LINEAR = ["--model", "linear", "--src-shape", "20", "--tgt-shape", "1"]
 def start(ranks: int, launcher: str = "mpiexec") -> list[str]:
     """The command before `-m ddp_hpc.train` or a script."""
     if launcher == "torchrun":
-        return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run"]  # the script may be in another directory
+        return [*torchrun, "--standalone", f"--nproc-per-node={ranks}"]
     if ranks == 1:
         return [sys.executable]
     return [str(BIN / "mpiexec"), "-n", str(ranks), sys.executable]
@@ -64,6 +65,9 @@ def run(
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"{argv} took more than {timeout_s} s\n{out}\n{err}") from None
+    except BaseException:  # Ctrl-C, or the time limit of a test in benchmarks/gpu
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_gen.text import write_text
-from ddp_hpc.run_state import read_state
+from ddp_hpc.base.run_state import read_state
 from ddp_hpc.sample import main
 from tests.conftest import PROJECT, Launch
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.tasks.decoder import Attention, decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 

@@ -14,9 +14,9 @@ from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.precision import Precision, set_matmul_precision
-from ddp_hpc.training.optimization.torch_compile import warm_up
 from ddp_hpc.training.parallel import ddp
 from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.parallel.warm_up import warm_up
 from ddp_hpc.training.process_group.devices import group_backends
 from ddp_hpc.training.snapshots.dtensor_shards import shard_like
 from ddp_hpc.training.tasks.task import Task

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.training.snapshots import directory_lock as directory_lock
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from tests.conftest import Launch

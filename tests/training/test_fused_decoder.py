@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.data.in_memory import samples_of_arrays
-from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.evaluation import evaluate
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task

@@ -21,26 +21,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_hpc
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RequestError
 from ddp_hpc.library import connected_world
 from ddp_hpc.library.wrap import _check_offload
 from ddp_hpc.training import evaluation
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.failure_watch import explain_lost_contact
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
 from ddp_hpc.training.parallel.ddp import Ddp
 from ddp_hpc.training.parallel.make_strategy import make_strategy
+from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.process_group.versions import versions
 from ddp_hpc.training.snapshots import host_buffer
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
 from ddp_hpc.training.snapshots.training_state import TrainingState
 from ddp_hpc.training.tasks.task import Task, default_loss
-from ddp_hpc.training.telemetry.metrics_file import versions
 
 from .recorded_group import CUDA, arguments_of_group
 from .runs import run, succeeded
@@ -138,7 +138,7 @@ import os
 import pickle
 import torch
 import torch.distributed as dist
-from ddp_hpc.training.health.flight_recorder import write_flight_record
+from ddp_hpc.training.process_group.flight_recorder import write_flight_record
 
 # torch 2.11.0+cu130 has this function; it returns an empty record if the ranks use gloo.
 torch._C._distributed_c10d._dump_nccl_trace = lambda: pickle.dumps({"entries": []})

@@ -14,10 +14,10 @@ import pytest
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.health import heartbeat as heartbeat_module
-from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
 from ddp_hpc.training.health.heartbeat_monitor import Monitor
+from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from tests.conftest import clean_environ
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 from tests.stores import store_in_process
@@ -296,7 +296,7 @@ def test_silent_connections_are_closed_if_there_are_too_many(monkeypatch):
 
 def test_a_connection_without_the_nonce_is_rejected():
     listener = socket.create_server(("127.0.0.1", 0))
-    limits = Limits(silent_s=60, stuck_s=60, first_s=60, gone_s=60, period_s=2, answer_s=5)
+    limits = Limits(silent_s=60, stuck_s=60, first_s=60, connect_s=60, gone_s=60, period_s=2, answer_s=5)
     watch = Monitor(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
     watch.thread.start()
     answers = []

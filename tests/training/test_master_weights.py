@@ -418,9 +418,9 @@ def test_tuned_keeps_the_requested_data_type_of_the_parameters(monkeypatch):
     from ddp_hpc.training import tuned_options
 
     monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: True)
-    monkeypatch.setattr(tuned_options, "_has_triton", lambda: True)
-    found = choose_tuned(TrainConfig.of(tuned=True, param_dtype="bf16"), group_on("cuda"))
+    monkeypatch.setattr(tuned_options, "why_not_compiling", lambda _: "")
+    found = choose_tuned(TrainConfig.of(tuned=True, param_dtype="bf16"), group_on("cuda"), 128_000)
     assert (found.config.optimization.param_dtype, found.config.optimization.amp) == ("bf16", "off")
     assert "no --amp bf16 (--param-dtype bf16 cannot be used with --amp bf16" in found.line
-    found = choose_tuned(TrainConfig.of(tuned=True), group_on("cuda"))
+    found = choose_tuned(TrainConfig.of(tuned=True), group_on("cuda"), 128_000)
     assert (found.config.optimization.param_dtype, found.config.optimization.moment_dtype) == (None, None)

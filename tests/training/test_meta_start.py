@@ -11,8 +11,8 @@ import torch
 
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.training.tasks.decoder import decoder
+from ddp_hpc.training.tasks.flops import flops_per_sample
 from ddp_hpc.training.tasks.task import SampleSpec
-from ddp_hpc.training.telemetry.flops import flops_per_sample
 
 from .forked import Forks
 from .runs import records

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.tasks.config import read_model_option
 
 from .runs import losses

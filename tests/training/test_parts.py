@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_hpc.base.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.failure_watch import FailureWatch, explain_lost_contact
 from ddp_hpc.training.input.batch_loader import explain_lost_worker
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
 from ddp_hpc.training.process_group.error_election import ErrorElection
+from ddp_hpc.training.process_group.failure_watch import FailureWatch, explain_lost_contact
 from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
 from ddp_hpc.training.run.directories import find_run_directories
 from ddp_hpc.training.run.parts import Parts
@@ -156,7 +156,7 @@ def _ending_ranks(store, monkeypatch, size=3):
     signals, lost = [], []
     monkeypatch.setattr("os.kill", lambda pid, sig: signals.append(sig))
     monkeypatch.setattr("os._exit", lambda code: None)
-    monkeypatch.setattr("ddp_hpc.training.health.failure_watch._GRACE_S", 0.2)
+    monkeypatch.setattr("ddp_hpc.training.process_group.failure_watch._GRACE_S", 0.2)
     watches = [FailureWatch(store.client(), rank, lost.append, lambda _: None) for rank in range(size)]
     for watch in watches:
         watch.begin()

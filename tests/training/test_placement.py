@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_hpc.base.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.discovery.rank_placement import Device
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group import check_placement as placement
 from ddp_hpc.training.process_group.check_placement import check_placement

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.training.snapshots import snapshot_directory as snapshots
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, _sealed, read_snapshot, write_snapshot

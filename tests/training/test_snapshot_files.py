@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.training.snapshots import host_buffer as image_module
 from ddp_hpc.training.snapshots.host_buffer import DTYPES as SAVED_DTYPES
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.optimization import step_graph
 from ddp_hpc.training.optimization.step_graph import CapturedStep, StepGraph
 from ddp_hpc.training.tasks.decoder import decoder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.process_control import STOP_SIGNALS
-from ddp_hpc.run_state import RunState
+from ddp_hpc.base.process_control import STOP_SIGNALS
+from ddp_hpc.base.run_state import RunState, State
 from ddp_hpc.schedulers.deadline import Deadline
 from ddp_hpc.training.run.stop_requests import DEADLINE, StopRequests
 
@@ -37,7 +37,7 @@ def test_a_signal_to_one_rank_stops_all_ranks_with_their_state_saved(
         f"Stopping: {why}. State saved; run the same command again to resume.\nstopped: 2 of {STEPS} steps"
         in job.words()
     )
-    assert state_of(home) == RunState("requeue", 2, why)
+    assert state_of(home) == RunState(State.REQUEUE, 2, why)
     assert sorted(path.name for path in (home / "run").iterdir()) == [
         "config.toml",
         "state",
@@ -53,7 +53,7 @@ def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path,
     assert "resuming after step 2 (epoch 1, 32 of its samples used)" in words
     assert f"done: {STEPS} steps ({STEPS - 2} in this attempt)" in words
     assert_equal(home, whole, STEPS)
-    assert state_of(home) == RunState("done", STEPS, "training complete")
+    assert state_of(home) == RunState(State.DONE, STEPS, "training complete")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, cod
     assert done.returncode == code, done.stderr
     assert error_lines(done) == []
     assert "Traceback" not in done.stderr
-    assert state_of(home) == RunState("requeue", 2, "rank 1 received SIGTERM")
+    assert state_of(home) == RunState(State.REQUEUE, 2, "rank 1 received SIGTERM")
 
 
 def test_workers_ignore_signals(home: Path, forks: Forks) -> None:

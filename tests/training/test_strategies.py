@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.precision import Precision
 from ddp_hpc.training.parallel.device_mesh import Mesh

@@ -1,6 +1,8 @@
 """TCPStore clients of torch, as NCCL uses them, with the server of their node and the ranks' store."""
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,23 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from ddp_hpc.base.errors import RendezvousError
+from ddp_hpc.base.process_status import process_stat
+from ddp_hpc.discovery.open_files import raise_file_limit
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError
-from ddp_hpc.process_status import process_stat
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.frame_server import Owner
+from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import Answer, StoreLostError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import TorchStoreProcess
 from ddp_hpc.rendezvous.store_protocol import Op
-from ddp_hpc.rendezvous.torch_store_protocol import Query
-from ddp_hpc.rendezvous.torch_store_server import TorchStoreServer, user_of_peer
+from ddp_hpc.rendezvous.torch_store_protocol import MAGIC, QUERY_NAMES, Query
+from ddp_hpc.rendezvous.torch_store_server import TorchStoreServer
 from ddp_hpc.training.process_group import group_store as module
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
 from tests.stores import HERE, Served, store_in_process, store_in_thread
+from tests.training.forked import Forks
+from tests.training.runs import LINEAR
 from tests.training.test_group_store import compare, torchs
 from tests.waiting import wait_until
 
@@ -42,13 +49,13 @@ class Node:
     """A node with a server for torch's clients."""
 
     def __init__(self, served: Served) -> None:
-        listener = socket.create_server((HERE, 0))
+        listener = open_listener([0], HERE)
         self.port = listener.getsockname()[1]
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the node
         own = os.dup(2)
         os.dup2(self._stderr.fileno(), 2)
         try:
-            self.process = TorchStoreProcess(listener, served.client())
+            self.process = TorchStoreProcess(listener, served.client(), torch.__version__)
         finally:
             os.dup2(own, 2)
             os.close(own)
@@ -323,7 +330,7 @@ def slow() -> Iterator[tuple[TorchStoreServer, SlowStore, list[socket.socket]]]:
     """A server without a running event loop, whose methods the test calls; its store and two clients."""
     store = SlowStore()
     with socket.create_server((HERE, 0)) as listener:
-        server = TorchStoreServer(listener, store, Owner(os.getppid()))  # type: ignore[arg-type]
+        server = TorchStoreServer(listener, store, Owner(os.getppid()), "9.9")  # type: ignore[arg-type]
         clients = []
         for _ in range(2):
             clients.append(socket.create_connection(listener.getsockname()[:2], timeout=10))
@@ -359,6 +366,59 @@ def test_a_request_that_was_lost_with_the_relay_ends_only_its_client(slow: Any) 
     assert not server._is_finished()
 
 
+def test_all_waiting_connections_are_accepted_at_once(slow: Any) -> None:
+    server, _, _ = slow
+    with ExitStack() as stack:
+        for _ in range(50):
+            stack.enter_context(socket.create_connection(server._listener.getsockname(), timeout=10))
+        server._accept()
+    assert len(server._connections) == 2 + 50
+
+
+# The protocol of the installed torch.
+
+
+def enumerators(text: str, name: str) -> list[str]:
+    """The names in an `enum class` of a C++ header, whose values are 0, 1, ..."""
+    found = re.search(rf"enum class {name} : uint8_t \{{(.*?)\}}", text, re.DOTALL)
+    assert found is not None, name
+    return [word.strip() for word in found[1].split(",") if word.strip()]
+
+
+def test_all_queries_of_the_installed_torch_are_known() -> None:
+    """If this fails with a new torch, its clients may send queries that `TorchStoreServer` must support."""
+    path = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/TCPStoreBackend.hpp"
+    header = path.read_text()
+    of_torch = dict(enumerate(enumerators(header, "QueryType")))
+    assert of_torch == {number: QUERY_NAMES.get(number) for number in of_torch}
+    assert enumerators(header, "CheckResponseType") == ["READY", "NOT_READY"]
+    assert enumerators(header, "WaitResponseType") == ["STOP_WAITING", "WAIT_CANCELED"]
+    [magic] = re.findall(r"validationMagicNumber = (0x[0-9A-F]+);", header)
+    assert int(magic, 16).to_bytes(4, sys.byteorder) == MAGIC
+
+
+# torch's own TCPStore instead of the server.
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_torchs_own_store_is_used_if_the_variable_is_set(
+    served: Served, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setenv("DDP_HPC_TORCH_STORE", "1")
+    stores = on_ranks(served, 4, backend)
+    assert [opened.server for opened in stores] == [None] * 4
+    stores[1].store.set("a", "1")
+    assert [opened.store.clone().get("a") for opened in stores] == [b"1"] * 4
+    assert not [key for key in served.client().keys(5.0) if key.startswith(("torch/", "group/"))]
+    assert "torch's own TCPStore" in stores[0].note
+
+
+def test_a_training_with_torchs_own_store_says_so(forks: Forks, tmp_path: Path) -> None:
+    options = [*LINEAR, "--num-samples", "16", "--max-steps", "2", "--device", "cpu"]
+    job = forks.run(*options, cwd=tmp_path, ranks=2, env={"DDP_HPC_TORCH_STORE": "1"})
+    assert "note: DDP_HPC_TORCH_STORE=1: the ranks use torch's own TCPStore on port " in job.words()
+
+
 # Connections of other users and of other programs.
 
 VALIDATE, PING = b"\0" + (0x3C85F7CE).to_bytes(4, sys.byteorder), b"\x0d1234"
@@ -390,21 +450,6 @@ def test_the_same_user_is_answered(node: Node) -> None:
 def test_another_user_is_not_answered(node: Node) -> None:
     assert strangers_answer(node.port, VALIDATE + PING, user=65534) == b""
     wait_until(lambda: "127.0.0.1 that is not from a torch client of this user" in node.stderr())
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
-def test_the_user_of_a_connection_is_known(tmp_path: Path, family: socket.AddressFamily) -> None:
-    """On a system without IPv6, there is no /proc/net/tcp6."""
-    with socket.create_server((HERE, 0)) as listener, socket.socket(family) as client:
-        host = HERE if family == socket.AF_INET else f"::ffff:{HERE}"
-        client.connect((host, listener.getsockname()[1]))
-        accepted, _ = listener.accept()
-        with accepted:
-            name = "tcp" if family == socket.AF_INET else "tcp6"
-            (tmp_path / name).write_text(Path(f"/proc/self/net/{name}").read_text())
-            assert user_of_peer(accepted, tmp_path) == os.geteuid()
-            (tmp_path / name).write_text("")
-            assert user_of_peer(accepted, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -443,7 +488,15 @@ def test_queries_in_small_pieces_are_answered(node: Node, size: int) -> None:
 def test_queues_are_refused_with_a_warning(node: Node) -> None:
     with pytest.raises(dist.DistNetworkError):
         node.client().queue_len("a")
-    wait_until(lambda: "QUEUE_LEN is not supported" in node.stderr())
+    refusal = f"torch {torch.__version__} has sent the query QUEUE_LEN, which is not supported; set "
+    wait_until(lambda: refusal in node.stderr())
+
+
+def test_a_query_of_a_newer_torch_is_refused_with_the_version_and_an_alternative(node: Node) -> None:
+    assert strangers_answer(node.port, VALIDATE + PING + b"\x63") == b"1234"
+    version = f"torch {torch.__version__} has sent the query 99, which is not supported"
+    wait_until(lambda: version in node.stderr())
+    assert "set DDP_HPC_TORCH_STORE=1" in node.stderr()
 
 
 def test_a_value_that_is_not_a_number_ends_the_connection_as_in_torch(node: Node) -> None:
@@ -493,7 +546,7 @@ sys.path.insert(0, sys.argv[1])
 from ddp_hpc.rendezvous.store_process import TorchStoreProcess
 from tests.stores import HERE, store_in_process
 with store_in_process() as served:
-    server = TorchStoreProcess(socket.create_server((HERE, 0)), served.client())
+    server = TorchStoreProcess(socket.create_server((HERE, 0)), served.client(), "9.9")
     print(server._process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -518,3 +571,40 @@ def test_a_server_that_cannot_be_started_is_an_error_of_all_ranks_of_the_node(
 
 def test_gloo_needs_no_server(served: Served) -> None:
     assert [opened.server for opened in on_ranks(served, 2, "gloo")] == [None, None]
+
+
+FLOOD_S, FLOOD_PER_S = 15.0, 1000
+
+
+def connects_all_the_time(port: int, user: int) -> int:
+    """Starts a process of another user that opens 1,000 connections per second; returns its process ID."""
+    if pid := os.fork():
+        return pid
+    with suppress(BaseException):
+        raise_file_limit()
+        os.setuid(user)
+        began_s, held = time.monotonic(), list[socket.socket]()
+        for number in range(10**6):
+            time.sleep(max(0.0, began_s + number / FLOOD_PER_S - time.monotonic()))
+            with suppress(OSError):
+                held.append(socket.create_connection((HERE, port), timeout=10))
+            if len(held) > 15_000:
+                held.pop(0).close()
+    os._exit(0)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_stranger_with_1000_connections_per_second_does_not_delay_the_next_client(node: Node) -> None:
+    stranger = connects_all_the_time(node.port, 65534)
+    try:
+        time.sleep(FLOOD_S)
+        began_s = time.monotonic()
+        with socket.create_connection((HERE, node.port), timeout=200) as connection:
+            connection.sendall(VALIDATE + PING)
+            assert connection.recv(100) == b"1234"
+        took_s = time.monotonic() - began_s
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+        os.waitpid(stranger, 0)
+    assert took_s < 5

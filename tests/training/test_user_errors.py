@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ddp_hpc.user_code_exceptions import describe_error, write_traceback
+from ddp_hpc.base.user_code_exceptions import describe_error, write_traceback
 
 from .runs import error_lines, train
 from .tiny import state_of

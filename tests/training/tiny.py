@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_gen import Recipe, generate
-from ddp_hpc.run_state import RunState, read_state
+from ddp_hpc.base.run_state import RunState, read_state
 
 from .runs import records
 

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.text_table import Row
-from ddp_hpc.units import format_bytes
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.base.units import format_bytes
 
 _SAME = ("ranks", "backend", "device")
 _KEY = ("name", "bytes", "dtype", "ranks", "ranks_per_node")

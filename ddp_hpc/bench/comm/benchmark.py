@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import output as comm_output
 from ddp_hpc.bench.comm.baseline import key_of, read_baseline
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
-from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
-from ddp_hpc.text_table import Row
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
-from ddp_hpc.units import format_bytes
+from ddp_hpc.training.session import introduce, session, watching_of
 
 if TYPE_CHECKING:
     from ddp_hpc.bench.comm.collectives import Members
@@ -51,11 +52,13 @@ def command(**options: Any) -> None:
     # Set NCCL's environment variables before NCCL is initialized, because it reads them only once.
     log = NcclLog(os.environ)
     parts = Parts()
-    with session(config.process_group, parts) as group:
-        _run(bench, config, group, parts, log)
+    # Nothing slow happens before the first row, so the first row can have the same time limit as all others.
+    watching = replace(watching_of(config), first_s=config.health.hang_timeout_s)
+    with session(config.process_group, parts, watching) as (group, heartbeat):
+        _run(bench, config, group, heartbeat, log)
 
 
-def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log: NcclLog) -> None:
+def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbeat, log: NcclLog) -> None:
     """Runs the benchmark after the ranks have been connected. Collective: every rank must call this.
 
     Raises:
@@ -75,7 +78,7 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
             "ddp-hpc launch -n 4 -- ddp-hpc bench comm"
         )
     progress = Progress(world.rank == 0, sys.stderr)
-    introduce(group, progress)
+    introduce(group, heartbeat, progress)
     nodes = nodes_of(group)
     settings = _settings(bench, group, len(set(nodes)))
     medians = _on_rank_0(group, lambda: _check_files(bench, settings))
@@ -90,11 +93,6 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
     _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
     group.agree(_memory_problem(plan, group))
 
-    # Nothing slow happens before the first row, so the first row can have the same time limit as all others.
-    limit_s = config.health.hang_timeout_s
-    heartbeat = start_watching(limit_s, limit_s, group, parts, stacks_of_run())
-    if heartbeat.note:
-        progress.say(f"note: {heartbeat.note}")
     rows: list[Row] = []
     steps = count(1)
     for division, collectives in plan.items():

@@ -16,8 +16,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
     _compute_bucket_assignment_by_size,
 )
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.tasks.builtin_models import factory_of
 from ddp_hpc.training.tasks.task import SampleSpec, make_task

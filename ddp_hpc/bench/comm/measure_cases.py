@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
+from ddp_hpc.base.errors import DdpHpcError, stop_together
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench.comm.collectives import MAKERS, Members
 from ddp_hpc.bench.comm.gradient_buckets import Bucket
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm.rank_subsets import Division
 from ddp_hpc.bench.comm.timing import speeds, time_operation
-from ddp_hpc.errors import DdpHpcError, stop_together
-from ddp_hpc.text_table import Row
 from ddp_hpc.trace.event_names import busbw_factor
-from ddp_hpc.training.health.failure_watch import explain_lost_contact
+from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.units import format_bytes
 
 _MAX_NAMED = 4
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from ddp_hpc import text_table as tables
+from ddp_hpc.base import text_table as tables
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.text_table import Column, Row
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import baseline as comm_baseline
 from ddp_hpc.bench.comm.parse_options import CommBench
 from ddp_hpc.bench.results_output import format_us
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.text_table import Column, Row
-from ddp_hpc.units import format_bytes
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.recipe import parse_shape
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.units import parse_bytes
 from ddp_hpc.training.tasks.config import read_model_option
-from ddp_hpc.units import parse_bytes
 
 _SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4}
 _LEAST_ITERATIONS = 5

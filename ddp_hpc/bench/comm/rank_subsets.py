@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.comm.collectives import Members
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.process_group.group import Group
 
 

@@ -4,6 +4,12 @@ On each rank, an iteration begins when the rank leaves a barrier of all members,
 available. It is measured with the host's clock on a CPU, and between two events on a device. The time of the
 slowest rank is used, which therefore includes the delays between ranks that leave the barrier. Clocks of
 different ranks are not compared.
+
+nccl-tests measures differently: after a barrier, it launches 20 collectives in a row, waits for the last
+one, and divides the time on the host by 20 (`BenchTime` in common.cu). The host launches a collective while
+earlier ones run, so its time to launch counts only for the first one. Here, each iteration is measured alone,
+because a row also contains the 99th percentile, and the launch is hidden behind a kernel that keeps the
+device busy.
 """
 
 from __future__ import annotations
@@ -17,6 +23,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_hpc.bench.comm.collectives import Members, Operation
+
+_BUSY_CYCLES = 1_000_000
+"""About 0.5 ms at 2 GHz, which should be longer than the launch of a collective. Not yet run on a GPU."""
 
 
 def time_operation(operation: Operation, members: Members, num: int, tick: Callable[[], None]) -> list[float]:
@@ -44,6 +53,9 @@ def _timed_by_host(operation: Operation, device: torch.device) -> float:
 
 def _timed_by_device(operation: Operation, device: torch.device) -> float:
     begin, end = (torch.Event(device.type, enable_timing=True) for _ in range(2))
+    # On an idle device, `begin` would be reached before the host has launched the operation.
+    if device.type == "cuda":
+        torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
     begin.record()
     operation.run()
     end.record()

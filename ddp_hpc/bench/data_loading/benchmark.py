@@ -25,6 +25,11 @@ import torch
 
 from data_gen import Recipe, generate
 from data_gen.recipe import parse_shape
+from ddp_hpc.base.data_file_layout import HDF5_SUFFIXES, SRC, TGT
+from ddp_hpc.base.errors import DdpHpcError, RequestError, nearest
+from ddp_hpc.base.text_table import Column, Row
+from ddp_hpc.base.text_table import table as aligned
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.data_loading import loaders
 from ddp_hpc.bench.data_loading.interleaved_timing import WARM_UP_S, Source, measure
@@ -33,12 +38,7 @@ from ddp_hpc.bench.results_output import available_bytes, format_us, say
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.sample_order import EpochOrder
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data_file_layout import HDF5_SUFFIXES, SRC, TGT
-from ddp_hpc.errors import DdpHpcError, RequestError, nearest
-from ddp_hpc.text_table import Column, Row
-from ddp_hpc.text_table import table as aligned
 from ddp_hpc.training.input.batch_loader import batches_at_once
-from ddp_hpc.units import format_bytes
 
 _FILES = {
     "hdf5": "contiguous.h5",

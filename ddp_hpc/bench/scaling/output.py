@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc import text_table as tables
-from ddp_hpc.atomic_files import begins_with
+from ddp_hpc.base import text_table as tables
+from ddp_hpc.base.atomic_files import begins_with
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import counted
 from ddp_hpc.bench import results_output as report
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.telemetry.metrics_file import check_outputs
-from ddp_hpc.units import counted
 
 
 def _digits(value: float) -> str:

@@ -14,9 +14,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import counted
 from ddp_hpc.bench.scaling.exposed_communication import TRACES
-from ddp_hpc.errors import RequestError
-from ddp_hpc.units import counted
 
 MODES = ("weak", "strong")
 SUMMARY, METRICS, LOG = "summary.json", "metrics.jsonl", "log.txt"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.text_table import Row
+from ddp_hpc.base.units import counted
 from ddp_hpc.bench.scaling.exposed_communication import communication_share
 from ddp_hpc.bench.scaling.points import METRICS, SUMMARY, Point, Settings
 from ddp_hpc.bench.scaling.scaling_directory import Asked
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.text_table import Row
-from ddp_hpc.units import counted
 
 _LEAST_STEPS = 3
 _MAX_BYTES = 64 * 1024 * 1024

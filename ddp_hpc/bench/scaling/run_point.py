@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.process_status import process_stat
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.process_status import process_stat
 
 # Time for a launcher and its ranks to end after Ctrl-C.
 _END_S = 10.0

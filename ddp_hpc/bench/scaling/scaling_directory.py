@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.atomic_files import write_atomically
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.bench.scaling.exposed_communication import TRACES
 from ddp_hpc.bench.scaling.points import (
     LOG,
@@ -25,7 +26,6 @@ from ddp_hpc.bench.scaling.points import (
     differing,
     mode_points,
 )
-from ddp_hpc.errors import DdpHpcError, RequestError
 
 _REQUEST, _LOCK = "scaling.json", ".lock"
 _KIND = "request of ddp-hpc bench scaling"

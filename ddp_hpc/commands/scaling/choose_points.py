@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.scaling import points as scaling
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Settings, Size
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.point_states import look
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.telemetry.config import read_numbers
 
 TRAINER = ("-m", "ddp_hpc.train")

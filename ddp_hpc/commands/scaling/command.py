@@ -10,7 +10,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddp_hpc.atomic_files import write_atomically
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
+from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import output as scaling_report
 from ddp_hpc.bench.scaling import results as scaling_results
@@ -19,8 +21,6 @@ from ddp_hpc.bench.scaling.exposed_communication import missing
 from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.point_states import State, look
-from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
-from ddp_hpc.pip_extras import install_command
 from ddp_hpc.training.telemetry.metrics_file import write_json
 
 _GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")

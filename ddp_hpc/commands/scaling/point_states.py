@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.text_table import printable
 from ddp_hpc.bench.scaling.points import LOG, Point, Settings
 from ddp_hpc.bench.scaling.results import Measured, NotMeasuredError, read_point
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.first_failure import first_failure, last_lines
-from ddp_hpc.jobs.job_report import JobReport, combine
-from ddp_hpc.jobs.log_files import read_tail
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.first_failure import first_failure, last_lines
+from ddp_hpc.queue.job_report import JobReport, combine
+from ddp_hpc.queue.log_files import read_tail
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import check_job_id
-from ddp_hpc.text_table import printable
 
 
 @dataclass(frozen=True)

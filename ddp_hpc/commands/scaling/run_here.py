@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.base.units import counted
 from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
@@ -15,11 +17,9 @@ from ddp_hpc.bench.scaling.run_point import run_point
 from ddp_hpc.commands.job_options import name_and_value
 from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.point_states import State, look
-from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here
 from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.request.job import Job
-from ddp_hpc.units import counted
 
 # Maximum number of ranks per CPU. With more ranks, the benchmark would mainly measure the scheduler of the
 # kernel.

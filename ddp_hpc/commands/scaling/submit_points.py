@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Size
@@ -19,11 +20,10 @@ from ddp_hpc.commands.job_options import request_of
 from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.point_states import look
 from ddp_hpc.commands.submit import check_findings
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.jobs import submit as submit_module
-from ddp_hpc.jobs.python_environment import with_own_environment
-from ddp_hpc.jobs.submit import Submission
 from ddp_hpc.lint.run_checks import LintFinding, installed_version_for, lint_script
+from ddp_hpc.queue import submit as submit_module
+from ddp_hpc.queue.python_environment import with_own_environment
+from ddp_hpc.queue.submit import Submission
 from ddp_hpc.render.rejection_warnings import advice, choices_made
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job

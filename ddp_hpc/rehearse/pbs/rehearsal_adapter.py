@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.errors import EXIT_REQUEUE
+from ddp_hpc.base.errors import EXIT_REQUEUE
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import install_stand_ins, jobs
 from ddp_hpc.rehearse.pbs import resources, server

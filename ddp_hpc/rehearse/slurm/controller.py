@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from ddp_hpc.process_control import Process
+from ddp_hpc.base.process_control import Process
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.launchers.start_ranks import processes_of

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc import process_control
+from ddp_hpc.base import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc import process_control
+from ddp_hpc.base import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.slurm import controller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.schedulers.inside_job import InsideJob
 from ddp_hpc.schedulers.run_command import ask
 

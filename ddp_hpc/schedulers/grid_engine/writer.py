@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import (
     mail_points,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout

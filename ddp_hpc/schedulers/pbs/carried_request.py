@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 # Attributes (pbs_job_attributes(7B)) and the options of qsub(1B) that set them. A default value is not passed
 # on, since a site may reject the option.

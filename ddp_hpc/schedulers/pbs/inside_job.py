@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.inside_job import InsideJob
-from ddp_hpc.units import parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.text_table import printable
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import (
     End,
@@ -32,7 +33,6 @@ from ddp_hpc.schedulers.job_state import (
     same_job,
     task_index,
 )
-from ddp_hpc.text_table import printable
 
 TIME_FORMAT = "%a %b %d %H:%M:%S %Y"
 _UNKNOWN_JOB = re.compile(r"Unknown Job Id", re.IGNORECASE)

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import clock_s
 from ddp_hpc.schedulers.pbs import carried_request as carried
 from ddp_hpc.schedulers.pbs.query_and_cancel import TIME_FORMAT, attributes_in
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, started_s
-from ddp_hpc.units import parse_walltime_s
 
 _ASK_LIMIT_S = 30.0
 # Limit on one query for the array of this job, which is repeated if it fails.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import mail_points, one_range, parse_mail_types, parse_memory
 

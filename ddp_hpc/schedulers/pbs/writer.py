@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.directive_values import (

@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ddp_hpc.base.units import format_walltime
 from ddp_hpc.schedulers.commands import Commands, Overrides
 from ddp_hpc.schedulers.script_options import ScriptOptions
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import format_walltime
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.device_share import DeviceShare

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.text_table import printable
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import (
     SLUID,
@@ -26,7 +27,6 @@ from ddp_hpc.schedulers.job_state import (
     only_job,
     task_index,
 )
-from ddp_hpc.text_table import printable
 
 # The second message is for a task that the controller has forgotten, unlike other tasks of its array.
 # scontrol of Slurm 22.05 prints it to stdout.

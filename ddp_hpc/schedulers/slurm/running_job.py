@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, without_job
 from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.raw_options import raw_directive
@@ -44,7 +44,7 @@ class SlurmWriter(ScriptWriter):
             "qos": optional_value("QOS", layout.queue.qos),
             # job.constraint has been checked already. It may contain brackets, which optional_value rejects.
             "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
-            "options": [*site.slurm.options, *([f"--mem={layout.memory_mib}M"] if layout.memory_mib else [])],
+            "options": [*site.slurm.options, *_memory_option(site, layout)],
         }
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
@@ -78,6 +78,12 @@ class SlurmWriter(ScriptWriter):
 
 
 ROLE = SlurmWriter
+
+
+def _memory_option(site: Site, layout: Layout) -> list[str]:
+    """Returns the option that requests the share of memory, unless the site's options request the memory."""
+    is_fixed = any(option.partition("=")[0] == "--mem" for option in site.slurm.options)
+    return [f"--mem={layout.memory_mib}M"] if layout.memory_mib and not is_fixed else []
 
 
 def _gpu_option(site: Site, layout: Layout) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_hpc.options import check_ranges, option
+from ddp_hpc.base.options import check_ranges, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,15 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.relay_server import CUT_OFF, ENDED
 from ddp_hpc.rendezvous.store_client import Relay, open_heartbeat
 from ddp_hpc.rendezvous.store_protocol import ProtocolError
-from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.health.heartbeat_messages import (
     NOT_BEGUN,
     Beat,
@@ -43,13 +42,15 @@ from ddp_hpc.training.health.heartbeat_monitor import (
     Monitor,
 )
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
+from ddp_hpc.training.process_group.flight_recorder import write_flight_record
+from ddp_hpc.training.process_group.start_phases import START_PHASES, STARTING, UNCONNECTED
 
 # Phases in the order of a step; `data` to `backward` repeat for each micro-batch. A phase that is not
 # in this list counts as the last one.
 PHASES = ("data", "forward", "backward", "optimizer", "exchange", "snapshot", "evaluation")
 RESTING = "outside of a step"
 """The phase of a script between two loops. This phase comes after all other phases, and has no time limit."""
-_ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
+_ORDER = {phase: number for number, phase in enumerate((*START_PHASES, *PHASES), start=1)}
 _CONNECT_S = 20.0
 _CLOSE_S = 3.0
 _ANSWER_S = 5.0
@@ -68,6 +69,7 @@ def start_heartbeat(
     first_s: float,
     stacks: Path | None,
     on_lost: Callable[[str], None],
+    connect_s: float = 300.0,
     silent_s: float = 60.0,
     gone_s: float = 10.0,
     relay: Relay | None = None,
@@ -86,6 +88,7 @@ def start_heartbeat(
             the loss of any other rank; the others detect only the loss of rank 0. The function should end
             the process; if it returns, this heartbeat stops. On ranks other than 0, the function must not
             use the store, which may hang.
+        connect_s: time limit for the main thread at one position until the process group is connected.
         silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. If the node answers
             but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
             system may block Python for minutes.
@@ -94,7 +97,7 @@ def start_heartbeat(
 
     If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
     """
-    limits = _limits(world.world_size, stuck_s, first_s, silent_s, gone_s)
+    limits = _limits(world.world_size, stuck_s, first_s, connect_s, silent_s, gone_s)
     heartbeat = Heartbeat(limits)
     if world.world_size == 1:
         monitor = Monitor(world, limits, heartbeat.now, None, stacks, on_lost)
@@ -117,13 +120,16 @@ def start_heartbeat(
     return heartbeat
 
 
-def _limits(world_size: int, stuck_s: float, first_s: float, silent_s: float, gone_s: float) -> Limits:
+def _limits(
+    world_size: int, stuck_s: float, first_s: float, connect_s: float, silent_s: float, gone_s: float
+) -> Limits:
     return Limits(
         silent_s=silent_s,
         stuck_s=stuck_s,
         first_s=first_s,
+        connect_s=connect_s,
         gone_s=gone_s,
-        period_s=min(max(2.0, world_size / _BEATS_PER_S), stuck_s / 4),
+        period_s=min(max(2.0, world_size / _BEATS_PER_S), stuck_s / 4, connect_s / 4),
         answer_s=min(_ANSWER_S, stuck_s),
     )
 
@@ -189,7 +195,7 @@ class Heartbeat:
         self.thread: HeartbeatThread | None = None
         self._limits = limits
         self._first_step = NOT_BEGUN
-        self._place = (NOT_BEGUN, 0, 0, "start", time.monotonic())
+        self._place = (NOT_BEGUN, 0, 0, STARTING, time.monotonic())
 
     def at(self, step: int, phase: str) -> None:
         """Sets the main thread's position. Call it again if a phase takes minutes."""
@@ -208,6 +214,12 @@ class Heartbeat:
         if self.thread is not None and self._limit_s() < old_limit_s:
             self.thread.beat_now()
 
+    def prepare(self, phase: str) -> None:
+        """Sets the main thread's position before the first step to one of `START_PHASES`."""
+        self.at(NOT_BEGUN, phase)
+        if self.thread is not None:
+            self.thread.beat_now()  # these phases can be shorter than the interval between two beats
+
     def rest(self) -> None:
         """Suspends the time limit of the main thread until the next call of `at`."""
         self.at(self._place[0], RESTING)
@@ -225,6 +237,8 @@ class Heartbeat:
         step, _, _, phase, _ = self._place
         if phase == RESTING:
             return math.inf
+        if phase in UNCONNECTED:
+            return self._limits.connect_s
         is_first = step in (NOT_BEGUN, self._first_step)
         return self._limits.first_s if is_first else self._limits.stuck_s
 
@@ -324,7 +338,7 @@ class _BeatSender(HeartbeatThread):
             if now - heard_s > beat.limit_s:
                 silence_s = now - heard_s
                 answers = node_answers(self._connection, within_s=silence_s / 2)
-                return rank_0_mute_text(self._host, silence_s, answers)
+                return rank_0_mute_text(self._host, silence_s, answers, beat)
             ready = selector.select(max(next_s - time.monotonic(), 0.0))
             if any(key.fileobj is self._connection for key, _ in ready):
                 try:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
+
 _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
 NOT_BEGUN = -1  # the step that a rank reports before its first step
-STUCK_OPTION = "--hang-timeout"
+_STUCK_OPTION, _CONNECT_OPTION = "--hang-timeout", "--init-timeout"
 _MUTE = "its process is stopped, or Python is blocked in a C call"
 _CUT = "its node does not answer: the node, or the network between the two nodes, is down"
 
@@ -20,6 +22,7 @@ class Limits:
     silent_s: float  # time until a node counts as disconnected, because its kernel does not respond
     stuck_s: float  # time without progress until a main thread counts as stuck
     first_s: float  # this limit replaces `stuck_s` until the first step of a process has ended
+    connect_s: float  # this limit replaces `first_s` until the process group is connected
     gone_s: float  # time from the end of a connection without a goodbye until its rank is reported
     period_s: float  # interval between two beats
     answer_s: float  # time for ranks to send the stack traces that rank 0 requests
@@ -42,7 +45,7 @@ class Beat:
     order: int = 0
     for_s: float = 0.0
     limit_s: float = float("inf")
-    phase: str = "start"
+    phase: str = STARTING
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -60,7 +63,15 @@ class Beat:
         return cls(int(step), int(turn), int(order), float(for_s), float(limit_s), phase)
 
     def __str__(self) -> str:
-        return "before the first step" if self.step == NOT_BEGUN else f"in step {self.step}, {self.phase}"
+        if self.step != NOT_BEGUN:
+            return f"in step {self.step}, {self.phase}"
+        return self.phase if self.phase in (*UNCONNECTED, PREPARING) else "before the first step"
+
+    @property
+    def slow_text(self) -> str:
+        """What to do if the work at this position was only slow."""
+        option = _CONNECT_OPTION if self.phase in UNCONNECTED else _STUCK_OPTION
+        return f"if the work was only slow, raise {option}"
 
 
 @dataclass
@@ -123,18 +134,17 @@ def rank_0_cut_off_text(host: str, silent_s: float) -> str:
     )
 
 
-def rank_0_mute_text(host: str, silence_s: float, node_answers: bool | None) -> str:
-    """Returns the error line that another rank reports if rank 0 is silent.
+def rank_0_mute_text(host: str, silence_s: float, node_answers: bool | None, own: Beat) -> str:
+    """Returns the error line that another rank, whose beat is `own`, reports if rank 0 is silent.
 
     `node_answers` tells whether the kernel of rank 0's node answers; None: that is not known.
     """
     text = f"lost contact with rank 0 on {host}: no message for {seconds(silence_s)}"
-    slow = f"if the work was only slow, raise {STUCK_OPTION}"
     if node_answers is False:
         return f"{text}, and {_CUT}"
     if node_answers is None:
-        return f"{text}. Either {_MUTE}, or {_CUT}; {slow}"
-    return f"{text}, though its node answers. Either {_MUTE}; {slow}"
+        return f"{text}. Either {_MUTE}, or {_CUT}; {own.slow_text}"
+    return f"{text}, though its node answers. Either {_MUTE}; {own.slow_text}"
 
 
 def rank_0_gone_text(host: str) -> str:
@@ -161,7 +171,10 @@ def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stack
         parts[0] += " and all others wait"
     if stacks is not None:
         parts.append(f"stacks of all threads: {stacks}")
-    parts.append(f"if the work was only slow, raise {STUCK_OPTION}")
+    if beat.step == NOT_BEGUN:
+        # torch's watchdog monitors collectives, but not the creation of NCCL's communicators.
+        parts.append("with NCCL, run the job again with NCCL_DEBUG=INFO to see which connection is missing")
+    parts.append(beat.slow_text)
     return "; ".join(parts)
 
 

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_hpc.base.in_time import in_time
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
-from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.health.heartbeat_messages import (
     Beat,
     Limits,
@@ -34,7 +34,8 @@ from ddp_hpc.training.health.heartbeat_messages import (
     name_ranks,
     stuck_text,
 )
-from ddp_hpc.training.health.stack_traces import in_time, stack_of_this_process
+from ddp_hpc.training.health.stack_traces import stack_of_this_process
+from ddp_hpc.training.process_group.flight_recorder import write_flight_record
 
 _GREETING_BYTES = 512
 _LINE_BYTES = 1 << 20

@@ -6,8 +6,6 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -39,19 +37,6 @@ def stack_of_this_process() -> Stack:
             parts.append(f"{thread.name}{_kernel_state(thread.native_id)}:\n{''.join(lines)}")
     frame = frames.get(main.ident or 0)
     return Stack(_where(frame) if frame is not None else "", "\n".join(parts)[:_MAX_CHARS])
-
-
-def in_time(work: Callable[[], object], limit_s: float) -> bool:
-    """Runs `work` in a thread, because a file system may hang; returns whether it succeeded in time."""
-    done = threading.Event()
-
-    def run() -> None:
-        with suppress(Exception):
-            work()
-            done.set()
-
-    threading.Thread(target=run, name="writer of a diagnosis", daemon=True).start()
-    return done.wait(limit_s)
 
 
 def _where(innermost: FrameType) -> str:

@@ -25,10 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddp_hpc.base.errors import DataError, DdpHpcError
+from ddp_hpc.base.process_control import STOP_SIGNALS, die_with_parent
+from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
-from ddp_hpc.errors import DataError, DdpHpcError
-from ddp_hpc.process_control import STOP_SIGNALS, die_with_parent
-from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]

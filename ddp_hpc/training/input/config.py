@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from data_gen.recipe import parse_shape
-from ddp_hpc.errors import RequestError
-from ddp_hpc.options import DIRECTORY, Conversion, check_ranges, option, show_numbers
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import DIRECTORY, Conversion, check_ranges, option, show_numbers
 
 MAX_WORKERS = 64
 DType = Literal["float32", "float64", "float16", "bfloat16"]

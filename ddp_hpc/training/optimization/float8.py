@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
 # NVIDIA's Ada (8.9), Hopper (9.0) and newer GPUs support matrix products in float8, and so do AMD's MI300,

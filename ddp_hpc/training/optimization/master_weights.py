@@ -15,7 +15,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_map
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.snapshots.dtensor_shards import local_shard
 
 Masters = Mapping[Tensor, nn.Parameter]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.master_weights import Adam, AdamW
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.training.optimization.config import OptimizationConfig

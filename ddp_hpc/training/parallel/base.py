@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import clip_factor, global_norm, limit_norm
 from ddp_hpc.training.optimization.master_weights import Masters, check_float32, copy_masters, to_bf16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.options import check_ranges, option
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import check_ranges, option
 
 StrategyName = Literal["ddp", "zero", "fsdp", "tp", "pp", "dataparallel"]
 PipelineSchedule = Literal["gpipe", "1f1b"]

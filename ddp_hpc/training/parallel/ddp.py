@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
 from ddp_hpc.training.parallel.base import WholeModel
 from ddp_hpc.training.parallel.replica import Replica

@@ -17,7 +17,7 @@ from math import prod
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.process_group.group import Group
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.gradients import mean_over
 from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.device_mesh import Mesh

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import torch
 
-from ddp_hpc.atomic_files import write_atomically
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.cpu_affinity import own_cores
 from ddp_hpc.discovery.placement_problems import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_communication import mpi_library
 from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.devices import device_place
-from ddp_hpc.training.telemetry.metrics_file import versions
-from ddp_hpc.units import counted
+from ddp_hpc.training.process_group.versions import versions
 
 _WRITER = "placement"
 

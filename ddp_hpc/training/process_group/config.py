@@ -7,9 +7,9 @@ from typing import Literal
 
 import click
 
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.options import check_ranges, option
 from ddp_hpc.discovery.world import DISCOVERIES
-from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.options import check_ranges, option
 
 Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl"]
 DeviceKind = Literal["auto", "cuda", "cpu", "xpu"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_placement import Device
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.errors import RequestError
 
 _BACKEND_OF = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 

@@ -12,22 +12,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
+from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.rank_communication import Comm, GroupComm, SingleComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
-from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.training.health.failure_watch import FailureWatch
-from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
+from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.process_group.group_store import OpenStore, group_store
-from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.process_group.link import Link
+from ddp_hpc.training.process_group.start_phases import CHOOSING, CONNECTING
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
-from ddp_hpc.units import counted
 
 # torch 2.13 renamed this function, and prints a warning for the old name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -65,18 +64,6 @@ class Group:
             return values.unsqueeze(0)
         found = values.new_empty((self.world.world_size, *values.shape))
         _all_gather(found.view(-1), values.contiguous().view(-1))  # gloo accepts no other shapes
-        return found
-
-    def gather_on_rank_0(self, values: torch.Tensor) -> torch.Tensor | None:
-        """Returns every rank's values like `gather` on rank 0, and None on the others.
-
-        Collective: every rank must call this.
-        """
-        if self.backend == "none":
-            return values.unsqueeze(0)
-        is_first = self.world.rank == 0
-        found = values.new_empty((self.world.world_size, *values.shape)) if is_first else None
-        dist.gather(values.contiguous(), None if found is None else list(found), dst=0)
         return found
 
     def agree(self, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
@@ -142,44 +129,24 @@ def _first_mismatch(values: list[str]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Link:
-    """This rank's connection to the ranks' store. It exists before the process group is created."""
-
-    endpoint: Endpoint
-    comm: StoreComm
-    watch: FailureWatch
-
-
-def connect(
-    world: World, endpoint: Endpoint, config: ProcessGroupConfig, finish_writing: Callable[[float], None]
-) -> Link:
-    """Returns a link to the ranks' store. The caller must start its failure watch.
-
-    `finish_writing` is passed to `FailureWatch`.
-    """
-    gone = "rank 0 is gone and has not reported an error. Look in its node's log for what killed it"
-    watch = FailureWatch(
-        endpoint.store, world.rank, lambda election: print_error(election, gone, world), finish_writing
-    )
-    comm = StoreComm(endpoint.store, world.rank, world.world_size, config.init_timeout_s)
-    return Link(endpoint, comm, watch)
-
-
 @contextmanager
 def connected_group(
     world: World,
     link: Link | None,
     config: ProcessGroupConfig,
+    report: Callable[[str], None],
     *,
     devices_per_rank: int = 1,
     cpu_offload: bool = False,
 ) -> Iterator[Group]:
     """Creates the process group for a `with` block, and destroys it afterwards. Collective.
 
+    `report` is called with each phase, for the heartbeat.
+
     Raises:
         RequestError: a device or backend is not available, or two ranks would share a device.
     """
+    report(CHOOSING)
     if link is None:
         yield _single_rank(world, config, devices_per_rank)
         return
@@ -192,6 +159,7 @@ def connected_group(
     threads, why = _set_threads(config, of_node, world)
     backends = group_backends(backend, device.type, cpu_offload=cpu_offload)
     bound = _bound_device(device, backends, devices_per_rank)
+    report(CONNECTING)
     store = _init_process_group(world, link, config, backend, backends, bound)
     placement = (
         f"{counted(world.world_size, 'rank')} on {counted(node.num_groups, 'node')} ({world.launcher}), "
@@ -209,7 +177,7 @@ def connected_group(
         host=endpoint.host,
         listen=endpoint.listen,
         checked=checked,
-        notes=(endpoint.note,) if endpoint.note else (),
+        notes=tuple(filter(None, (endpoint.note, store.note))),
         store=endpoint.store,
     )
     # This is not in a `finally`, because destroying the group would wait for a rank that has failed.

@@ -8,24 +8,27 @@ store all the time and must not need the GIL. A process on each node serves thes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 # torch re-exports these without naming them in an __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.rank_communication import GroupComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.address import LOOPBACK
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError, StoreTimeoutError
 from ddp_hpc.rendezvous.store_process import ServerProcess, TorchStoreProcess
+from ddp_hpc.rendezvous.torch_store_server import OWN_STORE
 
 __all__ = ["GroupStore", "OpenStore", "PrefixStore", "Store", "TCPStore", "group_store"]
 
@@ -42,6 +45,7 @@ class OpenStore:
 
     store: Store
     server: ServerProcess | None = None  # on one rank per node, if the backend needs it
+    note: str = ""  # for the log
 
     def close(self) -> None:
         """Ends the server of this rank once its clients have disconnected. Not collective; never raises."""
@@ -54,9 +58,13 @@ def group_store(
 ) -> OpenStore:
     """Returns a store for `init_process_group`. Collective: every rank must call this.
 
+    If DDP_HPC_TORCH_STORE is 1 on rank 0, this is torch's own TCPStore.
+
     Raises:
         RendezvousError: the server for torch's TCPStore clients cannot be started on this node.
     """
+    if comm.bcast(os.environ.get(OWN_STORE, "") == "1"):
+        return _torchs_own_store(endpoint, comm, world, timeout_s)
     if backend in _OWN_STORE_BACKENDS:
         return OpenStore(GroupStore(endpoint.store, "group/", timeout_s))
     port, problem, server = 0, "", None
@@ -64,7 +72,7 @@ def group_store(
         try:
             listener = open_listener([0], LOOPBACK)
             port = listener.getsockname()[1]
-            server = TorchStoreProcess(listener, endpoint.store)
+            server = TorchStoreProcess(listener, endpoint.store, torch.__version__)
         except RendezvousError as error:
             port, problem = 0, str(error)
     of_node = comm.members(world.hostname, (port, problem)).values
@@ -76,6 +84,22 @@ def group_store(
         LOOPBACK, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
     )
     return OpenStore(PrefixStore("group", store), server)
+
+
+def _torchs_own_store(endpoint: Endpoint, comm: GroupComm, world: World, timeout_s: float) -> OpenStore:
+    """Returns a client of a TCPStore server in rank 0's process. Collective: every rank must call this."""
+    limit, server = timedelta(seconds=timeout_s), None
+    if world.rank == 0:
+        listener = open_listener([0], endpoint.listen)
+        port = listener.getsockname()[1]
+        server = TCPStore(
+            endpoint.host, port, world.world_size, is_master=True, timeout=limit, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+    port = comm.bcast(0 if server is None else server.port)
+    store = server or TCPStore(endpoint.host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    note = f"{OWN_STORE}=1: the ranks use torch's own TCPStore on port {port}, which has no authentication"
+    return OpenStore(PrefixStore("group", store), note=note)
 
 
 class GroupStore(Store):

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from ddp_hpc.private_directory import make_private
+from ddp_hpc.base.private_directory import make_private
 
 _TRITON, _INDUCTOR = "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"
 

@@ -9,10 +9,10 @@ import contextlib
 import os
 import sys
 
+from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import peek_rank, present_launchers
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.log_message import log_message
 from ddp_hpc.training.process_group.error_election import ErrorElection
 
 

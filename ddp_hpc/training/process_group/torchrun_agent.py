@@ -7,7 +7,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 
 
 class _Agent(LocalElasticAgent):

@@ -20,8 +20,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from ddp_hpc.base.errors import RendezvousError, RequestError
 from ddp_hpc.discovery.network_interfaces import is_own_address
-from ddp_hpc.errors import RendezvousError, RequestError
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.launch_secret import KEY_FILE, read_secret
 from ddp_hpc.rendezvous.listener import open_listener

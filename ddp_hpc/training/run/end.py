@@ -18,9 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
-from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import (
+from ddp_hpc.base.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_REQUEUE,
@@ -28,7 +26,9 @@ from ddp_hpc.errors import (
     DdpHpcError,
     ReportedElsewhereError,
 )
-from ddp_hpc.process_control import STOP_SIGNALS
+from ddp_hpc.base.process_control import STOP_SIGNALS
+from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
+from ddp_hpc.discovery.world import World
 from ddp_hpc.training.process_group.error_election import ErrorElection
 from ddp_hpc.training.process_group.print_error import print_error
 from ddp_hpc.training.run.parts import Parts

@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddp_hpc.base.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.rank_report import RankReport, RankReports

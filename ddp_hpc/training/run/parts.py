@@ -12,8 +12,8 @@ from ddp_hpc.discovery.launcher_environment import present_launchers
 from ddp_hpc.discovery.world import World
 
 if TYPE_CHECKING:
-    from ddp_hpc.training.health.failure_watch import FailureWatch
     from ddp_hpc.training.health.heartbeat import Heartbeat
+    from ddp_hpc.training.process_group.failure_watch import FailureWatch
     from ddp_hpc.training.run.record import RunRecord
 
 

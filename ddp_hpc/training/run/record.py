@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.atomic_files import write_atomically
-from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.options import as_toml
-from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
+from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.options import as_toml
+from ddp_hpc.base.run_state import RunState, State, read_state, write_refused, write_state
 from ddp_hpc.training.config import TrainConfig
 
 _HUNG_DISK_S = 2.0
@@ -53,18 +53,18 @@ class RunRecord:
         self._has_begun = True
         if self._run is not None and self._is_rank_0:
             keep_config(self._run, config)
-        self._write("running", self._start_step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._write(State.RUNNING, self._start_step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
     def saved(self, step: int, *, is_rank_lost: bool) -> None:
         """Records the step of a complete snapshot. Called in the thread that saves."""
         with self._writing:
             # If a rank has failed in the meantime, keep the state that it wrote.
             if not (self._has_failed or is_rank_lost):
-                self._write("running", step, "saved a snapshot")
+                self._write(State.RUNNING, step, "saved a snapshot")
 
     def ended(self, step: int, stop: str) -> None:
         """Records that the training is complete, or with a reason in `stop`, that another job resumes it."""
-        self._write("requeue" if stop else "done", step, stop or "training complete")
+        self._write(State.REQUEUE if stop else State.DONE, step, stop or "training complete")
 
     def failing(self) -> None:
         """From now on, snapshots that become complete no longer change the state."""
@@ -94,13 +94,13 @@ class RunRecord:
 
     def _write_failed(self, run: Path, reason: str, again: bool) -> None:
         found = read_state(run)
-        if found is not None and (found.state == "done" or (self._has_begun and found.state != "running")):
+        if found is not None and not found.state.may_become(State.FAILED, in_same_attempt=self._has_begun):
             return  # the run has already ended, or another rank has reported its failure
         step = found.step if found is not None else 0
         goes_on = again and self._start_step is not None and step > self._start_step
-        write_state(run, RunState("requeue" if goes_on else "failed", step, reason))
+        write_state(run, RunState(State.REQUEUE if goes_on else State.FAILED, step, reason))
 
-    def _write(self, state: str, step: int, reason: str) -> None:
+    def _write(self, state: State, step: int, reason: str) -> None:
         if self._run is None or not self._is_rank_0:
             return
         try:
@@ -117,7 +117,7 @@ def record_done_without_snapshots(environ: Mapping[str, str], say: Callable[[str
     run = environ.get("DDP_HPC_RUN_DIR", "")
     if run and "DDP_HPC_THIS_ATTEMPT" in environ:
         try:
-            write_state(Path(run), RunState("done", 0, "training complete, without snapshots"))
+            write_state(Path(run), RunState(State.DONE, 0, "training complete, without snapshots"))
         except DdpHpcError as error:
             say(f"WARNING: {error}. The job will not know that the training is complete")
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.options import to_options
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.errors import DataError
-from ddp_hpc.options import to_options
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.telemetry.metrics_file import versions
+from ddp_hpc.training.process_group.versions import versions
 
 # Options that affect the losses but can change between attempts; the log reports changes. (A change of an
 # option that affects the order of samples is rejected instead.)

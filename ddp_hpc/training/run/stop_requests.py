@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from ddp_hpc.errors import EXIT_FAILED
-from ddp_hpc.process_control import STOP_SIGNALS
+from ddp_hpc.base.errors import EXIT_FAILED
+from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.schedulers.deadline import Deadline, MovingDeadline
 
 # A scheduler sends SIGKILL soon after these signals. SIGUSR1 and SIGUSR2 are sent earlier, at a time before

@@ -11,14 +11,14 @@ import signal
 import sys
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RendezvousError
-from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.user_code_exceptions import (
+from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RendezvousError
+from ddp_hpc.base.user_code_exceptions import (
     describe_error,
     is_from_this_package,
     traceback_of,
     write_traceback,
 )
+from ddp_hpc.training.run.parts import Parts
 
 SIGTERM_EXIT = 128 + signal.SIGTERM
 
@@ -58,7 +58,7 @@ def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> str:
         if text := explain_lost_worker(error):
             return text
     if parts.watch is not None:
-        from ddp_hpc.training.health.failure_watch import explain_lost_contact
+        from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
 
         if text := explain_lost_contact(error, timeout_s):
             gone = parts.heartbeat.gone_ranks() if parts.heartbeat is not None else ""
@@ -108,6 +108,6 @@ def is_lost_contact(error: BaseException, timeout_s: float) -> bool:
     """Returns whether the exit of another process has caused this error."""
     if "torch" not in sys.modules:
         return False
-    from ddp_hpc.training.health.failure_watch import explain_lost_contact
+    from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
 
     return isinstance(error, RendezvousError) or bool(explain_lost_contact(error, timeout_s))

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.atomic_files import partial_file, process_home, remove_leftovers
-from ddp_hpc.errors import DataError
-from ddp_hpc.process_status import is_gone, process_started
+from ddp_hpc.base.atomic_files import partial_file, process_home, remove_leftovers
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.process_status import is_gone, process_started
 from ddp_hpc.schedulers.deadline import job_and_start
 
 TOUCH_S = 5.0

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ddp_hpc.data_file_layout import SAFETENSORS_DTYPES
+from ddp_hpc.base.data_file_layout import SAFETENSORS_DTYPES
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Specs: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

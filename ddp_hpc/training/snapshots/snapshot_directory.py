@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddp_hpc.errors import DataError, RendezvousError
+from ddp_hpc.base.errors import DataError, RendezvousError
+from ddp_hpc.base.units import format_bytes
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Specs, Stream
 from ddp_hpc.training.snapshots.joint_save import JointSave, NotSavedError
@@ -48,7 +49,6 @@ from ddp_hpc.training.snapshots.snapshot_files import (
 )
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 from ddp_hpc.training.telemetry.trace_annotations import annotated
-from ddp_hpc.units import format_bytes
 
 # Errors that a parallel file system returns while one of its servers restarts. A full disk is not temporary.
 _TRANSIENT = {

@@ -24,8 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ddp_hpc.atomic_files import sync_to_disk
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.atomic_files import sync_to_disk
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
 from ddp_hpc.training.snapshots.shard_file import SECTIONS, write_hashed
 from ddp_hpc.training.snapshots.shard_index import ShardIndex

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.snapshots.dtensor_shards import shard_like
 from ddp_hpc.training.snapshots.host_buffer import DTYPES
 

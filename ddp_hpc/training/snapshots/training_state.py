@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.errors import DataError
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.dtensor_shards import (
     is_first_copy,
@@ -99,7 +99,9 @@ class TrainingState:
         world, device = self.group.world, self.group.device
         own = generator_state(device)
         if not self.is_sharded:
-            if (states := self.group.gather_on_rank_0(own.to(device))) is not None:
+            # Only rank 0 needs these, but NCCL's gather would open a connection from every rank to rank 0.
+            states = self.group.gather(own.to(device))
+            if world.rank == 0:
                 more[_GENERATORS] = states.cpu()
             return self._stream({**of_optimizer, **more}, self._is_first)
         first = self._stream(of_optimizer, lambda one: self.optimizer_is_sharded or self._is_first(one))

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 
 
 class DamagedSnapshotError(DdpHpcError):

@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.training.parallel.model_layers import split_evenly
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.named_object import find_named
 from ddp_hpc.training.tasks.decoder import decoder
-from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, find_named, label_loss
+from ddp_hpc.training.tasks.split_layers import split_evenly
+from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, label_loss
 
 _HEADS = 8  # the default of torch.nn.Transformer
 

@@ -6,8 +6,8 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.options import check_ranges, option
+from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.options import check_ranges, option
 
 MODELS = ("transformer", "classifier", "linear", "decoder")
 

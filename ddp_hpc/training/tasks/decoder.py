@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.tasks.linear_cross_entropy import linear_cross_entropy, padded_linear
 from ddp_hpc.training.tasks.task import SampleSpec, Task, explaining_labels, label_loss
 

@@ -9,20 +9,18 @@ parameters with these names. It returns a `Task`, an object with the attributes 
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError, nearest
+from ddp_hpc.base.user_code_exceptions import describe_error
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.errors import DdpHpcError, RequestError, nearest
 
 Factory = Callable[..., Any]
 
@@ -162,36 +160,6 @@ def _cast(values: Tensor, indices: bool | None, dtype: torch.dtype) -> Tensor:
     return values.to(torch.int64 if indices else dtype)
 
 
-def find_named(option: str, name: str) -> Callable[..., Any]:
-    """Imports the function or class `package.module:name`.
-
-    Raises:
-        RequestError: the module does not exist, cannot be imported, or does not have that name.
-    """
-    module_name, _, path = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise RequestError(f"{option} {name}: expected package.module:name, Python names joined by dots")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise RequestError(f"{option} {name}: cannot be imported: {_describe(error)}") from None
-        raise RequestError(
-            f"{option} {name}: no module named {error.name!r} in {Path.cwd()} or on sys.path. "
-            "Run the command in the directory of the module, or add that directory to PYTHONPATH"
-        ) from None
-    except Exception as error:  # the user's code may raise anything
-        raise RequestError(f"{option} {name}: cannot be imported: {_describe(error)}") from None
-    for part in path.split("."):
-        if not hasattr(found, part):
-            hint = nearest(part, [known for known in vars(found) if not known.startswith("_")])
-            raise RequestError(f"{option} {name}: module {module_name!r} has no attribute {part!r}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise RequestError(f"{option} {name} is not a function or class (its type is {type(found).__name__})")
-    return found  # type: ignore[no-any-return]
-
-
 def make_task(
     name: str,
     factory: Factory,
@@ -213,7 +181,7 @@ def make_task(
     except DdpHpcError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise RequestError(f"--model {name}: the factory raised {_describe(error)}") from None
+        raise RequestError(f"--model {name}: the factory raised {describe_error(error)}") from None
     return as_task(name, made)
 
 
@@ -306,12 +274,3 @@ def _arguments(
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
-
-
-def _describe(error: BaseException) -> str:
-    """Describes an error and its place in user code, as in `ValueError: bad width (mine.py, line 12)`."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    if isinstance(error, SyntaxError) or not frames or frames[-1].filename == __file__:
-        return text
-    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})"

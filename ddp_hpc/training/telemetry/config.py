@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.options import DIRECTORY, check_ranges, option, show_numbers
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import DIRECTORY, check_ranges, option, show_numbers
 
 
 def read_numbers(flag: str, text: str) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import click
 
-from ddp_hpc.errors import RequestError
-from ddp_hpc.pip_extras import install_command
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.named_object import find_named
+from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.tasks.task import find_named
 from ddp_hpc.training.telemetry.config import TelemetryConfig
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
 

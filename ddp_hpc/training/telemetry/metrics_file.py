@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 from collections import deque
 from dataclasses import dataclass
 from io import FileIO
@@ -14,8 +13,8 @@ from typing import Any
 
 import click
 
-from ddp_hpc.atomic_files import begins_with, write_atomically
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.atomic_files import begins_with, write_atomically
+from ddp_hpc.base.errors import RequestError
 
 # Lines that are kept while the file cannot be written: about 20 MB.
 _MAX_WAITING = 100_000
@@ -156,23 +155,3 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file atomically: completely or not at all."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of the software that can affect results."""
-    import numpy as np
-    import torch
-
-    from ddp_hpc.version import __version__
-
-    found = {
-        "ddp_hpc": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    return found

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from ddp_hpc.atomic_files import partial_file, remove_leftovers
-from ddp_hpc.errors import RequestError
+from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 
 _WRITER = "trace"

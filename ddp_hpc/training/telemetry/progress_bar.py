@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
-from ddp_hpc.log_message import log_message
+from ddp_hpc.base.log_message import log_message
 
 
 class Progress:
@@ -30,7 +30,7 @@ class Progress:
         self._start_s = 0.0
 
     def say(self, text: str) -> None:
-        """Prints a line, or logs it (see `ddp_hpc.log_message`)."""
+        """Prints a line, or logs it (see `ddp_hpc.base.log_message`)."""
         line = self._reword(text)
         if self._prints and not log_message(line):
             self._write(self._clear() + line + "\n")

@@ -13,8 +13,8 @@ import click
 from regression import Options
 
 import ddp_hpc
+from ddp_hpc.base.errors import EXIT_INTERRUPTED
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.errors import EXIT_INTERRUPTED
 from ddp_hpc.rendezvous.store_comm import StoreComm
 
 SERVER = 0  # the rank that keeps the parameters; all other ranks train

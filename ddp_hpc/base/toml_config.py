@@ -1,0 +1,190 @@
+"""Converts TOML files to frozen dataclasses. Every error names the file and the line.
+
+A dataclass is the schema: its field names are the keys, its annotations the
+types. Supported types are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
+`dict[str, str]`, `X | None` and nested dataclasses of this kind.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar
+
+from ddp_hpc.base.errors import RequestError, nearest
+
+T = TypeVar("T")
+
+# The position of a value in a document: keys of tables, and indices in arrays.
+_Path = tuple[str | int, ...]
+
+
+def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str], Path] | None = None) -> T:
+    """Returns the file at `path` as an instance of `cls`; with `table`, only that table, if it exists.
+
+    If `base` is given, the key `extends` names another file, and `base` returns its path. The
+    tables of this file are merged into those of the other file key by key; other
+    values, including lists, replace those of the other file.
+
+    Raises:
+        RequestError: the file cannot be read, is not TOML, or has an unknown or missing key, a
+            value of the wrong type, or a value that `cls` rejects; or files extend each other in a
+            cycle.
+    """
+    text = _read_text(path)
+    document = _parse(text, path)
+    if base is not None:
+        document = _extended(document, path, base)
+    reader = _Reader(text, path)
+    if table:
+        return typing.cast(T, reader.value(document.get(table, {}), cls, (table,)))
+    return typing.cast(T, reader.table(document, cls, ()))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise RequestError(f"{path}: cannot be read ({err.strerror}); check the path") from err
+    except UnicodeDecodeError as err:
+        raise RequestError(
+            f"{path}: is not UTF-8 text (byte {err.start}); convert it to UTF-8, as TOML requires"
+        ) from err
+
+
+def _parse(text: str, source: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise RequestError(f"{source}: is not valid TOML: {err}; fix that line") from err
+    except RecursionError as err:
+        raise RequestError(f"{source}: is nested too deeply; use fewer levels of tables and arrays") from err
+
+
+def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path]) -> dict[str, Any]:
+    chain = [path]
+    merged = document
+    while name := document.get("extends"):
+        if not isinstance(name, str):
+            raise RequestError(f'{chain[-1]}: "extends" must be the name of a profile (got {name!r})')
+        below = base(name)
+        if any(below.resolve() == known.resolve() for known in chain):
+            cycle = " -> ".join(known.stem for known in [*chain, below])
+            raise RequestError(f"{path}: extends itself ({cycle}); remove one of these `extends` keys")
+        chain.append(below)
+        document = _parse(_read_text(below), below)
+        merged = _merged(document, merged)
+    return merged
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            merged[key] = _merged(below[key], value)
+    return merged
+
+
+class _Reader:
+    """Converts the parsed document to dataclasses; errors contain the line in the text."""
+
+    def __init__(self, text: str, source: Path) -> None:
+        self._text = text
+        self._source = source
+
+    def table(self, table: dict[str, Any], cls: type[Any], path: _Path) -> Any:
+        hints = typing.get_type_hints(cls)
+        known = {f.name: f for f in fields(cls)}
+        for key in table:
+            if key not in known:
+                hint = nearest(key, list(known)) or f"; known keys: {', '.join(known)}"
+                raise self._error((*path, key), f'unknown key "{key}"{hint}')
+        needed = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+        for key in needed:
+            if key not in table:
+                raise self._error(path, f'the key "{key}" is missing; add it')
+        values = {key: self.value(value, hints[key], (*path, key)) for key, value in table.items()}
+        try:
+            return cls(**values)
+        except RequestError as err:
+            raise self._error(path, str(err)) from None
+
+    def value(self, value: Any, kind: Any, path: _Path) -> Any:
+        origin = typing.get_origin(kind)
+        if origin is UnionType or origin is typing.Union:
+            (kind,) = (arg for arg in typing.get_args(kind) if arg is not type(None))
+            origin = typing.get_origin(kind)
+        if is_dataclass(kind) and isinstance(kind, type):
+            if isinstance(value, dict):
+                return self.table(value, kind, path)
+            raise self._wrong_type(path, value, "a table")
+        if origin is tuple and isinstance(value, list):
+            item = typing.get_args(kind)[0]
+            return tuple(self.value(v, item, (*path, i)) for i, v in enumerate(value))
+        if origin is dict and isinstance(value, dict):
+            item = typing.get_args(kind)[1]
+            return {k: self.value(v, item, (*path, k)) for k, v in value.items()}
+        if kind is float and type(value) is int:
+            return float(value)
+        # The types are compared with `is`, because isinstance accepts a bool as an int.
+        if type(value) is kind:
+            return value
+        raise self._wrong_type(path, value, _type_name(kind))
+
+    def _wrong_type(self, path: _Path, value: Any, needed: str) -> RequestError:
+        name = ".".join(str(step) for step in path)
+        return self._error(
+            path, f'"{name}" is {value!r}, which is {_type_name(type(value))}; {needed} is needed'
+        )
+
+    def _error(self, path: _Path, message: str) -> RequestError:
+        line = find_line(self._text, path)
+        return RequestError(f"{self._source}{f':{line}' * (line > 0)}: {message}")
+
+
+def find_line(text: str, path: _Path) -> int:
+    """Returns the line of `path`, counted from 1, or that of the innermost table around it; 0 if not found.
+
+    The function searches for headers and keys, because tomllib does not provide positions. For an
+    element of a list it returns the first line of the list.
+    """
+    # The patterns are compiled only when an error is reported, so that commands start faster.
+    header_pattern = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
+    word = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+    key_pattern = re.compile(rf"\s*({word}(?:\s*\.\s*{word})*)\s*=")
+    best_line, best_depth = 0, 0
+    table: _Path = ()
+    seen: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := header_pattern.fullmatch(line):
+            names = _split_dotted(header[2])
+            table = tuple(names)
+            if header[1] == "[[":
+                seen[names] = seen.get(names, -1) + 1
+                table = (*names, seen[names])
+            here = table
+        elif key := key_pattern.match(line):
+            here = (*table, *_split_dotted(key[1]))
+        else:
+            continue
+        depth = len(here)
+        if here == path[:depth] and depth > best_depth:
+            best_line, best_depth = number, depth
+    return best_line
+
+
+def _split_dotted(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _type_name(kind: Any) -> str:
+    if is_dataclass(kind):
+        return "a table"
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    origin = typing.get_origin(kind) or kind
+    return names.get(kind) or {tuple: "a list", list: "a list", dict: "a table"}.get(origin, kind.__name__)

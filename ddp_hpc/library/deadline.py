@@ -1,0 +1,222 @@
+"""`ddp_hpc.deadline`: tells a training loop that saves its own checkpoints when to stop."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NoReturn, SupportsIndex
+
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.run_state import RunState, State, write_state
+from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
+from ddp_hpc.schedulers.deadline import MovingDeadline, current_end_s, find_deadline
+
+# SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_TIME_LIMIT = 1000
+"""The request to stop for the time limit. Other requests are signal numbers; 0 means none."""
+_EXCHANGE_S = 1.0
+# Requests are exchanged at least once in this number of calls, because later steps can be much slower.
+_MOST_CALLS = 100
+
+
+def deadline(margin_s: float = 120.0) -> JobDeadline:
+    """Returns the deadline of this job, and lets `should_stop` react to SIGTERM, SIGUSR1 and SIGUSR2.
+
+    Call it once on every rank, in the main thread. docs/how-to/frameworks.md has an example.
+
+    Args:
+        margin_s: how long before the end of the walltime `should_stop` returns True. The time must suffice
+            for one training step and for saving a checkpoint.
+
+    Raises:
+        RequestError: the margin is negative, DDP_HPC_DEADLINE is not a time, or this is not the main thread.
+    """
+    return JobDeadline(margin_s, os.environ)
+
+
+class JobDeadline:
+    """The end of this job's walltime. Created by `ddp_hpc.deadline`."""
+
+    def __init__(self, margin_s: float, environ: Mapping[str, str]) -> None:
+        if not 0 <= margin_s < math.inf:
+            raise RequestError(f"margin_s must be a number of seconds of at least 0 (got {margin_s})")
+        self._margin_s = margin_s
+        self._environ = environ
+        # The other ranks follow rank 0, which learns of changes.
+        self._is_first = environ.get("RANK", "0") == "0"
+        found = find_deadline(environ, may_ask=self._is_first)
+        at_s, self._source = (found.at_s, found.source) if found else (math.inf, "")
+        self._deadline = MovingDeadline(at_s, partial(current_end_s, environ))
+        self._signal = self._request = 0
+        self._calls = self._exchanged_call = 0
+        self._exchange_at = 1
+        self._exchanged_s = time.monotonic()
+        self._replaced: dict[int, Any] = {}
+        self.handle_signals()
+
+    def handle_signals(self) -> None:
+        """Installs the signal handlers again, if other code has replaced them.
+
+        Raises:
+            RequestError: this is not the main thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RequestError("ddp_hpc.deadline() handles signals; call it in the process's main thread")
+        for number in _SIGNALS:
+            replaced = signal.signal(number, self._on_signal)
+            self._replaced.setdefault(number, signal.SIG_DFL if replaced is None else replaced)
+
+    def restore_signals(self) -> None:
+        """Restores the signal handlers from before `ddp_hpc.deadline`. Call this after the last step."""
+        for number, handler in self._replaced.items():
+            signal.signal(number, handler)
+        self._replaced.clear()
+
+    def left_s(self) -> float:
+        """Returns the seconds until the end of the walltime; infinite if it is unknown."""
+        return self._deadline.at_s - time.time()
+
+    @property
+    def reason(self) -> str:
+        """Why the program must stop; empty until `should_stop` has returned True."""
+        if not self._request:
+            return ""
+        if self._request == _TIME_LIMIT:
+            return f"the job's time limit is near{f' ({self._source})' if self._source else ''}"
+        return f"a rank received {signal.Signals(self._request).name}"
+
+    def should_stop(self) -> bool:
+        """Returns whether the program must save a checkpoint and stop, with the same result on all ranks.
+
+        True if the walltime ends within `margin_s`, or if a rank has received a signal. Ranks exchange
+        this once per second, or in each call if the calls are further apart; other calls return at once.
+
+        Collective: every rank must call this the same number of times, such as after each training step.
+
+        Raises:
+            RequestError: WORLD_SIZE is greater than 1, and there is no process group.
+        """
+        self._calls += 1
+        if self._request or self._calls < self._exchange_at:
+            return bool(self._request)
+        now_s = time.monotonic()
+        interval_s = (now_s - self._exchanged_s) / (self._calls - self._exchanged_call)
+        self._exchanged_s, self._exchanged_call = now_s, self._calls
+        is_near = self._is_first and self._deadline.is_within(self._margin_s)
+        minus_at_s = -self._deadline.at_s if self._is_first else -math.inf
+        own = (float(self._signal or _TIME_LIMIT * is_near), interval_s, minus_at_s)
+        request, slowest_s, minus_at_s = _maximum(own, self._environ)
+        self._request, self._deadline.at_s = int(request), -minus_at_s
+        per_second = int(_EXCHANGE_S / slowest_s) if slowest_s > 0 else 1
+        self._exchange_at = self._calls + min(max(per_second, 1), _MOST_CALLS)
+        return bool(self._request)
+
+    def requeue(self, step: SupportsIndex) -> NoReturn:
+        """Ends the program after it has saved a checkpoint, so that another job resumes it.
+
+        Raises SystemExit with exit code 75 on rank 0 and 0 on the others. In jobs of `ddp-hpc render`
+        and `submit`, the supervisor then requeues the job or submits a successor.
+
+        Collective: every rank must call this.
+
+        Args:
+            step: the number of completed steps. A run whose step does not increase is not resumed.
+
+        Raises:
+            RequestError: `step` is not a non-negative integer, or this is not the main thread.
+        """
+        try:
+            number = -1 if isinstance(step, bool) else operator.index(step)  # also accepts integers of NumPy
+        except TypeError:
+            number = -1
+        if not 0 <= number < 10**18:
+            raise RequestError(f"requeue({step!r:.80}): pass the number of completed steps, 0 or greater")
+        if threading.current_thread() is not threading.main_thread():
+            raise RequestError("requeue() ends the program; call it in the process's main thread")
+        rank, torchrun = 0, _is_torchrun(self._environ)
+        if group := _process_group():
+            group.barrier()  # wait until all ranks have saved their parts of the checkpoint
+            rank = group.get_rank()
+        if rank:
+            raise SystemExit(EXIT_DONE)
+        reason = self.reason or "the program requested it"
+        _record(number, reason, self._environ)
+        _complain(
+            f"Stopping at step {number}: {reason}. Checkpoint saved; run the same command again to resume."
+        )
+        # torchrun restarts ranks that exit with a code other than 0; the supervisor reads the file `state`.
+        raise SystemExit(EXIT_DONE if torchrun else EXIT_REQUEUE)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+
+
+def _is_torchrun(environ: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in environ and ADDED_BY_EXEC not in environ
+
+
+def _process_group() -> ModuleType | None:
+    """Returns torch.distributed if the program has a process group."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    found: ModuleType = torch.distributed
+    return found
+
+
+def _maximum(own: tuple[float, float, float], environ: Mapping[str, str]) -> tuple[float, float, float]:
+    """Returns the maximum of each value over the ranks. Collective."""
+    group = _process_group()
+    if group is None:
+        size = environ.get("WORLD_SIZE", "1")
+        if size != "1":
+            raise RequestError(
+                f"should_stop() was called without a process group, but WORLD_SIZE is {size[:20]}; call "
+                "torch.distributed.init_process_group() first, so that all ranks stop after the same step"
+            )
+        return own
+    import torch
+
+    values = torch.tensor(own, dtype=torch.float64, device=_device(group, torch))
+    group.all_reduce(values, group.ReduceOp.MAX)
+    request, interval_s, minus_at_s = values.tolist()
+    return request, interval_s, minus_at_s
+
+
+def _device(group: ModuleType, torch: ModuleType) -> Any:
+    """Returns a device of the process group: the CPU if possible, which does not wait for the GPU."""
+    # For example "cpu:gloo,cuda:nccl", or "gloo" for all devices.
+    kinds = group.get_backend_config()
+    is_on_cpu = "cpu:" in kinds or kinds in ("gloo", "mpi")
+    return torch.device("cpu") if is_on_cpu else torch.accelerator.current_accelerator()
+
+
+def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
+    """Writes the state of the run for the supervisor of the job. Without one, nothing is written."""
+    if progress := environ.get("DDP_HPC_PROGRESS_FILE", ""):
+        try:
+            Path(progress).write_text(f"{step}\n", encoding="utf-8")
+        except OSError as error:
+            _complain(f"warning: {progress}: cannot be written: {error}")
+    if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
+        try:
+            write_state(Path(run_dir), RunState(State.REQUEUE, step, reason))
+        except DdpHpcError as error:  # the exit code still requests that the job is run again
+            _complain(f"warning: {error}")
+
+
+def _complain(line: str) -> None:
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,103 @@
+"""Combines the states of the tasks of a job array."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.queue.job_report import (
+    JobReport,
+    check_run_dir,
+    report_known,
+    verdict_of,
+    verdict_without_record,
+)
+from ddp_hpc.queue.submission_ledger import find_run_dir
+from ddp_hpc.schedulers.client import read_jobs
+from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
+
+# Each report reads the log and the run directory of a task.
+_MAX_REPORTS = 20
+# The verdict on an array is the first of these that one of its tasks has.
+_ORDER = ("failed", "running", "waiting", "requeue", "unknown", "cancelled", "done")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayReport:
+    """The status of a job array.
+
+    `tasks` are the states of all tasks, and `counts` is the number of tasks for each verdict. `problems` are
+    the reports on at most 20 tasks that have ended without success; `num_problems` is the number of all such
+    tasks.
+    """
+
+    job_id: str
+    verdict: str
+    name: str
+    owner: str
+    counts: dict[str, int]
+    tasks: tuple[JobState, ...]
+    problems: tuple[JobReport, ...]
+    num_problems: int
+
+    @property
+    def live_tasks(self) -> list[JobState]:
+        """The tasks that have not ended."""
+        return [one for one in self.tasks if one.phase != "ended"]
+
+
+def report_job_or_array(job_id: str, run_dir: Path | None = None) -> JobReport | ArrayReport:
+    """Returns the current status of a job or of a job array.
+
+    Raises:
+        UnknownJobError: neither the scheduler nor a run directory knows the job.
+        RequestError: the id is invalid, or `run_dir` does not exist.
+        DdpHpcError: the scheduler does not answer.
+    """
+    check_run_dir(run_dir)
+    found = read_jobs(check_job_id(job_id))
+    if found and found[0].array:
+        return _report_array(found, run_dir)
+    return report_known(job_id, found[0] if found else None, run_dir)
+
+
+def run_dir_of_task(task: JobState, run_dir: Path | None) -> Path | None:
+    """Returns the run directory of a task; None if it is unknown. `run_dir` is the value of --run-dir."""
+    own = run_dir / f"task-{task_index(task.job_id)}" if run_dir is not None else None
+    return own if own is not None and own.is_dir() else find_run_dir(task.job_id, task, Path.cwd())
+
+
+def _report_array(tasks: list[JobState], run_dir: Path | None) -> ArrayReport:
+    ended = [one for one in tasks if one.phase == "ended" and one.end != "done"]
+    ended.sort(key=lambda one: one.end in ("cancelled", "unknown"))  # the causes of failures come first
+    verdicts: dict[str, str] = {}
+    problems: list[JobReport] = []
+    for one in ended:
+        if len(problems) < _MAX_REPORTS:
+            report = report_known(one.job_id, one, run_dir_of_task(one, run_dir))
+            run_dir = run_dir or _dir_of_array(report)
+            verdicts[one.job_id] = report.verdict
+            problems += [report] if report.verdict != "done" else []
+        elif one.end == "unknown":
+            own = run_dir / f"task-{task_index(one.job_id)}" if run_dir else None
+            verdicts[one.job_id] = verdict_without_record(one, own)
+    counts = Counter[str]()
+    for one in tasks:
+        counts[verdicts.get(one.job_id) or verdict_of(one, None)] += one.num_tasks
+    return ArrayReport(
+        job_id=tasks[0].array,
+        verdict=next(one for one in _ORDER if counts[one]),
+        name=tasks[0].name,
+        owner=tasks[0].owner,
+        counts={one: counts[one] for one in reversed(_ORDER) if counts[one]},
+        tasks=tuple(tasks),
+        problems=tuple(problems),
+        num_problems=sum(verdicts.get(one.job_id) != "done" for one in ended),
+    )
+
+
+def _dir_of_array(task: JobReport) -> Path | None:
+    """Returns the directory of the run directories of all tasks, so that the other ones are found at once."""
+    own = Path(task.run_dir)
+    return own.parent if task.run_dir and own.name == f"task-{task_index(task.job_id)}" else None

@@ -1,0 +1,182 @@
+"""Prints a job's log, once or continuously until the run has ended."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.text_table import printable
+from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
+from ddp_hpc.queue.job_report import JobReport, UnknownJobError
+from ddp_hpc.queue.log_files import Reader, is_plain, log_paths
+from ddp_hpc.schedulers.job_state import one_task
+
+# The log file is read at this interval.
+READ_INTERVAL_S = 1.0
+# The scheduler is queried after a short time at first, since some jobs end immediately, then less and less
+# often, since thousands of users share the server.
+FIRST_QUERY_S, MAX_QUERY_INTERVAL_S = 2.0, 30.0
+# On a shared file system, a file that another node has written can appear with a delay.
+FILE_DELAY_S = 5.0
+
+Write = Callable[[bytes], None]
+Notify = Callable[[str], None]
+
+
+def show(job_id: str, run_dir: Path | None, write: Write) -> None:
+    """Writes the current content of the log, or of the logs of all tasks of a job array.
+
+    Raises:
+        DdpHpcError: there is no log; the message gives the reason.
+    """
+    found = report_job_or_array(job_id, run_dir)
+    if isinstance(found, ArrayReport):
+        _show_array(found, write)
+    else:
+        _show(found, write)
+
+
+def _show(found: JobReport, write: Write) -> None:
+    paths = [Path(path) for path in found.logs]
+    if not any(map(is_plain, paths)):
+        raise DdpHpcError(_why_no_log(found))
+    for path in paths:
+        _copy(path, write)
+
+
+def _show_array(array: ArrayReport, write: Write) -> None:
+    """Writes the logs of all tasks, each after a line with its path, as head and tail do."""
+    paths = list(dict.fromkeys(path for task in array.tasks for path in log_paths(task) if is_plain(path)))
+    if not paths:
+        raise DdpHpcError(
+            f"no task of job {array.job_id} has a log in {array.tasks[0].work_dir or 'its directory'}; "
+            f"for details: ddp-hpc status {shlex.quote(array.job_id)}"
+        )
+    for number, path in enumerate(paths):
+        write(f"{'' if number == 0 else chr(10)}==> {path} <==\n".encode("utf-8", "surrogateescape"))
+        _copy(path, write)
+
+
+def _copy(path: Path, write: Write) -> None:
+    for chunk in Reader(path).new():
+        write(chunk)
+
+
+def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> None:
+    """Writes the logs of the job and its successors until the run has ended. Status lines go to `notify`.
+
+    Raises:
+        RequestError: the job is an array.
+        DdpHpcError: the job is unknown, or has ended without a log.
+    """
+    followed: set[str] = set()
+    while job_id and job_id not in followed:
+        end = _follow_one(job_id, run_dir, write, notify, is_first=not followed)
+        followed.add(job_id)
+        job_id = end.next_job
+        if job_id and job_id not in followed:
+            notify(f"-- job {job_id} resumes the run")
+
+
+def _follow_one(
+    job_id: str, run_dir: Path | None, write: Write, notify: Notify, *, is_first: bool
+) -> JobReport:
+    readers: dict[Path, Reader] = {}
+    last_news, interval_s = "", FIRST_QUERY_S
+    report: JobReport | None = None
+    while True:
+        try:
+            report = _one_job(report_job_or_array(job_id, run_dir))
+        except UnknownJobError:
+            if report is None:
+                raise
+            report = replace(report, job=None, verdict="unknown")
+        except DdpHpcError as error:  # temporary; the next query can succeed
+            if report is None and is_first:
+                raise
+            notify(f"-- {error}")
+            if report is None:
+                time.sleep(interval_s)
+                continue
+        for path in map(Path, report.logs):
+            readers.setdefault(path, Reader(path))
+        ended = report.job is None or report.job.phase == "ended"
+        news = _news(report)
+        if news and news != last_news:
+            notify(f"-- {news}")
+        last_news = news
+        _copy_until(time.monotonic() + (READ_INTERVAL_S if ended else interval_s), readers, write)
+        if ended:
+            end_s = time.monotonic() + FILE_DELAY_S
+            while readers and not any(map(is_plain, readers)) and time.monotonic() < end_s:
+                _copy_until(time.monotonic() + READ_INTERVAL_S, readers, write)
+            if not any(map(is_plain, readers)):
+                notify(f"-- {_why_no_log(report)}")
+            notify(f"-- job {report.job_id}: {_end(report)}")
+            return report
+        interval_s = min(MAX_QUERY_INTERVAL_S, interval_s * 1.5)
+
+
+def _one_job(found: JobReport | ArrayReport) -> JobReport:
+    if isinstance(found, JobReport):
+        return found
+    running = [one for one in found.tasks if one.phase == "running"] or found.tasks
+    raise RequestError(
+        f"job {found.job_id} is a job array, but --follow prints the log of one job. Follow one of its "
+        f"tasks: ddp-hpc logs --follow {shlex.quote(one_task(running[0].job_id))}"
+    )
+
+
+def _copy_until(end_s: float, readers: dict[Path, Reader], write: Write) -> None:
+    while True:
+        for reader in readers.values():
+            for chunk in reader.new():
+                write(chunk)
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            return
+        time.sleep(min(READ_INTERVAL_S, left_s))
+
+
+def _news(report: JobReport) -> str:
+    """Returns why the job does not write a log now; empty if it does."""
+    job = report.job
+    if job is None or job.phase == "ended":
+        return ""
+    if job.phase == "waiting":
+        why = f" ({printable(job.reason)})" if job.reason else ""
+        return f"job {report.job_id} has not started{why}" + (f"; {report.advice}" if report.advice else "")
+    if not job.log_is_live and not any(is_plain(Path(path)) for path in report.logs):
+        return f"job {report.job_id} is running; PBS writes its log only at the end (immediately with -k doe)"
+    return ""
+
+
+def _why_no_log(report: JobReport) -> str:
+    job = report.job
+    where = f" ({', '.join(report.logs)})" if report.logs else ""
+    if job is None:
+        return (
+            f"the scheduler no longer knows job {report.job_id} and the path of its log; look for the log in "
+            "the directory from which the job was submitted"
+        )
+    if job.phase == "waiting":
+        return f"{_news(report)}; there is no log yet{where}; --follow waits for it"
+    if job.phase == "running":
+        return f"{_news(report) or f'job {report.job_id} has no output yet'}{where}; --follow waits for it"
+    return f"job {report.job_id} ended ({job.word}) without a log{where}; {_more(report)}"
+
+
+def _end(report: JobReport) -> str:
+    if report.job is None and report.verdict == "unknown":
+        return "ended; the scheduler no longer knows it"
+    if report.post_mortem is None:
+        return report.verdict
+    return f"{report.verdict}: {printable(report.post_mortem.what)}; {_more(report)}"
+
+
+def _more(report: JobReport) -> str:
+    return f"for details: ddp-hpc status {shlex.quote(report.job_id)}"

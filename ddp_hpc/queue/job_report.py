@@ -1,0 +1,283 @@
+"""Combines what the scheduler, the run directory and the log contain about one job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.base.rank_ends import first_failure
+from ddp_hpc.base.run_state import RunState, State, read_state, state_path
+from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.resumption_of_script import resumption_of_script
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.first_failure import last_attempt
+from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
+from ddp_hpc.queue.training_progress import Progress, read_progress
+from ddp_hpc.request.resumption import Resumption
+from ddp_hpc.schedulers.client import read_job, read_jobs
+from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
+
+# The scheduler is queried once per run, so this limits the number of queries.
+_MAX_RUNS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    """The status of one job.
+
+    `verdict` is waiting, running, done, requeue (the state is saved, and another job can resume the
+    run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
+    None if the run directory contains the state of a later job. `resume` is the shell command that the job
+    has left because no other job resumes the run; empty without one. `advice` is set if the job can never
+    start, `warning` if its ranks may have trained separately.
+    """
+
+    job_id: str
+    verdict: str
+    job: JobState | None
+    run_dir: str
+    submission: ledger.SubmissionRecord | None
+    state: RunState | None
+    attempts: tuple[ledger.Attempt, ...]
+    next_job: str
+    resume: str
+    logs: tuple[str, ...]
+    progress: Progress | None
+    log_age_s: float
+    advice: str
+    warning: str
+    post_mortem: PostMortem | None
+
+
+class UnknownJobError(RequestError):
+    """Neither the scheduler nor a run directory knows the job: exit code 2."""
+
+
+def report_known(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
+    """Returns the current status of a job. `job` is its state in the scheduler; None if it is unknown there.
+
+    Raises:
+        UnknownJobError: neither the scheduler nor a run directory knows the job.
+    """
+    if job is not None and SLUID.fullmatch(job_id):
+        job_id = job.job_id
+    run_dir = run_dir or ledger.find_run_dir(job_id, job, Path.cwd())
+    if job is None and run_dir is None:
+        raise UnknownJobError(
+            f"job {job_id} was not found by the scheduler or in a run directory in {Path.cwd()}; check the "
+            "job ID, change to the directory from which it was submitted, or set --run-dir"
+        )
+    return combine(job_id, job, run_dir)
+
+
+def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
+    """Returns the report on a job from its state in the scheduler, its run directory and its log."""
+    submission = ledger.submission_of(run_dir, job_id) if run_dir else None
+    if job is not None:
+        paths = log_paths(job)
+    else:
+        paths = usual_logs(Path(submission.work_dir), job_id) if submission else []
+    log = read_tail(paths)
+    starts = tuple(ledger.attempts(run_dir)) if run_dir else ()
+    # The state and the metrics in the run directory describe its last attempt.
+    is_last = not starts or same_job(starts[-1].job_id, job_id)
+    state: RunState | None = None
+    if run_dir and is_last:
+        begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
+        state = _state_since(run_dir, begin_s)
+    job = _with_known_end(job, state, paths)
+    next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
+    resume = ledger.resume_command(run_dir) if run_dir and is_last and not next_job else ""
+    running = job is not None and job.phase == "running"
+    return JobReport(
+        job_id=job.job_id if job else job_id,
+        verdict=verdict_of(job, state),
+        job=job,
+        run_dir=str(run_dir) if run_dir else "",
+        submission=submission,
+        state=state,
+        attempts=starts,
+        next_job=next_job,
+        resume=resume,
+        logs=tuple(map(str, paths)),
+        progress=_progress(job, run_dir if is_last else None, log, starts),
+        log_age_s=age_s(paths, time.time()) if running else 0.0,
+        advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
+        warning=warning_in(read_head(paths) + log),
+        post_mortem=_post_mortem(
+            job,
+            state,
+            log,
+            next_job,
+            run_dir,
+            starts[-1] if starts and is_last else None,
+            has_command=bool(resume),
+        ),
+    )
+
+
+def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:
+    """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
+    if job is None or job.end != "unknown":
+        return job
+    if state is not None and state.state in (State.DONE, State.FAILED):
+        return replace(job, end="done" if state.state is State.DONE else "failed")
+    # With -k doe, PBS creates the log at the start of the job.
+    never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
+    return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
+
+
+def _post_mortem(
+    job: JobState | None,
+    state: RunState | None,
+    log: str,
+    next_job: str,
+    run_dir: Path | None,
+    start: ledger.Attempt | None,
+    *,
+    has_command: bool,
+) -> PostMortem | None:
+    """`start` is the last attempt of the run; None if it belongs to another job."""
+    if job is None:
+        return None
+    recorded = first_failure(run_dir, start.key.partition("@")[0]) if run_dir and start else None
+    first_step = start.first_step if start else 0
+    resumption = _resumption(run_dir, job)
+    return examine(job, state, log, next_job, first_step, recorded, resumption, has_command=has_command)
+
+
+def _resumption(run_dir: Path | None, job: JobState) -> Resumption | None:
+    """Returns how the program of a job is resumed; None if its script is unknown or not of ddp-hpc."""
+    if run_dir is None or not job.work_dir:
+        return None
+    text = ledger.last_script(run_dir, ledger.submissions(run_dir))
+    return resumption_of_script(parse_script(text), Path(job.work_dir))
+
+
+def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
+    """Returns the state if it was written since the job began. An older state belongs to an earlier run."""
+    with suppress(DdpHpcError, OSError):
+        if state_path(run_dir).stat().st_mtime >= begin_s:
+            return read_state(run_dir)
+    return None
+
+
+def _progress(
+    job: JobState | None, run_dir: Path | None, log: str, starts: tuple[ledger.Attempt, ...]
+) -> Progress | None:
+    """Returns the progress of the last attempt; logs and metrics files can contain several attempts.
+
+    `run_dir` is None if the files in the run directory belong to a later job.
+    """
+    if job is not None and job.phase == "waiting":
+        return None
+    start = starts[-1] if run_dir is not None and starts else None
+    return read_progress(
+        last_attempt(log),
+        run_dir,
+        job.work_dir if job else "",
+        after_step=start.first_step if start else 0,
+        since_s=start.at_s if start else 0,
+    )
+
+
+def _next_job(run_dir: Path | None, job_id: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool) -> str:
+    """Returns the job that resumed or will resume the run after this job, except jobs that never started."""
+    found = ledger.next_job(run_dir, job_id) if run_dir else ""
+    seen = {job_id}
+    while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
+        seen.add(found)
+        try:
+            later = read_job(check_job_id(found))
+        except DdpHpcError:  # the successor may still be active
+            return found
+        if later is None or later.end not in ("cancelled", "dropped"):
+            return found
+        found = ledger.next_job(run_dir, found) if run_dir else ""
+    return "" if found in seen else found
+
+
+def check_run_dir(run_dir: Path | None) -> None:
+    """Raises RequestError if `run_dir` is not a directory."""
+    if run_dir is not None and not os.path.isdir(run_dir):  # noqa: PTH112 - is_dir raises PermissionError
+        raise RequestError(
+            f"--run-dir {run_dir} is not a readable directory; give the run directory of the job"
+        )
+
+
+def verdict_of(job: JobState | None, state: RunState | None) -> str:
+    """Returns the verdict of `JobReport`, from the scheduler's state of the job and the state of its run."""
+    final = state.state if state and state.state.is_final else ""
+    if job is None:
+        return final or "unknown"
+    if job.phase != "ended":
+        return job.phase
+    if job.end in ("done", "cancelled"):
+        return job.end
+    if job.exit_code == EXIT_REQUEUE or final == State.REQUEUE:
+        return "requeue"
+    return "unknown" if job.end == "unknown" else "failed"
+
+
+def verdict_without_record(job: JobState, run_dir: Path | None) -> str:
+    """Returns the verdict on a job of which the scheduler has no record, without reading its log."""
+    state = _state_since(run_dir, 0) if run_dir is not None else None
+    return verdict_of(_with_known_end(job, state, log_paths(job)), state)
+
+
+def rest_of_chain(report: JobReport) -> list[JobState]:
+    """Returns the later jobs of the same chain (submit --chain) that have not ended, in order.
+
+    Raises:
+        DdpHpcError: the scheduler does not answer.
+    """
+    if not report.run_dir:
+        return []
+    first = ledger.chained_job(Path(report.run_dir), report.job_id)
+    return list(_live(report, first, ledger.chained_job))
+
+
+def live_successor(report: JobReport) -> JobState | None:
+    """Returns the waiting or running job that resumes the run; None if no log or record names one.
+
+    Raises:
+        DdpHpcError: the scheduler does not answer.
+    """
+    return next(_live(report, report.next_job, ledger.next_job), None)
+
+
+def _live(report: JobReport, job_id: str, next_of: Callable[[Path, str], str]) -> Iterator[JobState]:
+    seen = {report.job_id}
+    while job_id and job_id not in seen:
+        seen.add(job_id)
+        job = read_job(check_job_id(job_id))
+        if job is not None and job.phase != "ended":
+            yield job
+        job_id = next_of(Path(report.run_dir), job_id) if report.run_dir else ""
+
+
+def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
+    """Reports on the last job of `run_dir`, or of each run in the current directory, the newest last.
+
+    Without a scheduler on the PATH, the reports are based on the run directories.
+
+    Raises:
+        RequestError: `run_dir` does not exist.
+        DdpHpcError: the scheduler does not answer.
+    """
+    check_run_dir(run_dir)
+    run_dirs = [run_dir] if run_dir is not None else ledger.runs_in(Path.cwd())[-_MAX_RUNS:]
+    for one in run_dirs:
+        if jobs := ledger.job_ids(one):
+            try:
+                # Each task of an array has its own run directory, unless no task has started.
+                job = next(iter(read_jobs(check_job_id(jobs[-1]))), None)
+            except RequestError:  # the run directory was copied from another machine, or is damaged
+                job = None
+            yield combine(jobs[-1], job, one)

@@ -1,0 +1,275 @@
+"""Determines why a job ended without success, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from dataclasses import dataclass
+
+from ddp_hpc.base.errors import EXIT_REQUEUE
+from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.base.units import format_walltime
+from ddp_hpc.queue import launcher_messages
+from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
+from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
+from ddp_hpc.schedulers.job_state import JobState
+from ddp_hpc.schedulers.registry import SCHEDULERS
+
+# Causes that only the log shows, since the script ends with an ordinary exit code even if the kernel killed a
+# task for lack of memory.
+_IN_LOG = (
+    *launcher_messages.CAUSES,
+    # PyTorch's allocators print these messages. Since PyTorch 2.5, the exception is torch.OutOfMemoryError.
+    ("gpu memory", re.compile(r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: ")),
+    ("memory", re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b", re.MULTILINE)),
+    # Messages of OpenSSH, with which MPICH's mpiexec starts ranks on other nodes.
+    (
+        "ssh",
+        re.compile(
+            r"^ssh: connect to host \S+ port [0-9]+: |^Host key verification failed|"
+            r"Permission denied \(publickey",
+            re.MULTILINE,
+        ),
+    ),
+    ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
+    # The first message comes from torch.distributed (2.11 and 2.13).
+    (
+        "variables",
+        re.compile(
+            r"environment variable \w+ expected, but not set|"
+            r"^KeyError: '(?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
+            re.MULTILINE,
+        ),
+    ),
+)
+_TRAINED_ALONE = re.compile(
+    r"^\[[^]\s]+\] warning: "
+    r"([0-9]+ ranks were started, but rank 0's program (?:has not opened a process group|uses ).*)",
+    re.MULTILINE,
+)
+_TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
+_LAUNCHER_EXITED = re.compile(
+    r"stopped(?: at step [0-9]+)?: \S+(?: \S+)? exited with code [0-9]+ and no rank "
+)
+_ERROR = re.compile(r"^\[[^]]*\] error: ")
+# Slurm gives this reason for every job with a non-zero exit code.
+_NO_REASON = "NonZeroExitCode"
+_SHELL = {126: "the command is not executable", 127: "command not found"}
+
+_REMEDIES = {
+    "walltime": "increase --walltime, or save snapshots so that the next job can resume",
+    "memory": (
+        "request more memory per node, or reduce --batch-size and --workers; ddp-hpc estimate computes the "
+        "memory of a model"
+    ),
+    "gpu memory": (
+        "reduce --batch-size and use --accumulate, or use --amp bf16; ddp-hpc estimate computes what fits"
+    ),
+    "disk": "free disk space, or use another file system for snapshots and data, then submit it again",
+    "variables": (
+        "the program needs the variables of torchrun, such as RANK: start it with `ddp-hpc exec -- python "
+        "...`, as render and submit do without --env-style none, or use --launcher torchrun"
+    ),
+    "ssh": "use an mpiexec that starts the ranks through the scheduler",
+    "node": "submit it again; if the same node fails again, exclude it and report it to the site",
+    "preempted": "submit it again, or submit it to a queue without preemption",
+    "cancelled": "none if you cancelled it; otherwise submit it again",
+    "not started": (
+        "check that the directory of its log exists and is writable, and that the script's interpreter "
+        "exists; then submit it again"
+    ),
+    "deadline": "submit it again with a later --deadline or without one",
+    "dropped": "submit it again without the dependency, or after a job that ddp-hpc status knows",
+    "failed": "fix the error shown above, then submit it again",
+    "unknown": "check its log and its results; if it has not completed its work, submit it again",
+    "requeue": "submit the script again",
+}
+
+# Reasons from squeue(1) and comments of PBS's scheduler for jobs that can never start.
+_NEVER = re.compile(
+    r"PartitionTimeLimit|PartitionNodeLimit|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|"
+    r"AccountNotAllowed|QOSNotAllowed|AssocMaxWallDurationPerJobLimit|QOSMaxWallDurationPerJobLimit|"
+    r"Can Never Run"
+)
+_USER_HOLD = "held by its user"
+_HELD = re.compile(r"too many failed attempts|launch failed requeued held|JobHoldMaxRequeue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostMortem:
+    """The reason for the end of a job.
+
+    `cause` is a short category, `what` combines the reasons from the scheduler and the run, and `remedy` is
+    what to do. `rank` and `host` say where the first failure occurred, if this is known. `lines` are the
+    lines of the log about this failure.
+    """
+
+    cause: str
+    what: str
+    rank: int | None
+    host: str
+    lines: tuple[str, ...]
+    remedy: str
+
+
+def examine(
+    job: JobState,
+    state: RunState | None,
+    log: str,
+    next_job: str,
+    first_step: int = 0,
+    recorded: RankEnd | None = None,
+    resumption: Resumption | None = None,
+    *,
+    has_command: bool = False,
+) -> PostMortem | None:
+    """Returns the reason why a job failed; None if it succeeded or has not ended.
+
+    `state` is the content of the state file; None if another job has written it. `first_step` is the step
+    after which the job resumed the run, and `recorded` the end of the first rank that failed, if it is known.
+    `resumption` is how its program is resumed; None if it is not a script of ddp-hpc. `has_command` is
+    whether the job has left the command that resumes the run.
+    """
+    if job.phase != "ended" or job.end == "done":
+        return None
+    own = last_attempt(log)
+    cause = _cause(job, own)
+    # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
+    failure = first_failure(own, recorded) if cause not in _TERMINATED else None
+    lost_ranks = cause == "requeue" and _has_lost_ranks(own, failure, state)
+    reasons = (
+        _how(job, cause, failure, lost_ranks=lost_ranks),
+        job.reason.removeprefix(_NO_REASON),
+        state.reason if state else "",
+    )
+    what = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    lines = failure.lines if failure else last_lines(own)
+    return PostMortem(
+        cause=cause,
+        what=what,
+        rank=failure.rank if failure else None,
+        host=failure.host if failure else "",
+        lines=lines,
+        remedy=_remedy(
+            cause,
+            job,
+            state or RunState(State.RUNNING, first_step, ""),
+            failure,
+            next_job,
+            resumption,
+            has_command=has_command,
+        ),
+    )
+
+
+def warning_in(log: str) -> str:
+    """Returns the warning of `ddp-hpc exec` that ranks may have trained alone; empty if the log has none.
+
+    Such a job can end without an error, with results as if it had run on one GPU.
+    """
+    match = _TRAINED_ALONE.search(log)
+    return match[1] if match else ""
+
+
+def advice_while_waiting(job: JobState) -> str:
+    """Returns what to do about a job that cannot start; empty for a job that waits for resources."""
+    if _HELD.search(job.reason):
+        return f"the job was started but could not run; cancel it; {_REMEDIES['not started']}"
+    if _USER_HOLD in job.reason:
+        # PBS holds and releases whole arrays only.
+        held = re.sub(r"\[.+\]", "[]", job.job_id)
+        return f"release the job with: qrls {shlex.quote(held)}"
+    if _NEVER.search(job.reason):
+        return "the job can never start; cancel it and correct the request: ddp-hpc lint shows details"
+    return ""
+
+
+def _cause(job: JobState, log: str) -> str:
+    if job.exit_code == EXIT_REQUEUE and job.end != "cancelled":
+        return "requeue"
+    if job.end != "failed":
+        return job.end
+    return next((cause for cause, pattern in _IN_LOG if pattern.search(log)), "failed")
+
+
+def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -> bool:
+    """Returns whether the run ended because ranks were lost; False if it stopped on purpose."""
+    reported = failure is not None and any(_ERROR.search(line) for line in failure.lines)
+    return (
+        reported
+        or _LAUNCHER_EXITED.search(log) is not None
+        or (state is not None and state.state is State.RUNNING)
+    )
+
+
+def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool = False) -> str:
+    if cause == "walltime":
+        limit = f" of {format_walltime(job.walltime_s)}" if job.walltime_s else ""
+        return f"it reached its walltime{limit}"
+    if lost_ranks:
+        return "it lost a rank or a node after it had saved a snapshot"
+    if cause == "requeue":
+        return "it saved its state and stopped on purpose"
+    texts = {
+        "memory": "it used more memory than it had requested",
+        "gpu memory": "a GPU ran out of memory",
+        "disk": "a disk or a quota is full",
+        "ssh": "mpiexec could not start ranks on another node with ssh",
+        "node": "a node was lost",
+        "preempted": "it was preempted by another job",
+        "cancelled": "it was cancelled",
+        "not started": "it could not be started",
+        "deadline": "its --deadline has passed",
+        "dropped": "PBS dropped it without a message, and it never ran",
+        "unknown": "PBS has no record of how it ended, or whether it ran",
+    }
+    if cause == "deadline":
+        return texts[cause]  # Slurm sets an exit code although the job did not run
+    code, number = job.exit_code, job.signal
+    if cause == "failed" and failure is not None and failure.exit_code is not None:
+        # The exit code of the job can be that of a rank that was terminated because of this failure.
+        code, number = failure.exit_code, None
+    return ", ".join(filter(None, (texts.get(cause, ""), _code(code, number))))
+
+
+def _code(code: int | None, number: int | None) -> str:
+    if number:
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            return ""  # such as 125, with which Slurm reports that a job ran out of memory
+    if not code:
+        return ""
+    by_signal = signal.Signals(code - 128).name if code - 128 in list(signal.Signals) else ""
+    known = _SHELL.get(code, by_signal)
+    return f"exit code {code}" + (f" ({known})" if known else "")
+
+
+def _remedy(
+    cause: str,
+    job: JobState,
+    state: RunState,
+    failure: Failure | None,
+    next_job: str,
+    resumption: Resumption | None,
+    *,
+    has_command: bool,
+) -> str:
+    if next_job and cause != "failed":
+        return f"none: job {next_job} resumes the run"
+    text = _REMEDIES[cause]
+    if cause == "requeue" and has_command:
+        # The script itself can lack options and variables of the job, or be that of a whole array.
+        text = "resume the run with the command in `resume`"
+    if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
+        text = f"increase --walltime; {HOW_TO_RESUME}"
+    commands = SCHEDULERS[job.scheduler].commands
+    if cause == "ssh":
+        text = commands.start_without_ssh or text
+    if cause == "node" and failure and (command := commands.exclude_host(failure.host)):
+        text += f" ({command})"
+    if state.state is not State.DONE and state.step:
+        text += f"; it resumes after step {state.step}"
+    return text

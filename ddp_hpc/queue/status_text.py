@@ -1,0 +1,153 @@
+"""The text output of `ddp-hpc status` for one job."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+
+from ddp_hpc.base.text_table import printable
+from ddp_hpc.base.units import format_walltime
+from ddp_hpc.queue.array_report import ArrayReport
+from ddp_hpc.queue.job_report import JobReport
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting
+from ddp_hpc.queue.submission_ledger import Attempt
+
+_MAX_ATTEMPTS = 5
+_LINES_PER_TASK = 2
+
+
+def lines_of(report: JobReport) -> Iterator[str]:
+    """Yields the lines of the report, each with a label and a value. Unknown values are omitted."""
+    for label, text in _facts(report):
+        if text:
+            yield f"{label:<10}{printable(text)}"
+    if report.post_mortem is not None:
+        yield from _ended(report.post_mortem)
+    if report.resume:
+        yield f"{'resume':<10}{printable(report.resume)}"
+
+
+def lines_of_array(array: ArrayReport) -> Iterator[str]:
+    """Yields the lines of the report on a job array: the number of tasks by state, and the failed tasks."""
+    named = f" ({array.name} of {array.owner})" if array.name else ""
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
+    yield f"{'job':<10}{printable(f'{array.job_id}{named}: {array.verdict}')}"
+    yield f"{'tasks':<10}{counts}"
+    if waiting := next((one for one in array.tasks if one.phase == "waiting" and one.reason), None):
+        yield f"{'reason':<10}{printable(waiting.reason)}"
+        if advice := advice_while_waiting(waiting):
+            yield f"{'action':<10}{printable(advice)}"
+    for one in array.problems:
+        if found := one.post_mortem:
+            yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"
+            lines = found.lines[-_LINES_PER_TASK:] if one.verdict in ("failed", "unknown") else ()
+            yield from (f"  | {printable(line)}" for line in lines)
+        if one.next_job:
+            yield f"{'next':<10}job {one.next_job} resumes the run of {one.job_id}"
+    if more := array.num_problems - len(array.problems):
+        yield f"{'':<10}and {more} more"
+    if array.problems:
+        yield f"{'details':<10}ddp-hpc status {shlex.quote(array.problems[0].job_id)}"
+
+
+def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
+    job = report.job
+    if job is None:
+        yield "job", f"{report.job_id}: {report.verdict}; the scheduler no longer knows it"
+    else:
+        named = f" ({job.name} of {job.owner})" if job.name else ""
+        on = f" on {job.nodes}" if job.nodes else ""
+        yield "job", f"{report.job_id}{named}: {report.verdict}, {job.word}{on}"
+        if job.phase == "waiting":
+            yield "reason", job.reason
+            yield "starts", _start(job.starts_at_s)
+            yield "action", report.advice
+        yield "time", _time(report)
+    if sent := report.submission:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(sent.at_s))
+        yield "submitted", f"{when} by {sent.user} on {sent.host}"
+    yield "step", _step(report)
+    yield "eta", _eta(report)
+    yield "state", _state(report)
+    yield "warning", report.warning
+    yield "attempts", _attempts(report)
+    yield "next", f"job {report.next_job}" if report.next_job else ""
+    yield "log", ", ".join(report.logs)
+    yield "run", report.run_dir
+
+
+def _start(at_s: float | None) -> str:
+    if at_s is None:
+        return ""
+    in_s = max(0, int(at_s - time.time()))
+    return f"about {time.strftime('%Y-%m-%d %H:%M', time.localtime(at_s))}, in {format_walltime(in_s)}"
+
+
+def _time(report: JobReport) -> str:
+    job = report.job
+    if job is None or job.walltime_s is None:
+        return ""
+    if job.elapsed_s is None or job.phase == "waiting":
+        return f"{format_walltime(job.walltime_s)} requested"
+    return f"{format_walltime(job.elapsed_s)} of {format_walltime(job.walltime_s)}"
+
+
+def _step(report: JobReport) -> str:
+    progress = report.progress
+    if progress is None:
+        return ""
+    of = f" of {progress.num_steps}" if progress.num_steps else ""
+    return f"{progress.step}{of}" + (f", loss {progress.loss:.6g}" if progress.loss is not None else "")
+
+
+def _eta(report: JobReport) -> str:
+    """Returns the estimated remaining time of the training, compared with the remaining walltime."""
+    job, progress = report.job, report.progress
+    if job is None or job.phase != "running" or progress is None or progress.left_s is None:
+        return ""
+    left_s = max(0, progress.left_s - int(report.log_age_s))
+    text = f"{format_walltime(left_s)} left"
+    if job.walltime_s is None or job.elapsed_s is None:
+        return text
+    spare_s = job.walltime_s - job.elapsed_s - left_s
+    if spare_s >= 0:
+        return f"{text}, {format_walltime(spare_s)} before the walltime ends"
+    then = "another job can resume it" if report.run_dir else "this job will not complete it"
+    return f"{text}, {format_walltime(-spare_s)} beyond the end of the walltime; {then}"
+
+
+def _attempts(report: JobReport) -> str:
+    # The number of a run that the user has submitted again begins at 1.
+    again = [one.number == 1 and index > 0 for index, one in enumerate(report.attempts)]
+    listed = [
+        f"{'submitted again: ' * is_again}{one.number} (job {one.job_id}{_from(one)})"
+        for one, is_again in zip(report.attempts, again, strict=True)
+    ]
+    last = ", ".join(listed[-_MAX_ATTEMPTS:])
+    return f"... {last}" if len(listed) > _MAX_ATTEMPTS else last
+
+
+def _from(start: Attempt) -> str:
+    # In a later attempt, 0 stands for a step that the program does not record.
+    return f" from step {start.first_step}" if start.first_step or start.number == 1 else ""
+
+
+def _state(report: JobReport) -> str:
+    state = report.state
+    if state is None:
+        return ""
+    # The step of a program that does not record its step is not known.
+    step = f" {state.step}" if state.step or not state.state.is_final else ""
+    return f"{state.state}{step} {state.reason}"
+
+
+def _ended(found: PostMortem) -> Iterator[str]:
+    yield f"{'cause':<10}{found.cause}: {printable(found.what)}"
+    if found.rank is not None or found.host:
+        who = f"rank {found.rank}" if found.rank is not None else "a rank"
+        where = f" on {printable(found.host)}" if found.host else ""
+        yield f"{'failed':<10}{who}{where}"
+    for line in found.lines:
+        yield f"  | {printable(line)}"
+    yield f"{'action':<10}{printable(found.remedy)}"

@@ -1,0 +1,334 @@
+"""Submits a job script: builds the command line, creates the directories of the job, and records the job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.process_control import umask_text
+from ddp_hpc.base.run_state import State, read_state
+from ddp_hpc.lint.parse_script import Script, parse_script
+from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.python_environment import environment_for_job
+from ddp_hpc.render.render_script import script_bytes, write_script
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
+from ddp_hpc.schedulers.client import send
+from ddp_hpc.schedulers.commands import Overrides
+from ddp_hpc.schedulers.job_state import was_dropped
+from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
+from ddp_hpc.schedulers.scheduler import Scheduler
+from ddp_hpc.sites.site import Site
+
+# Matches paths with patterns that only the scheduler expands, such as %j for the job ID.
+_NOT_PLAIN = re.compile(r"[$~^%\0\n]")
+_CHAINED = "DDP_HPC_CHAINED"
+_MAX_ATTEMPTS = re.compile(r"--max-attempts ([0-9]{1,6})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job script that will be submitted from `work_dir`, as the file `path`.
+
+    `is_new` means that the script was just rendered and `path` does not exist yet. `run_dir` is None if the
+    script sets no run directory; the submission is then not recorded. `options` precede `path` on the command
+    line of sbatch or qsub.
+    """
+
+    scheduler: Scheduler
+    script: Script
+    path: Path
+    is_new: bool
+    work_dir: Path
+    run_dir: Path | None
+    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """The arguments of the script."""
+    python_env: str = ""
+    """The Python environment that the submit command passes to the job, if the script does not name one."""
+
+    @property
+    def content(self) -> bytes:
+        """The unchanged bytes of the script."""
+        return script_bytes(self.script.text)
+
+    def argv(self, after: str = "", variables: Sequence[str] = ()) -> list[str]:
+        """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
+        path = str(self.path)
+        umask = int(umask_text(), 8)
+        options = [*self.options, *self.scheduler.commands.umask_arguments(self.script, umask)]
+        not_an_option = f"./{path}" if path.startswith("-") else path
+        return [
+            *self.scheduler.commands.submit_argv(not_an_option, options, after, self._variables(variables)),
+            *self.arguments,
+        ]
+
+    def environ(self) -> dict[str, str]:
+        """Returns the environment of the submit command."""
+        if not self.python_env or not self.scheduler.commands.passes_environment:
+            return dict(os.environ)
+        path = f"{self.python_env}/bin:{os.environ.get('PATH', os.defpath)}"
+        return {**os.environ, "VIRTUAL_ENV": self.python_env, "PATH": path}
+
+    def _variables(self, given: Sequence[str]) -> str:
+        """Returns the value of the option -v of qsub."""
+        if self.python_env and not self.scheduler.commands.passes_environment:
+            given = [f"VIRTUAL_ENV={self.python_env}", *given]
+        # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
+        own = [directive.value for directive in self.script.read() if directive.flag == "-v"]
+        return ",".join([*own, *given]) if given else ""
+
+
+def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Submission:
+    """Returns how to submit a script that was just rendered. Its file name contains its checksum.
+
+    Raises:
+        RequestError: jobs cannot be submitted to this scheduler.
+    """
+    if scheduler_name not in MONITORED:
+        raise RequestError(
+            f"the scheduler of the profile is {scheduler_name!r}, but jobs can only be submitted to "
+            f"{' or '.join(MONITORED)}; use another --profile, or write the script "
+            "(ddp-hpc render -o FILE) and start it yourself"
+        )
+    script = parse_script(text)
+    run_dir = ledger.run_dir_in(text, work_dir)
+    directory = run_dir or work_dir
+    name = f"job-{hashlib.sha256(script_bytes(text)).hexdigest()[:8]}.sh"
+    return Submission(
+        scheduler=SCHEDULERS[scheduler_name],
+        script=script,
+        path=directory / name,
+        is_new=True,
+        work_dir=work_dir,
+        run_dir=run_dir,
+    )
+
+
+def submission_of_script(
+    text: str,
+    path: Path,
+    work_dir: Path,
+    *,
+    account: str,
+    asked: Overrides,
+    arguments: tuple[str, ...],
+    site: Site | None,
+) -> Submission:
+    """Returns how to submit an existing script file, with options that override its directives.
+
+    Raises:
+        RequestError: the script has no directives, so its scheduler is unknown, or the scheduler does not
+            support an option or arguments.
+    """
+    script = parse_script(text)
+    if script.scheduler not in MONITORED:
+        prefixes = " or ".join(one.reader.prefix for one in MONITORED.values())
+        raise RequestError(
+            f"{path} is not a job script: it contains no {prefixes} lines; write a job script with "
+            "ddp-hpc render -o FILE, or add directives"
+        )
+    scheduler = SCHEDULERS[script.scheduler]
+    if arguments and not scheduler.writer.passes_arguments:
+        raise RequestError(
+            f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
+            f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
+        )
+    options = [word for words in scheduler.commands.overrides(asked, script, site) for word in words]
+    if account:
+        options += scheduler.commands.account_arguments(account, site.account.option if site else "")
+    return Submission(
+        scheduler=scheduler,
+        script=script,
+        path=path,
+        is_new=False,
+        work_dir=work_dir,
+        run_dir=ledger.run_dir_in(text, work_dir),
+        options=tuple(options),
+        arguments=arguments,
+        python_env=_environment_to_pass(script, scheduler, work_dir),
+    )
+
+
+def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -> str:
+    """Returns the environment of this ddp-hpc, if the script starts ddp-hpc and names no environment."""
+    if not script.is_supervised or script.sets("VIRTUAL_ENV"):
+        return ""
+    found = environment_for_job(work_dir, os.environ)
+    if scheduler.commands.passes_environment:
+        return found
+    # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
+    is_usable = not re.search(r"""[\\'",\s]""", found) and (Path(found) / "bin" / "activate").exists()
+    return found if is_usable else ""
+
+
+def as_linted(submission: Submission, asked: Overrides, site: Site | None) -> tuple[str, range]:
+    """Returns the script with directives for the options that override its own, and their line numbers."""
+    lines = submission.script.text.splitlines(keepends=True)
+    last = max((one.line for one in submission.script.read()), default=1)
+    words = submission.scheduler.commands.overrides(asked, submission.script, site)
+    added = [f"{submission.scheduler.reader.prefix} {' '.join(one)}\n" for one in words]
+    return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
+
+
+def names_account(text: str) -> bool:
+    """Returns whether the directives of a script name an account."""
+    script = parse_script(text)
+    return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].reader.names_account(script)
+
+
+def other_run(submission: Submission) -> str:
+    """Returns a warning if the run directory contains a run that this job would not resume as intended.
+
+    This is the case for a run of another command, and for a complete run. Returns an empty string in all
+    other cases.
+
+    Raises:
+        RequestError: the run directory contains the run of another program.
+    """
+    run_dir = submission.run_dir
+    if run_dir is None:
+        return ""
+    state = None
+    with suppress(DdpHpcError):
+        state = read_state(run_dir)
+    submitted = ledger.submissions(run_dir)
+    step = f"step {state.step}" if state and state.step else ""
+    about = (
+        ", ".join(filter(None, (state.state, step)))
+        if state
+        else f"job {submitted[-1].job_id}"
+        if submitted
+        else ""
+    )
+    remedy = (
+        "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
+    )
+    last = ledger.last_script(run_dir, submitted)
+    ledger.check_program(run_dir, last, submission.script.text, f"for a new run, {remedy}")
+    before, now = _program(last), _program(submission.script.text)
+    if about and before and now and before != now:
+        return (
+            f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
+            f"or overwrite; for a new run, {remedy}"
+        )
+    if state and state.state is State.DONE:
+        return f"the run in {run_dir} is complete{f' ({step})' if step else ''}; for a new run, {remedy}"
+    return ""
+
+
+def _program(text: str) -> str:
+    """Returns the command that the launcher of a script starts; empty if it is unknown."""
+    launches = parse_script(text).launches()
+    return shlex.join(word for word in launches[-1].launched if word != "$@") if launches else ""
+
+
+def prepare(submission: Submission) -> None:
+    """Creates the run directory with the script, and the directories of the logs.
+
+    If a log cannot be written, PBS holds the job, and Slurm ends it without a message.
+
+    Raises:
+        DdpHpcError: a file or directory cannot be created.
+    """
+    directories = [*_log_directories(submission), *([submission.run_dir] if submission.run_dir else [])]
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DdpHpcError(
+                f"{directory} cannot be created, but the job requires it; check the permissions of its "
+                "parent directory"
+            ) from error
+    if submission.is_new:
+        write_script(submission.script.text, submission.path)
+
+
+def submit_one(submission: Submission) -> Iterator[tuple[str, str]]:
+    """Submits one job; yields its ID, and a warning or an empty string.
+
+    Raises:
+        DdpHpcError: the scheduler refuses the job or cannot be reached.
+    """
+    yield from _send(submission, submission.argv(), "")
+
+
+def check_chain(submission: Submission, num_jobs: int) -> None:
+    """Raises RequestError if the script cannot be queued as a chain."""
+    if not submission.scheduler.commands.can_chain or not submission.script.is_supervised:
+        raise RequestError(
+            f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
+            "omit it, as the other scripts of ddp-hpc requeue themselves"
+        )
+    found = _MAX_ATTEMPTS.search(submission.script.text)
+    max_attempts = int(found[1]) if found else DEFAULT_MAX_ATTEMPTS
+    if num_jobs > max_attempts:
+        raise RequestError(
+            f"--chain {num_jobs} was given, but the script runs at most {max_attempts} attempts; use a "
+            "smaller number, or render it with a larger --max-attempts"
+        )
+
+
+def submit_chain(submission: Submission, num_jobs: int) -> Iterator[tuple[str, str]]:
+    """Submits a PBS script `num_jobs` times, each job after the previous one; yields ids and warnings.
+
+    Raises:
+        DdpHpcError: the scheduler refuses a job or cannot be reached; jobs whose ids were yielded remain
+        queued.
+    """
+    after = ""
+    for attempt in range(1, num_jobs + 1):
+        variables = [f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"]
+        for job_id, problem in _send(submission, submission.argv(after, variables), after):
+            yield job_id, problem
+            after = job_id
+
+
+def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
+    job_id = send(submission.scheduler, argv, submission.environ())
+    if after and was_dropped(submission.scheduler.commands.job_commands().read_job, job_id):
+        raise DdpHpcError(
+            f"PBS has dropped job {job_id} because it depends on job {after}, which the server no longer "
+            f"knows. Check what happened to job {after}, and submit again."
+        )
+    problem = ""
+    if submission.run_dir is not None:
+        try:
+            ledger.record(submission.run_dir, _entry(submission, job_id, argv, after))
+        except DdpHpcError as error:
+            problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
+    yield job_id, problem
+
+
+def _entry(submission: Submission, job_id: str, argv: list[str], after: str) -> ledger.SubmissionRecord:
+    return ledger.submission_record(
+        job_id=job_id,
+        scheduler=submission.scheduler.name,
+        argv=argv,
+        script=submission.work_dir / submission.path,
+        content=submission.content,
+        work_dir=submission.work_dir,
+        after=after,
+    )
+
+
+def _log_directories(submission: Submission) -> Iterator[Path]:
+    """Yields the directories of the logs, except those with patterns that only the scheduler expands."""
+    if submission.script.value("--chdir"):
+        return
+    for directive in submission.script.read():
+        if directive.flag not in submission.scheduler.reader.log_flags:
+            continue
+        host, colon, path = directive.value.rpartition(":")
+        if colon and host and host != socket.gethostname():
+            continue
+        directory = path if path.endswith("/") else path.rpartition("/")[0]
+        if directory and not _NOT_PLAIN.search(directory) and len(directory) < 1000:
+            yield submission.work_dir / directory
