@@ -36,10 +36,10 @@ _MODULES = {
     "__version__": "version",
     "Batch": "library.batch",
     "ConnectedWorld": "library.connected_world",
-    "DdpHpcError": "errors",
+    "DdpHpcError": "base.errors",
     "FileDataset": "library.dataset",
     "JobDeadline": "library.deadline",
-    "RequestError": "errors",
+    "RequestError": "base.errors",
     "Snapshots": "library.snapshots",
     "Task": "training.tasks.task",
     "dataset": "library.dataset",
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> object:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("torch", "numpy", "h5py", "safetensors"):
-            command = importlib.import_module(f"{__name__}.pip_extras").install_command("train")
+            command = importlib.import_module(f"{__name__}.base.pip_extras").install_command("train")
             raise ModuleNotFoundError(
                 f"ddp_hpc.{name} needs {error.name}, which is not installed: {command}",
                 name=error.name,

@@ -189,7 +189,7 @@ class Graphs:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     torch._dynamo.reset()
     found, real = Graphs(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda forward, mode: real(forward, backend=found))
+    monkeypatch.setattr(torch, "compile", lambda forward, mode, **more: real(forward, backend=found, **more))
     return found
 
 
