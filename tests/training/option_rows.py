@@ -111,13 +111,10 @@ def samples_of(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def plain_gradients(config: TrainConfig, dtype: torch.dtype) -> list[list[Tensor]]:
     """The gradients of each step just before its update, in one process with plain torch."""
     model = new_model(dtype)
-    decay = {"weight_decay": config.optimization.weight_decay} if config.optimization.weight_decay else {}
+    decay = config.optimization.weight_decay
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], **decay},
-        {
-            "params": [p for p in model.parameters() if p.dim() < 2],
-            **({"weight_decay": 0.0} if decay else {}),
-        },
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     name = config.optimization.optimizer
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]

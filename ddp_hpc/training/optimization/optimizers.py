@@ -42,7 +42,8 @@ def optimizer_options(
     Raises:
         RequestError: --fused was requested, but torch does not support it here.
     """
-    options: dict[str, Any] = {"lr": lr}
+    # Groups of parameters set their own; torch's AdamW has another default, 0.01.
+    options: dict[str, Any] = {"lr": lr, "weight_decay": 0.0}
     has_fused = not (config.optimizer == "sgd" and is_sharded)
     if config.fused and not has_fused:
         raise RequestError(
