@@ -129,6 +129,7 @@ def test_batches_of_workers_are_copied_on_a_separate_stream(monkeypatch):
         return to(tensor, device, **options)
 
     monkeypatch.setattr(torch.Tensor, "to", copied)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # needs a GPU
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: streams.calls.append(("kept for", "main"))
     )
@@ -142,7 +143,7 @@ def test_batches_of_workers_are_copied_on_a_separate_stream(monkeypatch):
 def test_with_sync_batchnorm_no_rank_compiles_alone(monkeypatch):
     # The forward pass waits for other ranks, which would wait for this one to finish compiling.
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda module, **_: module)
-    group = SimpleNamespace(device=torch.device("meta"))
+    group = SimpleNamespace(device=torch.device("meta"), backend="gloo")
     config = TrainConfig.of(sync_batchnorm=True, compile="default")
     task = Task(model=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     precision, mesh = Precision("off", group.device), Mesh({"dp": 2}, {"dp": 0}, None)

@@ -21,8 +21,8 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.training import prepare_data as prepare
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.input import prepare_data as prepare
 from ddp_hpc.training.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import platform
 
-import numpy as np
-import torch
-
 from ddp_hpc.version import __version__
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of the software that can affect results."""
+    # Commands for login nodes, without numpy and torch, import this module.
+    import numpy as np
+    import torch
+
     found = {
         "ddp_hpc": __version__,
         "python": platform.python_version(),
