@@ -10,8 +10,7 @@ import time
 import torch.distributed as dist
 
 from ddp_hpc.train import main
-from ddp_hpc.training import session
-from ddp_hpc.training.tasks import task_setup
+from ddp_hpc.training import session, task_setup
 
 session.AFTER_PARTS_S = 3.0
 
