@@ -1,17 +1,15 @@
 """Measures what the start of a job and a step cost rank 0 for thousands of ranks.
 
-python benchmarks/scale.py [--ranks 64,1024,4096,16384] [--per-node 8] [--no-relay] [--torch] [--json FILE]
+python benchmarks/scale.py [--ranks 64,1024,4096,16384] [--per-node 8] [--torch] [--json FILE]
 
 Every rank is a thread that runs the real code of a start: the rendezvous, the failure watch, the agreements,
-the placement check and the barriers of a default run. Its connection is a real socket to the real relay of
-its node, or with --no-relay to the real store server, which is a separate process. Only the thread that
-serves the connections of ranks is shared, and a relay is a thread instead of a process. A second measurement
-does the same for the heartbeat, with the lines that a relay sends. The bytes, messages and connections of
-rank 0 are counted; with relays, they depend slightly on the order of events. Times include the simulated
-ranks, which share the cores of this machine with the server; the CPU time and the memory are those of
-rank 0's processes alone. The exchange of a step is measured with torch's fake process group. --torch adds
-the store of GPU backends: torch's TCPStore on rank 0, to which every rank connects in a plain
-`init_process_group`, and the servers that ddp-hpc starts on the nodes instead, without relays.
+the placement check and the barriers of a default run. Its connection is a real socket to the real store
+server, which is a separate process; only the thread that serves the connections of ranks is shared. A second
+measurement does the same for the heartbeat. The bytes, messages and connections of rank 0 are counted. Times
+include the simulated ranks, which share the cores of this machine with the server; the CPU time and the
+memory are those of rank 0's processes alone. The exchange of a step is measured with torch's fake process
+group. --torch adds the store of GPU backends: torch's TCPStore on rank 0, to which every rank connects in a
+plain `init_process_group`, and the servers that ddp-hpc starts on the nodes instead.
 """
 
 from __future__ import annotations
@@ -32,16 +30,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ddp_hpc.base.process_status import process_stat
 from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.discovery.listening_ports import sockets_of, tcp_sockets
 from ddp_hpc.discovery.world import World
-from ddp_hpc.rendezvous import connect_ranks, node_relay, store_client
+from ddp_hpc.rendezvous import connect_ranks, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
-from ddp_hpc.rendezvous.frame_server import Owner
-from ddp_hpc.rendezvous.relay_server import Relay
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import StoreProcess, TorchStoreProcess
@@ -102,9 +98,8 @@ class Hub:
             connection.sendall(data)
         except OSError:
             return
-        if leads_to_rank_0(connection):
-            self.sent_bytes += len(data)
-            self.messages += 1
+        self.sent_bytes += len(data)
+        self.messages += 1
 
     def remove(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -121,7 +116,7 @@ class Hub:
                     received = key.fileobj.recv(1 << 20)
                 except OSError:
                     received = b""
-                self.received_bytes += len(received) * leads_to_rank_0(key.fileobj)
+                self.received_bytes += len(received)
                 if not received:
                     self.remove(key.fileobj)
                 key.data(received)
@@ -132,56 +127,13 @@ class Hub:
 HUB: Hub
 
 
-def leads_to_rank_0(connection: socket.socket) -> bool:
-    return connection.family == socket.AF_INET
-
-
-class RelayThread:
-    """A relay in a thread, which counts the messages and bytes between it and the store."""
-
-    started: ClassVar[list[RelayThread]] = []
-
-    def __init__(self, listener: socket.socket, key: bytes, host: str, port: int) -> None:
-        self.sent_bytes = self.received_bytes = 0
-        self._channel = store_client.connect_once(host, port, key, LIMIT_S)
-        own = socket.socket(fileno=os.dup(listener.fileno()))
-        self.relay = Relay(
-            own, key, self._channel, host, port, Owner(os.getppid(), warn=print)
-        )  # fmt: skip
-        self.messages = itertools.count()
-        for name in ("_ask", "_deliver"):
-            setattr(self.relay, name, self._counted(getattr(self.relay, name)))
-        self.started.append(self)
-        threading.Thread(target=self.relay.serve, daemon=True).start()
-
-    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            next(self.messages)
-            return method(*args)
-
-        return call
-
-    def count(self) -> dict[str, int]:
-        sent, received = bytes_of(self._channel.socket)
-        return {"in_bytes": sent, "out_bytes": received, "messages": next(self.messages)}
-
-    def close(self) -> None:
-        pass
-
-
-def bytes_of(connection: socket.socket) -> tuple[int, int]:
-    """Returns the numbers of bytes that were sent and received over a TCP connection (tcp(7), TCP_INFO)."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-    return int.from_bytes(info[120:128], "little"), int.from_bytes(info[128:136], "little")
-
-
 class LightClient(StoreClient):
     """A connection to the store whose thread is that of the hub."""
 
-    def __init__(self, channel: Any, host: str, port: int, key: bytes, relay: Any = None) -> None:
-        self.host, self.port, self.key, self.relay = host, port, key, relay
+    def __init__(self, channel: Any, host: str, port: int, key: bytes) -> None:
+        self.host, self.port, self.key = host, port, key
         self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
-        self._waiting, self._sent, self._lost = {}, set(), None
+        self._waiting, self._lost = {}, None
         self._numbers = itertools.count(1)
         HUB.add(channel.socket, self._on_data)
 
@@ -189,7 +141,7 @@ class LightClient(StoreClient):
         if not received:
             self._end(None)
         for status, request, fields in self._reader.messages(received):
-            HUB.messages += leads_to_rank_0(self._connection)
+            HUB.messages += 1
             self._deliver(request, store_client._answer(status, fields))
 
     def _post(self, op: Any, request: int, fields: list[bytes]) -> None:
@@ -207,7 +159,7 @@ def world_of(rank: int, num_ranks: int, per_node: int) -> World:
     )  # fmt: skip
 
 
-def start_up(world: World, port: int, key: bytes, *, with_relay: bool) -> dict[str, float]:
+def start_up(world: World, port: int, key: bytes) -> dict[str, float]:
     """Runs what a rank does at its start; returns what was measured on rank 0."""
     import torch
 
@@ -225,10 +177,7 @@ def start_up(world: World, port: int, key: bytes, *, with_relay: bool) -> dict[s
         )
     else:
         joining = connect_ranks.Joining(point, lambda: key, world.rank, "a rank")
-        if with_relay:
-            store, _ = joining.connect_through_relay(key, world.hostname, LIMIT_S)
-        else:
-            store = joining.connect(LIMIT_S)
+        store = joining.connect(LIMIT_S)
         joining.join(store, LIMIT_S)
     watch = FailureWatch(store, world.rank, lambda _: None, lambda _: None)
     watch.begin()
@@ -258,20 +207,17 @@ def start_up(world: World, port: int, key: bytes, *, with_relay: bool) -> dict[s
     return measured
 
 
-def simulate_ranks(
-    part: int, num_ranks: int, per_node: int, port: int, key: bytes, *, with_relay: bool
-) -> dict[str, float]:
+def simulate_ranks(part: int, num_ranks: int, per_node: int, port: int, key: bytes) -> dict[str, float]:
     """Runs a part of the ranks in threads of this process."""
     global HUB
     HUB = Hub()
     store_client.StoreClient = LightClient  # type: ignore[misc]
-    node_relay.RelayProcess = RelayThread  # type: ignore[assignment,misc]
     threading.stack_size(256 * 1024)
     measured: dict[str, float] = {}
 
     def run(rank: int) -> None:
         world = world_of(rank, num_ranks, per_node)
-        measured.update(start_up(world, port, key, with_relay=with_relay))
+        measured.update(start_up(world, port, key))
 
     ranks = range(part * MOST_RANKS, min((part + 1) * MOST_RANKS, num_ranks))
     if part == 0:
@@ -285,11 +231,8 @@ def simulate_ranks(
         thread.start()
     for thread in threads:
         thread.join()
-    counted = [
-        {"in_bytes": HUB.sent_bytes, "out_bytes": HUB.received_bytes, "messages": HUB.messages},
-        *(relay.count() for relay in RelayThread.started),
-    ]
-    return measured | {name: sum(each[name] for each in counted) for name in counted[0]}
+    counted = {"in_bytes": HUB.sent_bytes, "out_bytes": HUB.received_bytes, "messages": HUB.messages}
+    return measured | counted
 
 
 def cpu_s(pid: int) -> float:
@@ -333,8 +276,8 @@ def serve_heartbeats(num_ranks: int, per_node: int) -> None:
     os._exit(0)
 
 
-def measure_heartbeat(num_ranks: int, per_node: int, *, with_relay: bool) -> dict[str, float]:
-    """Connects all ranks or relays to the monitor, and sends beats."""
+def measure_heartbeat(num_ranks: int, per_node: int) -> dict[str, float]:
+    """Connects all ranks to the monitor, and sends beats."""
     command = [
         sys.executable,
         __file__,
@@ -355,27 +298,17 @@ def measure_heartbeat(num_ranks: int, per_node: int, *, with_relay: bool) -> dic
             return json.loads(server.stdout.readline())  # type: ignore[no-any-return]
 
         port = json.loads(server.stdout.readline())["port"]
-        step = per_node if with_relay else 1
-        nodes = [range(max(first, 1), min(first + step, num_ranks)) for first in range(0, num_ranks, step)]
-        nodes = [ranks for ranks in nodes if ranks]
-        connections = [socket.create_connection((HERE, port), 60.0) for _ in nodes]
-        for ranks, connection in zip(nodes, connections, strict=True):
-            node = f"n{ranks[0] // per_node}"
-            who = "relay" if with_relay else str(ranks[0])
-            lines = [f"of {rank} hello {node}" for rank in ranks] if with_relay else []
-            connection.sendall("\n".join([f"hello nonce {who} {node}", *lines, ""]).encode())
+        connections = [socket.create_connection((HERE, port), 60.0) for _ in range(1, num_ranks)]
+        for rank, connection in enumerate(connections, start=1):
+            connection.sendall(f"hello nonce {rank} n{rank // per_node}\n".encode())
         while ask()["here"] < num_ranks:
             time.sleep(0.2)
         before = ask()
-        line = "at 1 0 2 0.100 600.0 backward"
         for _ in range(BEATS):
-            for ranks, connection in zip(nodes, connections, strict=True):
-                for rank in ranks:  # each beat arrives at another time
-                    connection.sendall(f"of {rank} {line}\n".encode() if with_relay else f"{line}\n".encode())
-            for ranks, connection in zip(nodes, connections, strict=True):
-                answers = b""
-                while answers.count(b"\n") < len(ranks):
-                    answers += connection.recv(1000)
+            for connection in connections:
+                connection.sendall(b"at 1 0 2 0.100 600.0 backward\n")
+            for connection in connections:
+                assert connection.recv(1000) == b"\n"
         after = ask()
         server.stdin.close()
         for connection in connections:
@@ -500,12 +433,11 @@ def use_tcp_store(ports: list[int]) -> tuple[list[Any], float]:
     return clients, time.monotonic() - start_s
 
 
-def measure(num_ranks: int, per_node: int, *, with_relay: bool) -> dict[str, float]:
+def measure(num_ranks: int, per_node: int) -> dict[str, float]:
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
     key = os.urandom(32).hex()
     own = [sys.executable, __file__, "--ranks", str(num_ranks), "--per-node", str(per_node)]
-    own += [] if with_relay else ["--no-relay"]
     num_parts = -(-num_ranks // MOST_RANKS)
     parts = [
         subprocess.Popen(
@@ -519,7 +451,7 @@ def measure(num_ranks: int, per_node: int, *, with_relay: bool) -> dict[str, flo
         output, _ = part.communicate(timeout=LIMIT_S)
         for name, value in json.loads(output).items():
             found[name] = found.get(name, 0) + value
-    found |= measure_heartbeat(num_ranks, per_node, with_relay=with_relay)
+    found |= measure_heartbeat(num_ranks, per_node)
     exchange = subprocess.run(
         [*own, "--exchange"], stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S
     )
@@ -530,7 +462,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", default="64,1024,4096,16384", help="numbers of ranks")
     parser.add_argument("--per-node", type=int, default=8, help="ranks per node")
-    parser.add_argument("--no-relay", action="store_true", help="connect each rank directly to rank 0")
     parser.add_argument("--torch", action="store_true", help="measure torch's TCPStore too")
     parser.add_argument("--json", type=Path, help="file for the rows")
     for name in ("--part", "--port"):
@@ -542,8 +473,7 @@ def main() -> None:
     ranks = [int(number) for number in args.ranks.split(",")]
     if args.part is not None:
         key = bytes.fromhex(os.environ["SCALE_KEY"])
-        with_relay = not args.no_relay
-        found = simulate_ranks(args.part, ranks[0], args.per_node, args.port, key, with_relay=with_relay)
+        found = simulate_ranks(args.part, ranks[0], args.per_node, args.port, key)
         print(json.dumps(found))
         sys.stdout.flush()
         os._exit(0)
@@ -556,7 +486,7 @@ def main() -> None:
     else:
         rows = []
         for number in ranks:
-            rows.append(measure(number, args.per_node, with_relay=not args.no_relay))
+            rows.append(measure(number, args.per_node))
             print(json.dumps(rows[-1]), file=sys.stderr)
         print(table(COLUMNS, rows))
         if args.torch:

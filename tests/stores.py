@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ddp_hpc.rendezvous.frame_server import Owner
-from ddp_hpc.rendezvous.store_client import Relay, StoreClient, connect, connect_to_relay
-from ddp_hpc.rendezvous.store_process import RelayProcess, StoreProcess
+from ddp_hpc.rendezvous.store_client import StoreClient, connect
+from ddp_hpc.rendezvous.store_process import StoreProcess
 from ddp_hpc.rendezvous.store_server import StoreServer
 
 HERE = "127.0.0.1"
@@ -29,29 +29,11 @@ class Served:
     owner_pipe: int = -1
     clients: list[StoreClient] = field(default_factory=list)
     server: StoreServer | None = None
-    relay: Relay | None = None
-    relay_process: RelayProcess | None = None
 
     def client(self) -> StoreClient:
-        if self.relay is not None:
-            client = connect_to_relay(self.relay, 10.0)
-        else:
-            client = connect(HERE, [self.port], lambda: self.key, 10.0)
+        client = connect(HERE, [self.port], lambda: self.key, 10.0)
         self.clients.append(client)
         return client
-
-    def start_relay(self) -> None:
-        """Starts a relay, to which `client` connects from now on."""
-        self.relay = Relay(f"\0ddp-hpc-test-{os.urandom(8).hex()}", self.key)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self.relay.address)
-        listener.listen(64)
-        self.relay_process = RelayProcess(listener, self.key, HERE, self.port)
-
-    def kill_relay(self) -> None:
-        assert self.relay_process is not None
-        self.relay_process._process.kill()
-        self.relay_process._process.wait(10.0)
 
     def end_owner(self) -> None:
         os.close(self.owner_pipe)
@@ -73,8 +55,6 @@ def store_in_process(num_clients: int = 0) -> Iterator[Served]:
 def _close(served: Served) -> None:
     for client in served.clients:
         client.close()
-    if served.relay_process is not None:
-        served.relay_process.close()
 
 
 @contextmanager

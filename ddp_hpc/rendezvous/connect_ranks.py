@@ -37,9 +37,8 @@ from ddp_hpc.rendezvous.address import (
 )
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
-from ddp_hpc.rendezvous.node_relay import connect_through_relay, num_connections, uses_relay
 from ddp_hpc.rendezvous.store_client import Answer, StoreClient, connect
-from ddp_hpc.rendezvous.store_process import RelayProcess, ServerProcess, StoreProcess
+from ddp_hpc.rendezvous.store_process import StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
 """The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
@@ -61,7 +60,7 @@ class Endpoint:
     why: str  # the reason for this address
     interface: str | None  # this host's network interface that leads to rank 0
     store: StoreClient
-    process: ServerProcess | None = None  # on rank 0: the store's server; on one rank per node: the relay
+    process: StoreProcess | None = None  # on rank 0: the store's server
     listen: str = ""  # on rank 0: the address for further listening sockets; empty: all addresses
     note: str = ""  # a note to print for the user; empty if there is none
 
@@ -73,10 +72,7 @@ class Endpoint:
     def close(self) -> None:
         """Closes the connection to the store, and the server of this rank. Not collective; never raises."""
         self.store.close()
-        if isinstance(self.process, RelayProcess) and self.store.relay is None:
-            # The relay has ended or no longer responds. The launcher would wait for a relay that is stopped.
-            self.process.kill()
-        elif self.process is not None:
+        if self.process is not None:
             self.process.close()
 
 
@@ -113,10 +109,10 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
     ports = [read_port(environ)] if "MASTER_PORT" in environ else [0]
     watchdog.stage("in MPI for rank 0's address")
     failure, key, host, port, why, listen = "", b"", "", 0, "", ""
-    process: ServerProcess | None = None
+    process: StoreProcess | None = None
     if world.rank == 0:
         try:
-            address, num_clients = choose_address(world, environ), num_connections(world, environ)
+            address, num_clients = choose_address(world, environ), _num_connections(world)
             listener = open_listener(ports, address.listen, num_clients)
             host, why, listen, port = address.host, address.why, address.listen, listener.getsockname()[1]
             key = new_secret()
@@ -129,15 +125,8 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
     watchdog.stage(f"in MPI for every rank to reach {host}:{port}")
     problem, store = "", None
     limit_s = min(timeout_s, _CONNECT_S + world.world_size // _RANKS_PER_S)
-
-    def connect_directly(limit_s: float) -> StoreClient:
-        return connect(host, [port], lambda: key, limit_s)
-
     try:
-        if world.rank != 0 and uses_relay(world, environ):
-            store, process = connect_through_relay(key, world.hostname, connect_directly, limit_s)
-        else:
-            store = connect_directly(limit_s)
+        store = connect(host, [port], lambda: key, limit_s)
     except RendezvousError as error:
         problem = f"{_name(world)} cannot reach rank 0 at {host}:{port}: {error}"
     problem, num_affected = comm.combine(problem, _first_and_number)
@@ -155,6 +144,11 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
     )
 
 
+def _num_connections(world: World) -> int:
+    """Returns the number of connections to the store: of all ranks, and of the servers of torch's clients."""
+    return world.world_size + (world.num_nodes or -(-world.world_size // world.local_size))
+
+
 def _first_and_number(problems: list[str]) -> tuple[str, int]:
     return first_text(problems), sum(map(bool, problems))
 
@@ -162,10 +156,10 @@ def _first_and_number(problems: list[str]) -> tuple[str, int]:
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     """Connects the ranks with a host, ports and a key that every rank can determine. Collective."""
     point, listen = rendezvous_point(world, environ), ""
-    process: ServerProcess | None = None
+    process: StoreProcess | None = None
     key, note = shared_secret(environ, point.launch)
     if world.rank == 0:
-        process, store = serve_store(point, key, world.hostname, num_connections(world, environ))
+        process, store = serve_store(point, key, world.hostname, _num_connections(world))
         host, why, listen = _host_of_store(point, environ)
         wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
         if point.why == BY_HAND:
@@ -176,10 +170,7 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
             return shared_secret(environ, point.launch)[0]
 
         joining = Joining(point, read_key_again, world.rank, _name(world))
-        if uses_relay(world, environ):
-            store, process = joining.connect_through_relay(key, world.hostname, timeout_s)
-        else:
-            store = joining.connect(timeout_s)
+        store = joining.connect(timeout_s)
         # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
         answer = joining.join(store, timeout_s + _LATER_S)
         host, why = answer["host"], answer["why"]
@@ -319,19 +310,6 @@ class Joining:
             with suppress(ConnectionError, TimeoutError):
                 store.set(_DUPLICATE, f"{self.number} {self.name}".encode(), _ANSWER_S)
 
-    def connect_through_relay(
-        self, key: bytes, node: str, timeout_s: float
-    ) -> tuple[StoreClient, ServerProcess | None]:
-        """Like `connect`, through the relay of this node.
-
-        Returns the relay's process, too, if this rank has started it.
-        """
-        store, process = connect_through_relay(key, node, self.connect, timeout_s)
-        if process is None and store.relay is not None and not self.is_first(store, timeout_s):
-            store.close()  # the relay belongs to an earlier attempt
-            store = self.connect(timeout_s)
-        return store, process
-
     def is_first(self, store: StoreClient, timeout_s: float) -> bool:
         """Returns whether no other process has joined this store with this number, and registers this one."""
         with suppress(ConnectionError):
@@ -347,7 +325,7 @@ class Joining:
         """
         try:
             store.give(_SHARED, self.number, short_hostname().encode(), result_s)
-            result = store.get_shared(f"{_SHARED}/result", result_s).decode("utf-8", "replace")
+            result = store.get([f"{_SHARED}/result"], result_s)[0].decode("utf-8", "replace")
         except (ConnectionError, TimeoutError) as error:
             where = f"{self.point.host}:{store.port}"
             raise RendezvousError(

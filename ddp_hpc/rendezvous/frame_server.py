@@ -1,7 +1,7 @@
 """A server for clients with the job's key: its connections, their handshake, and their frames.
 
-The key-value store and the relay of a node are such servers. Each is a separate process, which also answers
-while the ranks compute, are stopped or hold the GIL.
+The key-value store of the ranks and the server for the TCPStore clients of a node are such servers. Each is a
+separate process, which also answers while the ranks compute, are stopped or hold the GIL.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class Connection:
     unsent: deque[bytes] = field(default_factory=deque)
     unsent_bytes: int = 0
     requests: dict[int, Any] = field(default_factory=dict)  # unanswered requests, by number
-    error: OSError | None = None  # the first error of the socket, which the kernel reports only once
 
 
 def warn(text: str) -> None:
@@ -106,7 +105,6 @@ class FrameServer:
         key: the key that clients must have.
         owner: the process that has started the server.
         num_clients: the number of clients that may connect at once.
-        linger_s: how long clients are served after the end of the owner.
     """
 
     _REFUSED: ClassVar = (
@@ -114,17 +112,9 @@ class FrameServer:
         "a port scan, another job, or an attempt to interfere with this one",
     )
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        key: bytes,
-        owner: Owner,
-        *,
-        num_clients: int = 0,
-        linger_s: float = LINGER_S,
-    ) -> None:
+    def __init__(self, listener: socket.socket, key: bytes, owner: Owner, *, num_clients: int = 0) -> None:
         self._listener, self._key, self._owner = listener, key, owner
-        self._max_unauthenticated, self._linger_s = max(MIN_UNAUTHENTICATED, num_clients), linger_s
+        self._max_unauthenticated = max(MIN_UNAUTHENTICATED, num_clients)
         self._connections: set[Connection] = set()
         self._unauthenticated: dict[Connection, None] = {}  # in the order of their arrival
         self._num_refused = 0
@@ -133,13 +123,13 @@ class FrameServer:
         self._listener.setblocking(False)
 
     def serve(self) -> None:
-        """Serves until the owner has ended and all clients have disconnected, or `linger_s` after its end."""
+        """Serves until the owner has ended and all clients have disconnected, or `LINGER_S` after its end."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         if self._owner.pipe is not None:
             self._selector.register(self._owner.pipe, selectors.EVENT_READ)
         try:
             while not self._is_finished():
-                for event, mask in self._selector.select(self._wait_s()):
+                for event, mask in self._selector.select(1.0):
                     if event.fileobj is self._listener:
                         self._accept()
                     elif event.fileobj == self._owner.pipe:
@@ -151,7 +141,6 @@ class FrameServer:
                             self._send(event.data)
                         if mask & selectors.EVENT_READ:
                             self._receive(event.data)
-                self._finish_turn()
                 self._close_slow_handshakes()
                 if os.getppid() != self._owner.pid:
                     self._handle_owner_end()
@@ -186,20 +175,13 @@ class FrameServer:
             self._selector.unregister(self._owner.pipe)
         self._owner.on_end()
 
-    def _wait_s(self) -> float:
-        """Returns the maximum time until the next call of `_finish_turn`."""
-        return 1.0
-
-    def _finish_turn(self) -> None:
-        """Called after all requests that had arrived were handled."""
-
     def _num_clients(self) -> int:
         return len(self._connections) - len(self._unauthenticated)
 
     def _is_finished(self) -> bool:
         if self._owner_ended_s is None:
             return False
-        return not self._num_clients() or time.monotonic() > self._owner_ended_s + self._linger_s
+        return not self._num_clients() or time.monotonic() > self._owner_ended_s + LINGER_S
 
     # Methods that manage connections.
 
@@ -224,7 +206,7 @@ class FrameServer:
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return accepted, str(address[0]) if address else "this node"
+        return accepted, str(address[0])
 
     def _greet(self, accepted: socket.socket, host: str) -> None:
         connection = Connection(accepted, host, os.urandom(32), time.monotonic())
@@ -244,8 +226,7 @@ class FrameServer:
             received = connection.socket.recv(limit)
         except BlockingIOError:
             return
-        except OSError as error:
-            connection.error = connection.error or error
+        except OSError:
             received = b""
         if not received:
             # If no data was received, there is no warning: the peer may only have checked that the port is
@@ -327,8 +308,7 @@ class FrameServer:
                 connection.unsent.popleft()
         except BlockingIOError:
             pass
-        except OSError as error:
-            connection.error = connection.error or error
+        except OSError:
             connection.unsent.clear()  # the next recv() reports the end of the connection
             return
         if connection.unsent_bytes > MAX_UNREAD_BYTES:

@@ -27,10 +27,8 @@ def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
 def node_answers(connection: socket.socket, within_s: float) -> bool | None:
     """Returns whether the kernel of the other node has acknowledged what was sent, or was heard `within_s`.
 
-    It is None if the connection ends on this node, and if the kernel cannot tell.
+    It is None if the kernel cannot tell.
     """
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         num_unanswered, heard_ms = _TCP_INFO.unpack(info)

@@ -2,9 +2,6 @@
 
 All threads of a rank share one connection: a background thread reads the answers and passes each to
 the thread that waits for it. Every wait has a time limit and can be interrupted by signals.
-
-In a large job the connection leads to the relay of the node (`node_relay`). If the relay ends before the
-store or no longer responds, the client connects to the store itself.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -27,7 +24,6 @@ from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
-    OBSERVER,
     PROOF_BYTES,
     FrameReader,
     FrameWriter,
@@ -42,27 +38,8 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 _TRY_S = 5.0  # time limit of one attempt to connect, including the handshake
 _RETRY_S, _MAX_RETRY_S = 0.2, 2.0
-# A client of a relay that has sent and received nothing for this time checks whether the relay responds.
-_PROBE_S = 30.0
 # The connection is closed if the other host does not respond for this time; heartbeats detect this earlier.
 _DEAD_PEER_S = 120.0
-
-# Requests that may be repeated if it is unknown whether the store has received them.
-_REPEATABLE = frozenset(
-    (
-        Op.SET,
-        Op.GET,
-        Op.GET_SHARED,
-        Op.WAIT,
-        Op.CHECK,
-        Op.READ,
-        Op.GIVE,
-        Op.GIVEN,
-        Op.COUNT,
-        Op.LIST,
-        Op.GOODBYE,
-    )
-)
 
 Answer = list[bytes] | RendezvousError
 """The fields of the store's answer, or the error that occurred instead."""
@@ -75,21 +52,6 @@ class Channel:
     socket: socket.socket
     writer: FrameWriter
     reader: FrameReader
-
-
-@dataclass(frozen=True)
-class Relay:
-    """The relay of this node: the address of its socket, and the job's key."""
-
-    address: str
-    key: bytes
-
-
-@dataclass(frozen=True)
-class _Request:
-    op: Op
-    fields: list[bytes]
-    call: Callable[[Answer], None]
 
 
 class StoreTimeoutError(RendezvousError, TimeoutError):
@@ -112,19 +74,12 @@ class StoreClient:
         StoreLostError: every method except `close` raises it after the connection has ended.
     """
 
-    def __init__(
-        self, channel: Channel, host: str, port: int, key: bytes, relay: Relay | None = None
-    ) -> None:
+    def __init__(self, channel: Channel, host: str, port: int, key: bytes) -> None:
         self.host, self.port, self.key = host, port, key
-        self.relay = relay
-        """The relay to which this client is connected; None if it is connected to the store itself."""
         self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
         self._wake_writer, self._wake_reader = socket.socketpair()
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
-        self._waiting: dict[int, _Request] = {}
-        self._sent: set[int] = set()  # the waiting requests that have been sent
-        self._probe = 0  # the number of the last request that checked whether the relay responds
-        self._closed = False
+        self._waiting: dict[int, Callable[[Answer], None]] = {}
         self._numbers = itertools.count(1)
         self._lost: StoreLostError | None = None
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -143,10 +98,6 @@ class StoreClient:
     def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
         """Waits until all keys exist, and returns their values."""
         return self._call(Op.GET, [key.encode() for key in keys], timeout_s)
-
-    def get_shared(self, key: str, timeout_s: float) -> bytes:
-        """Waits until a key exists that is set only once, and returns its value."""
-        return self._call(Op.GET_SHARED, [key.encode()], timeout_s)[0]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None:
         """Waits until all keys exist."""
@@ -206,12 +157,12 @@ class StoreClient:
         If the key is set more than once, `call` may receive any of its values. The background thread of the
         connection makes the call, so `call` must not block.
         """
-        self.send(Op.GET_SHARED, [key.encode()], call)
+        self.send(Op.GET, [key.encode()], call)
 
     def send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
         """Sends a request and returns its number. `call` receives the answer, as in `when_set`."""
         request = next(self._numbers) % 2**32
-        self._waiting[request] = _Request(op, fields, call)
+        self._waiting[request] = call
         # Checked after the request is registered: either `_end` sees the request, or `_lost` is already set.
         if self._lost is not None:
             self._waiting.pop(request, None)
@@ -227,7 +178,6 @@ class StoreClient:
     def close(self) -> None:
         """Closes the connection; waiting threads receive StoreLostError. Not collective; never raises."""
         _open_clients.discard(self)
-        self._closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
@@ -257,71 +207,23 @@ class StoreClient:
             self._wake_writer.send(b"!")
 
     def _run(self) -> None:
-        while True:
-            error: Exception | None = None
-            try:
-                with selectors.DefaultSelector() as selector:
-                    selector.register(self._connection, selectors.EVENT_READ)
-                    selector.register(self._wake_reader, selectors.EVENT_READ)
-                    wait_s = None if self.relay is None else _PROBE_S
-                    while self._exchange({key.fileobj for key, _ in selector.select(wait_s)}):
-                        pass
-            except (OSError, ProtocolError) as caught:
-                error = caught
-            if not self._leave_relay(error):
-                self._end(error)
-                return
-
-    def _leave_relay(self, error: Exception | None) -> bool:
-        """Connects to the store itself after losing the relay; returns whether the connection succeeded."""
-        if self.relay is None or self._closed or not self.port or isinstance(error, StoreLostError):
-            return False
-        relay, self.relay = self.relay, None
+        error: Exception | None = None
         try:
-            channel = connect_once(self.host, self.port, relay.key, _TRY_S)
-        except (OSError, UnicodeError, ProtocolError):
-            return False
-        old, self._connection = self._connection, channel.socket
-        old.close()
-        self._writer, self._reader = channel.writer, channel.reader
-        sent, self._sent = sorted(self._sent), set()
-        for number in sent:
-            if (request := self._waiting.get(number)) is None:
-                continue
-            if request.op in _REPEATABLE:
-                self._post(request.op, number, request.fields)
-            else:
-                where = f"{self.host}:{self.port}"
-                text = (
-                    "the relay of this node has ended or no longer responds, during a request to the ranks' "
-                    f"store at {where}, so the result of the request is unknown; start the job again"
-                )
-                self._deliver(number, StoreLostError(text))
-        return True
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._connection, selectors.EVENT_READ)
+                selector.register(self._wake_reader, selectors.EVENT_READ)
+                while self._exchange({key.fileobj for key, _ in selector.select()}):
+                    pass
+        except (OSError, ProtocolError) as caught:
+            error = caught
+        self._end(error)
 
-    def _probe_relay(self) -> None:
-        """Sends a request that the relay answers itself.
-
-        Raises:
-            ConnectionResetError: the relay has not answered the previous request of this kind.
-        """
-        if self._probe in self._waiting:
-            raise ConnectionResetError("the relay of this node does not respond")
-        self._probe = next(self._numbers) % 2**32
-        self._waiting[self._probe] = _Request(Op.WHERE, [], lambda _: None)
-        self._sent.add(self._probe)
-        self._connection.sendall(self._writer.frame(Op.WHERE, self._probe, []))
-
-    def _exchange(self, ready: Collection[object]) -> bool:
+    def _exchange(self, ready: Container[object]) -> bool:
         """Sends queued requests and delivers received answers; returns False once the server has ended."""
-        if not ready:
-            self._probe_relay()
         if self._wake_reader in ready:
             self._wake_reader.recv(4096)
             while not self._outgoing.empty():
                 op, request, fields = self._outgoing.get()
-                if request in self._waiting:
-                    self._sent.add(request)
                 try:
                     self._connection.sendall(self._writer.frame(op, request, fields))
                 except ValueError as error:
@@ -331,17 +233,13 @@ class StoreClient:
             if not received:
                 return False
             for status, request, fields in self._reader.messages(received):
-                answer = _answer(status, fields)
-                if isinstance(answer, StoreLostError):
-                    raise answer
-                self._deliver(request, answer)
+                self._deliver(request, _answer(status, fields))
         return True
 
     def _deliver(self, request: int, answer: Answer) -> None:
-        self._sent.discard(request)
-        waiting = self._waiting.pop(request, None)
-        if waiting is not None:
-            waiting.call(answer)
+        call = self._waiting.pop(request, None)
+        if call is not None:
+            call(answer)
 
     def _end(self, error: Exception | None) -> None:
         why = f": {_cause(error)}" if error is not None else ""
@@ -354,8 +252,6 @@ class StoreClient:
 def _answer(status: int, fields: list[bytes]) -> Answer:
     if status == Status.DONE:
         return fields
-    if status == Status.LOST:
-        return StoreLostError(fields[0].decode("utf-8", "replace") if fields else "the store is lost")
     return StoreRefusedError(fields[0].decode("utf-8", "replace") if fields else "refused")
 
 
@@ -402,72 +298,6 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
         wait_s = retry_s * random.uniform(0.5, 1.5)  # noqa: S311 - not for cryptography
         time.sleep(max(min(wait_s, end_s - _RETRY_S - time.monotonic()), 0.0))
         retry_s = min(1.5 * retry_s, _MAX_RETRY_S)
-
-
-def connect_to_relay(relay: Relay, timeout_s: float, *, gives_values: bool = True) -> StoreClient:
-    """Returns a connection to the store through the relay of this node.
-
-    The relay briefly waits for the values of all clients with `gives_values`, to send them together.
-
-    Raises:
-        OSError, ProtocolError: there is no relay, it does not answer within `timeout_s`, or it does not have
-            the key.
-    """
-    end_s = time.monotonic() + timeout_s
-    client = StoreClient(open_channel(relay, timeout_s), "this node", 0, relay.key, relay)
-    try:
-        host, port = client._call(Op.WHERE, [] if gives_values else [OBSERVER], end_s - time.monotonic())
-    except BaseException:
-        client.close()
-        raise
-    client.host, client.port = host.decode(), int(port)
-    return client
-
-
-def open_channel(relay: Relay, timeout_s: float) -> Channel:
-    """Returns a connection to the relay. Raises OSError or ProtocolError like `connect_to_relay`."""
-    connection, end_s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + timeout_s
-    try:
-        connection.settimeout(timeout_s)
-        while True:
-            try:
-                connection.connect(relay.address)
-                break
-            except BlockingIOError:  # too many connections wait for the relay to accept them
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.01)
-        return _shake_hands(connection, relay.key, timeout_s)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def open_heartbeat(
-    relay: Relay, rank: int, monitor: tuple[str, int, str], node: str, silent_s: float, timeout_s: float
-) -> socket.socket:
-    """Returns a connection for the lines of this rank's heartbeat, which the relay forwards.
-
-    `monitor` is the host, the port and the nonce of rank 0's heartbeat.
-
-    Raises:
-        OSError, ProtocolError: the relay has ended, or cannot reach rank 0.
-    """
-    channel = open_channel(relay, timeout_s)
-    try:
-        channel.socket.settimeout(timeout_s)
-        words = [str(rank), *map(str, monitor), node, str(silent_s)]
-        channel.socket.sendall(channel.writer.frame(Op.HEARTBEAT, 0, [word.encode() for word in words]))
-        while not (answers := list(channel.reader.messages(received := channel.socket.recv(4096)))):
-            if not received:
-                raise ConnectionResetError("the relay of this node has ended")
-        status, _, fields = answers[0]
-        if status != Status.DONE:
-            raise ConnectionRefusedError(fields[0].decode("utf-8", "replace"))
-    except BaseException:
-        channel.socket.close()
-        raise
-    return channel.socket
 
 
 def connect_once(host: str, port: int, key: bytes, timeout_s: float) -> Channel:

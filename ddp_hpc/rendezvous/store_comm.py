@@ -113,7 +113,7 @@ class StoreComm:
 
     def _get(self, key: str, what: str) -> bytes:
         try:
-            return self._store.get_shared(key, self._limit_s)
+            return self._store.get([key], self._limit_s)[0]
         except StoreLostError as error:
             raise RendezvousError(f"{self._waited(what)}{_ENDED}") from error
         except RendezvousError as error:

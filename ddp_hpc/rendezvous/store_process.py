@@ -1,4 +1,4 @@
-"""The servers that a rank starts: the ranks' store, the relay of its node, and the node's TCPStore server."""
+"""The servers that a rank starts: the ranks' store, and the TCPStore server of its node."""
 
 from __future__ import annotations
 
@@ -52,11 +52,6 @@ class ServerProcess:
         # reaps it when this process starts another one.
         self._process.poll()
 
-    def kill(self) -> None:
-        """Ends the server at once, even if its process is stopped. Never raises."""
-        self._process.kill()
-        self._process.wait()
-
 
 class StoreProcess(ServerProcess):
     """The server of the store.
@@ -71,21 +66,12 @@ class StoreProcess(ServerProcess):
         super().__init__(listener, key, "store_server", str(num_clients), *will)
 
 
-class RelayProcess(ServerProcess):
-    """The relay of this node, which connects to the store at this host and port."""
-
-    def __init__(self, listener: socket.socket, key: bytes, host: str, port: int) -> None:
-        super().__init__(listener, key, "relay_server", host, str(port))
-
-
 class TorchStoreProcess(ServerProcess):
     """The server for the TCPStore clients of this node. `torch_version` is their version, for messages.
 
-    Like `store`, it connects to the relay of the node if there is one, and otherwise to rank 0.
+    The server has its own connection to `store`.
     """
 
     def __init__(self, listener: socket.socket, store: StoreClient, torch_version: str) -> None:
-        # The address of the relay starts with a null byte, which an argument cannot contain.
-        relay = [store.relay.address[1:]] if store.relay is not None else []
-        words = torch_version, store.host, str(store.port), *relay
+        words = torch_version, store.host, str(store.port)
         super().__init__(listener, store.key, "torch_store_server", *words)

@@ -47,18 +47,10 @@ class Op(IntEnum):
     LIST = 10  # no fields
     CANCEL = 11  # no fields; the client no longer waits for the request with this number; not answered
     GOODBYE = 12  # no fields; rank 0 is about to end on purpose
-    GIVE = 13  # fields: key, then number and value of one or more ranks
+    GIVE = 13  # fields: key, number and value of a rank
     TAKE = 14  # fields: key, number of ranks; answered with their values once all ranks have given theirs
     GIVEN = 15  # field: key; answered with number and value of each rank that has given its value
-    GET_SHARED = 16  # field: key; like GET, for a key that is set once: one answer serves all ranks of a node
-    HEARTBEAT = 17  # fields: rank, host, port, nonce, name of this node, time limit; only for a relay. Once
-    # it is answered, both sides send lines of the heartbeat on this connection.
-    WHERE = 18  # no fields, or `OBSERVER`; only for a relay; answered with the host and the port of the store
-    READ = 19  # fields: keys; answered at once with their values, which are empty for missing keys
-
-
-OBSERVER = b"observer"
-"""The field with which a client tells the relay not to wait for values from it."""
+    READ = 16  # fields: keys; answered at once with their values, which are empty for missing keys
 
 
 class Status(IntEnum):
@@ -66,7 +58,6 @@ class Status(IntEnum):
 
     DONE = 0
     REFUSED = 1  # field: the reason
-    LOST = 2  # field: the reason; sent by a relay, as its last message, when the store is lost
 
 
 class ProtocolError(Exception):

@@ -22,7 +22,7 @@ from ddp_hpc.rendezvous.frame_server import (
     close_output,
     read_key_of_owner,
 )
-from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status, batched_pairs
+from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status
 
 MAX_STORE_BYTES = 2**30
 _PER_ENTRY_BYTES = 100  # the approximate overhead of Python for a key and a value
@@ -84,8 +84,8 @@ class StoreServer(FrameServer):
             self._cancel_wait(wait)
 
     def _handle(self, connection: Connection, op: int, request: int, fields: list[bytes]) -> None:
-        if op in (Op.GET, Op.GET_SHARED, Op.WAIT):
-            self._wait(connection, request, fields, wants_values=op != Op.WAIT)
+        if op in (Op.GET, Op.WAIT):
+            self._wait(connection, request, fields, wants_values=op == Op.GET)
             return
         if op == Op.CANCEL:
             if request in connection.requests:
@@ -133,8 +133,8 @@ class StoreServer(FrameServer):
             case Op.APPEND, [key, value]:
                 self._set(key, values.get(key, b"") + value)
                 return []
-            case Op.GIVE, [key, *pairs]:
-                self._give(key, {int(number): value for number, value in batched_pairs(pairs)})
+            case Op.GIVE, [key, number, value]:
+                self._give(key, int(number), value)
                 return []
             case Op.GIVEN, [key]:
                 given = sorted(self._given.get(key, {}).items())
@@ -173,11 +173,11 @@ class StoreServer(FrameServer):
             )
         self._num_bytes += num_bytes
 
-    def _give(self, key: bytes, values: dict[int, bytes]) -> None:
-        self._grow(_size_of(values))
+    def _give(self, key: bytes, number: int, value: bytes) -> None:
         given = self._given.setdefault(key, {})
-        self._num_bytes -= _size_of({number: given[number] for number in values if number in given})
-        given |= values
+        old = _size_of({number: given[number]}) if number in given else 0
+        self._grow(_size_of({number: value}) - old)
+        given[number] = value
         self._answer_taker(key)
 
     def _answer_taker(self, key: bytes) -> None:

@@ -31,13 +31,11 @@ from ddp_hpc.rendezvous.frame_server import (
 )
 from ddp_hpc.rendezvous.store_client import (
     Answer,
-    Relay,
     StoreClient,
     StoreLostError,
     connect,
-    connect_to_relay,
 )
-from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status, batched_pairs
+from ddp_hpc.rendezvous.store_protocol import Op, Status, batched_pairs
 from ddp_hpc.rendezvous.torch_store_protocol import QUERY_NAMES, Query, TorchStream
 
 _PREFIX, _BARRIER = b"torch/", b"torch-barrier/"
@@ -150,7 +148,7 @@ class TorchStoreServer(FrameServer):
             is_absent = found != [b"1"] and num_changes == self._num_changes
             if is_absent and key not in self._absent and len(self._absent) < _MAX_ABSENT:
                 self._absent.add(key)
-                self._request(Op.GET_SHARED, [_PREFIX + key], lambda _: self._absent.discard(key))
+                self._request(Op.GET, [_PREFIX + key], lambda _: self._absent.discard(key))
             return found
 
         self._ask(connection, request, Op.CHECK, [_PREFIX + key], checked)
@@ -230,18 +228,15 @@ def _listed(query: int, keys: list[bytes]) -> list[bytes]:
 
 
 def main() -> None:
-    """Runs the server. `TorchStoreProcess` passes LISTENER TORCH HOST PORT [RELAY], and the key on stdin."""
+    """Runs the server. `TorchStoreProcess` passes LISTENER TORCH HOST PORT, and the key on stdin."""
     owner = Owner(os.getppid(), pipe=0, on_end=close_output)
     if not (key := read_key_of_owner()):
         return
-    listener, torch_version, host, port, *relay = sys.argv[1:6]
+    listener, torch_version, host, port = sys.argv[1:5]
     with socket.socket(fileno=int(listener)) as accepting:
         try:
-            if relay:
-                store = connect_to_relay(Relay(f"\0{relay[0]}", key), _CONNECT_S, gives_values=False)
-            else:
-                store = connect(host, [int(port)], lambda: key, _CONNECT_S)
-        except (OSError, RendezvousError, ProtocolError) as error:
+            store = connect(host, [int(port)], lambda: key, _CONNECT_S)
+        except RendezvousError as error:
             if os.getppid() == owner.pid:
                 owner.warn(f"torch's store on this node cannot connect to the ranks' store: {error}")
             return

@@ -198,5 +198,4 @@ def _start_heartbeat(
         connect_s=config.init_timeout_s + AFTER_PARTS_S,
         stacks=watching.stacks,
         on_lost=partial(end_after_lost_rank, parts),
-        relay=None if link is None else link.endpoint.store.relay,
     )

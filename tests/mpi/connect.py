@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 import time
 
@@ -10,12 +11,14 @@ from ddp_hpc.discovery.rank_communication import abort_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
-from ddp_hpc.rendezvous.store_process import RelayProcess, StoreProcess
+from ddp_hpc.rendezvous.store_process import StoreProcess
 
 environ = dict(os.environ)
 limit_s = float(environ.get("CONNECT_LIMIT_S", "20"))
 # Includes the time by which one rank starts later than another, which is long on a busy machine.
 watchdog_s = float(environ.get("CONNECT_WATCHDOG_S", "50"))
+if most_files := environ.get("CONNECT_MOST_FILES"):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(most_files), int(most_files)))
 launched_as = environ.get("PMI_RANK", environ.get("OMPI_COMM_WORLD_RANK", ""))
 
 
@@ -41,8 +44,6 @@ def connect() -> dict[str, object]:
         "why": endpoint.why,
         "interface": endpoint.interface,
         "serves": isinstance(endpoint.process, StoreProcess),
-        "has_relay": endpoint.store.relay is not None,
-        "starts_relay": isinstance(endpoint.process, RelayProcess),
     }
 
 

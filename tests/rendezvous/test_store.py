@@ -26,12 +26,9 @@ from tests.stores import HERE, WILL, Served, store_in_process, store_in_thread
 S = 10.0
 
 
-@pytest.fixture(scope="module", params=["store", "relay"])
-def shared(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A store, to which clients connect directly or through a relay: the results must be the same."""
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
     with store_in_process() as served:
-        if request.param == "relay":
-            served.start_relay()
         yield served
 
 
@@ -196,6 +193,32 @@ def test_after_the_owners_end_the_server_ends_with_its_last_client(launch: Launc
         assert process.poll() is None
         client.close()
         assert process.wait(5) == 0
+
+
+def test_a_value_that_is_given_again_replaces_the_old_one() -> None:
+    with store_in_thread(max_bytes=700) as served:
+        client = served.client()
+        for text in (b"a" * 300, b"b" * 300):  # both together would exceed the limit
+            client.give("k", 1, text, S)
+        client.give("k", 0, b"c", S)
+        assert client.given("k", S) == {0: b"c", 1: b"b" * 300}
+        assert client.take("k", 2, S) == [b"c", b"b" * 300]
+
+
+def test_the_waits_of_a_client_that_has_ended_are_cancelled() -> None:
+    with store_in_thread() as served:
+        ending, staying = served.client(), served.client()
+        for client, key in ((ending, "never"), (staying, "later")):
+            client.when_set(key, lambda _: None)
+        assert served.server is not None
+        for client in (ending, staying):
+            client.check(["the wait has arrived"], S)
+        assert set(served.server._waiting) == {b"never", b"later"}
+        ending.close()
+        end_s = time.monotonic() + S
+        while set(served.server._waiting) != {b"later"}:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
 
 
 def test_losing_the_store_wakes_all_waiting_threads() -> None:

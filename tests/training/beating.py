@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from ddp_hpc.discovery.world import World
-from ddp_hpc.rendezvous.store_client import Relay
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 
 LOST = 7
@@ -63,11 +62,7 @@ def fail(kind, heartbeat, step):
         read_from_a_dead_server()
     if kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if kind == "lose_relay":
-        # The relay is lost, and then, after the ranks have connected to rank 0 themselves, this rank.
-        os.kill(int(os.environ["BEATING_RELAY_PID"]), signal.SIGKILL)
-        time.sleep(1.0)
-    if kind in ("kill", "lose_relay"):
+    if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "lock":
         ctypes.PyDLL(None).sleep(60)  # PyDLL does not release the GIL
@@ -100,7 +95,6 @@ def main():
         os._exit(LOST)
 
     comm = FileComm(rank, size, folder)
-    address, _, key = os.environ.get("BEATING_RELAY", "").partition(" ")
     heartbeat = start_heartbeat(
         world,
         comm,
@@ -108,7 +102,6 @@ def main():
         "127.0.0.1",
         stacks=folder / "stacks",
         on_lost=on_lost,
-        relay=Relay(f"\0{address}", bytes.fromhex(key)) if address else None,
         **limits,
     )
     assert heartbeat.note == ""

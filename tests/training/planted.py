@@ -10,7 +10,6 @@ from pathlib import Path
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
-from ddp_hpc.rendezvous import node_relay, store_client
 from ddp_hpc.training import step
 from ddp_hpc.training.process_group import group
 from ddp_hpc.training.run import end as ending
@@ -21,14 +20,9 @@ step_as_it_is = step.Stepper.one_step
 pick_as_it_is = group.pick_device
 verdict_as_it_is = ending.verdict
 destroy_as_it_is = group.dist.destroy_process_group
-relay_process, relays = node_relay.RelayProcess, []
 
 
 def one_step(self, position, *rest):
-    if kind.endswith("_relay"):
-        time.sleep(0.1)  # the ranks report their position to rank 0 every 2 s
-        if position.step == (30 if kind.startswith("stop") else 1):
-            act_on_relay()
     if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "while_saving":
             time.sleep(1)  # rank 0 has begun its save, which takes 2 s
@@ -46,31 +40,15 @@ def one_step(self, position, *rest):
             time.sleep(600)
         if kind.startswith("SIG"):
             os.kill(os.getpid(), signal.Signals[kind])
+    if position.step == 2 and kind == "stop" and self.group.world.rank == int(rank):
+        time.sleep(3)  # the ranks report their position to rank 0 every 2 s
+        os.kill(os.getpid(), signal.SIGSTOP)
     if position.step == 1 and kind == "stuck_others":
         # Like a kernel that waits for a lost rank: only the failure watch can end these.
         if self.group.world.rank == int(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
     return step_as_it_is(self, position, *rest)
-
-
-def act_on_relay():
-    """Acts on the relay of the node, or on the rank that has started it."""
-    if not relays:
-        return
-    if kind == "kill_relay":
-        relays[0]._process.kill()
-    if kind == "stop_relay":
-        Path("relay.pid").write_text(str(relays[0]._process.pid))
-        relays[0]._process.send_signal(signal.SIGSTOP)
-    if kind in ("kill_rank_with_relay", "stop_rank_with_relay"):
-        signum = signal.SIGKILL if kind.startswith("kill") else signal.SIGSTOP
-        os.kill(os.getpid(), signum)
-
-
-def start_relay(*args):
-    relays.append(relay_process(*args))
-    return relays[-1]
 
 
 def pick_device(kind_of_device, world, per_rank):
@@ -115,7 +93,5 @@ snapshots.write_snapshot = write_snapshot
 step.Stepper.one_step = one_step
 ending.verdict = verdict
 group.pick_device = pick_device
-node_relay.RelayProcess = start_relay
-store_client._PROBE_S = 1.0
 group.dist.destroy_process_group = destroy
 train.main()

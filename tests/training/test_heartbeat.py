@@ -20,7 +20,6 @@ from ddp_hpc.training.health.heartbeat_monitor import Monitor
 from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from tests.conftest import clean_environ
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
-from tests.stores import store_in_process
 
 from .beating import LOST
 
@@ -30,12 +29,12 @@ BEATING = Path(__file__).with_name("beating.py")
 class Ranks:
     """Ranks of `beating.py`, which are killed at the end."""
 
-    def __init__(self, folder, fault, *limits, size=2, env=None):
+    def __init__(self, folder, fault, *limits, size=2):
         argv = [sys.executable, str(BEATING)]
         self.processes = [
             subprocess.Popen(
                 [*argv, str(rank), str(size), str(folder), fault, *limits],
-                env=clean_environ(env),
+                env=clean_environ(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -50,23 +49,11 @@ class Ranks:
 
 
 @pytest.fixture
-def relay():
-    """The environment of ranks whose heartbeats go through a relay."""
-    with store_in_process() as served:
-        served.start_relay()
-        served.client()  # the relay is ready
-        pid = str(served.relay_process._process.pid)
-        address = served.relay.address.removeprefix("\0")
-        yield {"BEATING_RELAY": f"{address} {served.key.hex()}", "BEATING_RELAY_PID": pid}
-
-
-@pytest.fixture(params=["direct", "relay"])
-def ranks(tmp_path, request):
+def ranks(tmp_path):
     started = []
-    env = request.getfixturevalue("relay") if request.param == "relay" else None
 
     def start(*words, **more):
-        started.append(Ranks(tmp_path, *words, env=env, **more))
+        started.append(Ranks(tmp_path, *words, **more))
         return started[-1]
 
     yield start
@@ -165,13 +152,6 @@ def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
     text, code = job.words_of(1)
     assert text.startswith(words)
     assert code == LOST
-
-
-def test_ranks_whose_relay_is_killed_connect_to_rank_0(tmp_path, relay):
-    job = Ranks(tmp_path, "lose_relay:2", "gone_s=2", size=3, env=relay)
-    text, code = job.words_of(0)
-    assert code == LOST
-    assert text.startswith("rank 2 on n2 is gone: ")  # and not the other ranks of the relay
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.frame_server import Owner
 from ddp_hpc.rendezvous.listener import open_listener
-from ddp_hpc.rendezvous.store_client import Answer, StoreLostError
+from ddp_hpc.rendezvous.store_client import Answer, StoreRefusedError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.rendezvous.store_process import TorchStoreProcess
 from ddp_hpc.rendezvous.store_protocol import Op
@@ -80,9 +80,7 @@ def counting() -> Iterator[Served]:
         yield served
 
 
-def started(served: Served, stack: ExitStack, *, with_relay: bool = False) -> Node:
-    if with_relay:
-        served.start_relay()
+def started(served: Served, stack: ExitStack) -> Node:
     node = Node(served)
     stack.callback(node.process.close)
     return node
@@ -94,11 +92,8 @@ def node(served: Served) -> Iterator[Node]:
         yield started(served, stack)
 
 
-@pytest.mark.parametrize("with_relay", [False, True], ids=["direct", "relay"])
-def test_every_request_has_the_same_result_as_with_torchs_server(served: Served, with_relay: bool) -> None:
-    with ExitStack() as stack:
-        ours = started(served, stack, with_relay=with_relay).client(timedelta(seconds=5))
-        compare(ours, torchs())
+def test_every_request_has_the_same_result_as_with_torchs_server(node: Node) -> None:
+    compare(node.client(timedelta(seconds=5)), torchs())
 
 
 def test_keys_are_listed_as_by_torchs_server(served: Served, node: Node) -> None:
@@ -357,11 +352,11 @@ def test_a_key_that_was_set_during_a_check_is_not_taken_for_missing(slow: Any) -
     assert len(store.calls) == 3, "the second check is sent to the ranks' store"
 
 
-def test_a_request_that_was_lost_with_the_relay_ends_only_its_client(slow: Any) -> None:
+def test_a_rejected_request_ends_only_its_client(slow: Any) -> None:
     server, store, _ = slow
     first, second = server._connections
     server._handle(first, Query.ADD, 1, [b"a", b"1"])
-    answer(server, store.calls[0], StoreLostError("the result is unknown"))
+    answer(server, store.calls[0], StoreRefusedError("the stored value is not a number"))
     assert server._connections == {second}
     assert not server._is_finished()
 
@@ -506,7 +501,7 @@ def test_a_value_that_is_not_a_number_ends_the_connection_as_in_torch(node: Node
             store.add("a", 1)
 
 
-# The end of the store, of the relay, of the server and of its owner.
+# The end of the store, of the server and of its owner.
 
 
 def test_clients_of_a_lost_store_get_a_network_error() -> None:
@@ -518,16 +513,6 @@ def test_clients_of_a_lost_store_get_a_network_error() -> None:
         with pytest.raises(dist.DistNetworkError):
             store.get("a")
         assert node.process._process.wait(20) == 0
-
-
-def test_the_server_survives_the_relay(served: Served) -> None:
-    with ExitStack() as stack:
-        store = started(served, stack, with_relay=True).client()
-        store.set("a", "1")
-        served.kill_relay()
-        assert store.get("a") == b"1"
-        with pytest.raises(dist.DistStoreError):
-            store.wait(["never"], BRIEF)
 
 
 def test_the_server_ends_once_its_owner_and_its_clients_have_ended(node: Node) -> None:

@@ -1,8 +1,7 @@
 """The heartbeat of every rank, which identifies a hung rank with its node, step and line of code.
 
 Every rank reports to rank 0 over a separate TCP connection with time limits, because a call to
-torch's store would wait forever if the network fails. In a large job, the ranks of a node share one
-connection to rank 0 through the relay of the node. The training loop sets its position with
+torch's store would wait forever if the network fails. The training loop sets its position with
 `Heartbeat.at`, which only stores a tuple; a thread sends it every few seconds.
 """
 
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base.errors import RendezvousError
@@ -25,9 +23,6 @@ from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.rendezvous.listener import open_listener
-from ddp_hpc.rendezvous.relay_server import CUT_OFF, ENDED
-from ddp_hpc.rendezvous.store_client import Relay, open_heartbeat
-from ddp_hpc.rendezvous.store_protocol import ProtocolError
 from ddp_hpc.training.health.heartbeat_messages import (
     NOT_BEGUN,
     Beat,
@@ -72,7 +67,6 @@ def start_heartbeat(
     connect_s: float = 300.0,
     silent_s: float = 60.0,
     gone_s: float = 10.0,
-    relay: Relay | None = None,
 ) -> Heartbeat:
     """Starts a heartbeat, which runs until it is closed. Collective: every rank must call this.
 
@@ -93,7 +87,6 @@ def start_heartbeat(
             but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
             system may block Python for minutes.
         gone_s: after a connection has closed, how long to wait for a rank to report a more specific error.
-        relay: the relay of this node, through which this rank reports to rank 0; None if there is no relay.
 
     If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
     """
@@ -110,9 +103,9 @@ def start_heartbeat(
     if listener is not None:
         heartbeat.start_thread(Monitor(world, limits, heartbeat.now, (listener, nonce), stacks, on_lost))
     elif port != "0":
-        link = _Link(world, host, int(port), nonce, silent_s, relay)
         try:
-            sender = _BeatSender(link, host_of_rank_0, limits, heartbeat.now, on_lost)
+            connection = _connect(world, host, int(port), nonce, silent_s)
+            sender = _BeatSender(connection, world.rank, host_of_rank_0, limits, heartbeat.now, on_lost)
             heartbeat.start_thread(sender)
         except (OSError, UnicodeError) as error:
             problem = f"rank {world.rank} on {world.hostname}: {error}"
@@ -142,31 +135,12 @@ def _open_listener(address: str) -> tuple[socket.socket | None, str]:
         return None, f"rank 0: {error}"
 
 
-@dataclass
-class _Link:
-    """How this rank reaches rank 0's monitor."""
-
-    world: World
-    host: str
-    port: int
-    nonce: str
-    silent_s: float
-    relay: Relay | None
-
-    def connect(self) -> socket.socket:
-        """Returns a connection to rank 0 on which this rank has identified itself."""
-        if self.relay is not None:
-            monitor = self.host, self.port, self.nonce
-            try:
-                return open_heartbeat(
-                    self.relay, self.world.rank, monitor, self.world.hostname, self.silent_s, _CONNECT_S
-                )
-            except (OSError, ProtocolError):
-                self.relay = None
-        connection = socket.create_connection((self.host, self.port), timeout=_CONNECT_S)
-        let_kernel_watch(connection, self.silent_s)
-        connection.sendall(f"hello {self.nonce} {self.world.rank} {self.world.hostname}\n".encode())
-        return connection
+def _connect(world: World, host: str, port: int, nonce: str, silent_s: float) -> socket.socket:
+    """Returns a connection to rank 0's monitor, on which this rank has identified itself."""
+    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    let_kernel_watch(connection, silent_s)
+    connection.sendall(f"hello {nonce} {world.rank} {world.hostname}\n".encode())
+    return connection
 
 
 def _begin_or_give_up(heartbeat: Heartbeat, comm: Comm, problem: str, address: str) -> None:
@@ -272,15 +246,15 @@ class _BeatSender(HeartbeatThread):
 
     def __init__(
         self,
-        link: _Link,
+        connection: socket.socket,
+        rank: int,
         host: str,
         limits: Limits,
         now: Callable[[float], Beat],
         on_lost: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._link, self._rank, self._host = link, link.world.rank, host
-        self._connection = link.connect()
+        self._connection, self._rank, self._host = connection, rank, host
         self._limits, self._now, self._on_lost = limits, now, on_lost
         self._buffer, self._cut_off = b"", False
         self._has_beaten = threading.Event()
@@ -332,9 +306,6 @@ class _BeatSender(HeartbeatThread):
                 next_s = now + limits.period_s
             if is_requested:
                 self._has_beaten.set()
-            if now - heard_s > beat.limit_s / 2 and self._leave_relay(selector):
-                heard_s, next_s = now, 0.0
-                continue
             if now - heard_s > beat.limit_s:
                 silence_s = now - heard_s
                 answers = node_answers(self._connection, within_s=silence_s / 2)
@@ -347,9 +318,6 @@ class _BeatSender(HeartbeatThread):
                     self._cut_off = self._cut_off or is_cut_off(error)
                     received = b""
                 if not received:
-                    if self._leave_relay(selector):
-                        next_s = 0.0
-                        continue
                     return self._on_closed()
                 if self._receive(received):
                     return ""
@@ -368,26 +336,7 @@ class _BeatSender(HeartbeatThread):
                 self._send("dumped")
             elif request.startswith("gone "):
                 self.set_gone(request.removeprefix("gone "))
-            elif request in (ENDED, CUT_OFF):
-                self._link.relay = None  # rank 0's monitor has ended, not the relay
-                self._cut_off = request == CUT_OFF
         return "bye" in requests
-
-    def _leave_relay(self, selector: selectors.BaseSelector) -> bool:
-        """Connects to rank 0 itself after losing the relay; returns whether the connection succeeded."""
-        if self._link.relay is None:
-            return False
-        self._link.relay = None
-        try:
-            connection = self._link.connect()
-        except OSError:
-            return False
-        connection.settimeout(self._limits.answer_s)
-        selector.unregister(self._connection)
-        selector.register(connection, selectors.EVENT_READ)
-        self._connection.close()
-        self._connection, self._buffer = connection, b""
-        return True
 
     def _on_closed(self) -> str:
         self.set_gone(f"rank 0 on {self._host}")

@@ -3,10 +3,6 @@
 The monitor is one thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
 (`Beat`) every few seconds, `stack JSON` and `dumped` on request, and `bye`. Rank 0
 answers each beat with an empty line, and sends `stack`, `gone WHO` and `bye`.
-
-The relay of a node sends `hello NONCE relay HOST`, and then the lines of its ranks as `of RANK LINE`. It adds
-`of RANK hello HOST` and `of RANK closed` when the connection of a rank begins and ends. Rank 0 sends
-`to RANK LINE`, and `all LINE` for all ranks of the node.
 """
 
 from __future__ import annotations
@@ -57,29 +53,16 @@ class _Rank(RankStatus):
     cut_off: bool = False
     dumped: bool = False
 
-    def send(self, line: str) -> None:
-        if self.connection is not None:
-            self.connection.send(f"to {self.rank} {line}" if self.connection.is_relay else line)
-
 
 @dataclass(eq=False)
 class _Connection:
-    """An open connection of a rank or of a relay, unidentified until it has sent its greeting."""
+    """An open connection of a rank, unidentified until it has sent its greeting."""
 
     socket: socket.socket
     opened_s: float
     cut_off: bool = False
-    is_relay: bool = False
-    ranks: dict[int, _Rank] = field(default_factory=dict)  # the rank, or those of the relay
+    rank: _Rank | None = None
     buffer: bytearray = field(default_factory=bytearray)
-
-    @property
-    def is_identified(self) -> bool:
-        return self.is_relay or bool(self.ranks)
-
-    def send_to_all(self, line: str) -> None:
-        """Sends a line to each rank of this connection."""
-        self.send(f"all {line}" if self.is_relay else line)
 
     def send(self, line: str) -> None:
         # Messages to a rank that does not read them are dropped, because its missing beats will be detected.
@@ -112,12 +95,9 @@ class HeartbeatThread:
         """Sends a beat without waiting for the next interval; returns when the kernel has it."""
 
     def set_gone(self, names: str) -> None:
-        """Sets the ranks whose connection closed without a goodbye; empty if they have connected again."""
+        """Sets the ranks whose connection closed without a goodbye."""
         self.gone = names
-        if names:
-            self.gone_event.set()
-        else:
-            self.gone_event.clear()
+        self.gone_event.set()
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -178,7 +158,7 @@ class Monitor(HeartbeatThread):
     def _say_goodbye(self) -> None:
         """Says goodbye to all ranks, and reads their last messages: unread data would reset a connection."""
         for connection in self._connections:
-            connection.send_to_all("bye")
+            connection.send("bye")
             with suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_WR)
         for rank in self._ranks:
@@ -225,54 +205,21 @@ class Monitor(HeartbeatThread):
             while b"\n" in connection.buffer:
                 line, _, connection.buffer = connection.buffer.partition(b"\n")
                 self._receive(connection, line.decode())
-            room = _LINE_BYTES if connection.is_identified else _GREETING_BYTES
+            room = _GREETING_BYTES if connection.rank is None else _LINE_BYTES
             if not received or len(connection.buffer) > room:
                 self._on_closed(connection)
         except ValueError:
             self._on_closed(connection)  # the connection is not from a rank of this program
 
     def _receive(self, connection: _Connection, line: str) -> None:
-        if not connection.is_identified:
-            word, nonce, who, host = line.split()
-            if word != "hello" or not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
-                raise ValueError("not a rank of this job")
-            if who == "relay":
-                connection.is_relay = True
-            else:
-                self._identify(connection, int(who), host)
-            del self._unidentified[connection]
-        elif not connection.is_relay:
-            self._receive_from(next(iter(connection.ranks.values())), line)
-        else:
-            _, number, text = line.split(" ", 2)
-            word, _, rest = text.partition(" ")
-            if word == "hello":
-                self._identify(connection, int(number), rest)
-            elif rank := connection.ranks.get(int(number)):
-                if word == "closed":
-                    self._lose([connection.ranks.pop(rank.rank)], cut_off=False)
-                else:
-                    self._receive_from(rank, text)
-
-    def _identify(self, connection: _Connection, number: int, host: str) -> None:
-        """Registers a rank. A rank whose relay has ended connects again, with its own connection."""
-        old = self._ranks[number].connection if 0 < number < len(self._ranks) else None
-        if not 0 < number < len(self._ranks) or (old is not None and not old.is_relay):
-            raise ValueError("not a rank of this job")
-        if old is not None:
-            old.ranks.pop(number, None)
-        rank = connection.ranks[number] = self._ranks[number]
-        rank.connection, rank.host = connection, host
-        if rank.gone_s is not None:
-            rank.gone_s, rank.cut_off = None, False
-            self._num_gone -= 1
-            self._announce()
-
-    def _receive_from(self, rank: _Rank, line: str) -> None:
+        rank = connection.rank
+        if rank is None:
+            self._identify(connection, line)
+            return
         word, _, rest = line.partition(" ")
         if word == "at":
             rank.beat, rank.beat_s = Beat.parse(rest), time.monotonic()
-            rank.send("")
+            connection.send("")
         elif word == "stack":
             rank.where, rank.stack = map(str, json.loads(rest))
         elif word == "dumped":
@@ -280,26 +227,27 @@ class Monitor(HeartbeatThread):
         elif word == "bye":
             rank.left = True
 
+    def _identify(self, connection: _Connection, line: str) -> None:
+        word, nonce, number, host = line.split()
+        known = word == "hello" and hmac.compare_digest(nonce.encode(), self._nonce.encode())
+        if not known or not 0 < int(number) < len(self._ranks) or self._ranks[int(number)].connection:
+            raise ValueError("not a rank of this job")
+        rank = connection.rank = self._ranks[int(number)]
+        rank.connection, rank.host = connection, host
+        del self._unidentified[connection]
+
     def _on_closed(self, connection: _Connection) -> None:
         self._close(connection)
-        self._lose(list(connection.ranks.values()), cut_off=connection.cut_off)
-
-    def _lose(self, ranks: list[_Rank], *, cut_off: bool) -> None:
-        """Registers the end of these ranks' connections."""
-        lost = [rank for rank in ranks if not rank.left]
-        for rank in lost:
-            rank.gone_s, rank.cut_off = time.monotonic(), cut_off
-        self._num_gone += len(lost)
-        if lost:
-            self._announce()
-
-    def _announce(self) -> None:
+        rank = connection.rank
+        if rank is None or rank.left:
+            return
+        rank.gone_s, rank.cut_off = time.monotonic(), connection.cut_off
+        self._num_gone += 1
         if self._num_gone > _MAX_ANNOUNCED:
             return
-        gone = [r for r in self._ranks if r.gone_s is not None]
-        self.set_gone(name_ranks(gone) if gone else "")
-        for connection in self._connections:
-            connection.send_to_all(f"gone {self.gone}")
+        self.set_gone(name_ranks([r for r in self._ranks if r.gone_s is not None]))
+        for other in self._connections:
+            other.send(f"gone {self.gone}")
 
     def _close(self, connection: _Connection) -> None:
         self._connections.discard(connection)
@@ -357,7 +305,7 @@ class Monitor(HeartbeatThread):
             rank.where = rank.stack = ""
             rank.dumped = rank.connection is None
             if rank.connection is not None:
-                rank.send("stack")
+                rank.connection.send("stack")
         own = stack_of_this_process()
         self._ranks[0].where, self._ranks[0].stack = own.where, own.text
         write_flight_record(0, self._limits.answer_s)
