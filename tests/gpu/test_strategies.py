@@ -7,7 +7,7 @@ import torch
 
 from tests.gpu.runs import reference_losses, train
 from tests.training.runs import error_lines, losses, succeeded
-from tests.training.strategy_rows import COMPILED, DATA, EXACT, ROWS, TRAINING, Row
+from tests.training.strategy_rows import DATA, EXACT, ROWS, TRAINING, Row
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -21,7 +21,7 @@ ACROSS_DEVICES = 1e-7
 OF_A_GPU = [
     Row("--no-fused", DATA),
     Row("--workers 2", DATA),
-    Row("--compile reduce-overhead --accumulate 2", DATA, COMPILED),
+    Row("--compile reduce-overhead --accumulate 2", DATA),
     Row("--strategy fsdp --cpu-offload --clip-norm 0.5 --check-gradients", DATA, like="--clip-norm 0.5"),
     Row("--strategy fsdp --no-fused", DATA),
 ]

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.integrations import deadline
+from ddp_hpc.library import deadline
 
 deadline._MOST_CALLS = 1  # each step exchanges signals, so that the step of the interruption is known
 warnings.filterwarnings("ignore")

@@ -7,7 +7,7 @@ import time
 
 import tests.gloo_exit  # noqa: F401 - for the examples that do not use ddp-hpc
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.integrations import deadline
+from ddp_hpc.library import deadline
 from ddp_hpc.training.run import stop_requests
 
 # Ranks exchange requests after each step, so that the run stops after the step with the signal.

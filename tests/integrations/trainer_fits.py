@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.integrations import deadline
 from ddp_hpc.integrations.transformers import StopBeforeDeadline, newest_checkpoint
+from ddp_hpc.library import deadline
 
 deadline._MOST_CALLS = 1  # each step exchanges signals, so that the step of the interruption is known
 transformers.logging.set_verbosity_error()
