@@ -89,16 +89,19 @@ class DatasetSource:
     def batches(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         """Yields the samples of each batch on the device, as `read` has combined them."""
         copies = DeviceCopies(device)
-        reads = self._from_workers(wanted, device) if self.workers.num_workers else self._from_thread(wanted)
+        if self.workers.num_workers:
+            reads = self._from_workers(wanted, device)
+        else:
+            reads = self._from_thread(wanted) if self.ahead else self._direct(wanted)
         with closing(reads):
             for data in reads:
                 yield _moved(data, device, copies)
 
+    def _direct(self, wanted: Wanted) -> Generator[Any, None, None]:
+        for _, numbers in wanted:
+            yield self.read(numbers.tolist())
+
     def _from_thread(self, wanted: Wanted) -> Generator[Any, None, None]:
-        if not self.ahead:
-            for _, numbers in wanted:
-                yield self.read(numbers.tolist())
-            return
         with ThreadPoolExecutor(1, "read ahead") as thread:
             reads: deque[Future[Any]] = deque()
             for _, numbers in wanted:

@@ -48,10 +48,15 @@ class ScriptWriter:
     named_in_value: ClassVar[frozenset[str]] = frozenset(("-l", "-W"))
     """Options that may be repeated, because their value names what they set, such as `-l NAME=VALUE`."""
     directive_prefix: ClassVar[str] = ""
-    """The prefix of directives in rendered scripts, if `prefix` is empty because they are not parsed."""
+    """The prefix of directives, if that of the reader is empty because directives are not parsed."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of directives in rendered scripts."""
+        return self.directive_prefix or self.scheduler.reader.prefix
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives; by default those that most schedulers have.
@@ -93,7 +98,7 @@ class ScriptWriter:
         return values
 
     def _raw_options(self, job: Job) -> Iterator[str]:
-        scheduler, own = self.scheduler, self.directive_prefix or self.scheduler.reader.prefix
+        scheduler, own = self.scheduler, self.prefix
         for text in job.directive:
             prefix, option = raw_directive(text)
             if prefix not in ("", own):

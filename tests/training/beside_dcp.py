@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 import torch.distributed.checkpoint as dcp
 
 import ddp_hpc
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.run.lifecycle import manage_run
 from ddp_hpc.training.run.resumable import Losses
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
-from ddp_hpc.training.tasks.builtin_models import TASKS
-from ddp_hpc.training.tasks.task import SampleSpec, make_task
+from tests.training.one_step import trained_for_one_step
 
 
 def main(argv: list[str]) -> None:
@@ -25,12 +22,7 @@ def main(argv: list[str]) -> None:
     folder = Path("ours").resolve()
     config = TrainConfig.of(strategy=strategy, snapshot_dir=folder)
     with ddp_hpc.distributed(threads=1) as world:
-        task = make_task("transformer", TASKS["transformer"], SampleSpec((1, 16), (3, 16), None), 0.0, {}, 0)
-        shared = make_strategy(task, world.group, config.parallel, config.optimization)
-        src, tgt = torch.rand(2, 1, 16), torch.rand(2, 3, 16)
-        shared.micro_batch(src, tgt, 1.0, True, lambda _: None)
-        shared.finish_gradients()
-        shared.optimizer.step()
+        shared, src, tgt = trained_for_one_step(config, world.group)
         samples = samples_of_arrays(src.numpy(), tgt.numpy())
         with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
             lifecycle.resume(lifecycle.open(), shared.state(), samples.num_samples, shared.mesh)

@@ -7,17 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ddp_hpc
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.run.lifecycle import manage_run
 from ddp_hpc.training.run.resumable import Losses
-from ddp_hpc.training.tasks.builtin_models import TASKS
-from ddp_hpc.training.tasks.task import SampleSpec, make_task
+from tests.training.one_step import trained_for_one_step
 
 
 class Collectives(TorchDispatchMode):
@@ -38,12 +35,7 @@ def main(argv: list[str]) -> None:
     [strategy] = argv
     config = TrainConfig.of(strategy=strategy, snapshot_dir=Path("run").resolve())
     with ddp_hpc.distributed(threads=1) as world:
-        task = make_task("transformer", TASKS["transformer"], SampleSpec((1, 16), (3, 16), None), 0.0, {}, 0)
-        shared = make_strategy(task, world.group, config.parallel, config.optimization)
-        src, tgt = torch.rand(2, 1, 16), torch.rand(2, 3, 16)
-        shared.micro_batch(src, tgt, 1.0, True, lambda _: None)
-        shared.finish_gradients()
-        shared.optimizer.step()
+        shared, _, _ = trained_for_one_step(config, world.group)
         with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
             lifecycle.resume(lifecycle.open(), shared.state(), 2, shared.mesh)
             with Collectives() as found:

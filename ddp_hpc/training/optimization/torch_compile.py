@@ -10,15 +10,11 @@ import logging
 import os
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ddp_hpc.base.units import counted
-
-if TYPE_CHECKING:
-    pass
 
 # A line of torch's log: `- 0/0: tensor 'x' size mismatch at index 0. expected 32, actual 20`
 _REASON = re.compile(r"^\s*- \d+/\d+: (.*)$", re.MULTILINE)

@@ -174,8 +174,7 @@ def _end_from_thread(parts: Parts, text: str, role: Role) -> NoReturn:
     print_error(ending.prints, text, parts.world)
     if parts.record is not None:
         parts.record.failed(text, again=True)
-    if parts.watch is not None and ending.waits_for == "the snapshot of rank 0":
-        parts.watch.let_rank_0_save()
+    _let_rank_0_save(ending, parts)
     # Several ranks can fail at once, and the one that reports the error must not be aborted before that.
     abort_mpi(EXIT_FAILED, patience_s=min(ending.patience_s, _PATIENCE_OF_THREADS_S))
     _leave(EXIT_FAILED)
@@ -202,10 +201,18 @@ def _role(error: BaseException, parts: Parts) -> Role:
     return results[parts.watch.run_election()]
 
 
+def _let_rank_0_save(ending: Ending, parts: Parts) -> bool:
+    """Waits for the snapshot of rank 0; returns False if this process does not wait for it."""
+    if parts.watch is None or ending.waits_for != "the snapshot of rank 0":
+        return False
+    parts.watch.let_rank_0_save()
+    return True
+
+
 def _wait_for_snapshot(ending: Ending, parts: Parts) -> None:
-    if parts.watch is not None and ending.waits_for == "the snapshot of rank 0":
-        parts.watch.let_rank_0_save()
-    elif ending.waits_for == "its own snapshot" or parts.is_alone:
+    if _let_rank_0_save(ending, parts):
+        return
+    if ending.waits_for == "its own snapshot" or parts.is_alone:
         parts.wait_for_snapshot(_SAVING_S)
 
 

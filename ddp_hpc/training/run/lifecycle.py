@@ -67,11 +67,6 @@ class RunLifecycle:
         self._description: RunDescription | None = None  # set by `resume`
         self._lr_ranks = 1  # set by `resume`
 
-    @property
-    def stacks(self) -> Path | None:
-        """The directory for the stack traces of hanging ranks."""
-        return None if self.directories is None else self.directories.stacks
-
     def open(self) -> Snapshot | None:
         """Locks the snapshot directory and returns its newest valid snapshot, or None if there is none.
 
