@@ -11,16 +11,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddp_hpc.base.click_options import click_options, given_values
 from ddp_hpc.base.errors import EXIT_INTERRUPTED, RequestError
-from ddp_hpc.base.options import click_options, toml_defaults
+from ddp_hpc.base.options import merged_values
 from ddp_hpc.base.pip_extras import require
 from ddp_hpc.base.process_control import set_umask
+from ddp_hpc.base.toml_options import toml_options
 from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.error_election import ErrorElection
@@ -48,33 +51,36 @@ Examples:
 """
 
 
-def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    if path is not None:
-        context.default_map = toml_defaults(path, TrainConfig)
-
-
-@click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
+@click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100})
 @click_options(TrainConfig)
 @click.option(
     "--config",
+    "file",
     type=click.Path(path_type=Path),
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
     metavar="FILE.toml",
     help="TOML file that contains options; options on the command line take precedence.",
 )
 @click.version_option(__version__, prog_name="ddp-hpc")
-def command(**options: Any) -> None:
+def command(file: Path | None, **options: Any) -> None:
     """Train a model on all ranks that the launcher started: with NCCL on GPUs, and with gloo on CPUs.
 
     Without options, the command trains the default Transformer on synthetic data for 10 epochs.
     """
     require("ddp-hpc train", "train", "torch", "numpy")
-    config = TrainConfig.of(**options)
+    config = config_of(file, options)
     if config.process_group.discovery == "device_count":
         _become_torchrun()
     _run(config)
+
+
+def config_of(file: Path | None, options: Mapping[str, Any]) -> TrainConfig:
+    """Returns the configuration from the options on the command line and those in a TOML file.
+
+    Raises:
+        RequestError: the file or an option is invalid.
+    """
+    of_file = {} if file is None else toml_options(file, TrainConfig)
+    return TrainConfig.of(**merged_values(TrainConfig, of_file, given_values(options)))
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -16,8 +16,9 @@ import click
 import pytest
 
 from ddp_hpc import __version__
+from ddp_hpc.base.options import options_of
 from ddp_hpc.cli import cli
-from ddp_hpc.request.job import JobOptions
+from ddp_hpc.request.job import Job
 from tests.batch.conftest import ROOT, clean_environ, run_cli
 from tests.queue.test_ledger import make_run
 
@@ -228,7 +229,7 @@ def test_help_shows_the_options_of_a_job_in_sections(command: list[str], own: st
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert [*sections] == ["Job", "Scheduler", "Software", "Launcher", "Resuming", "Script", "Options"]
     shown = {option: title for title in sections for option in re.findall(r"--[a-z-]+", sections[title])}
-    options = [f"--{name.replace('_', '-')}" for name in JobOptions.__dataclass_fields__ if name != "command"]
+    options = [option.flag for option in options_of(Job) if option.name != "command"]
     assert not [option for option in options if shown.get(option) == "Options"]
     assert own in sections["Options"]
     assert "[COMMAND]" not in sections["Options"], "COMMAND is an argument"

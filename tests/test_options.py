@@ -1,25 +1,35 @@
-"""Options of the configuration on the command line, in TOML files and in run directories."""
+"""Options of a configuration: on the command line, in TOML files, and in the messages of all three voices."""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import as_toml, to_options, toml_defaults
-from ddp_hpc.train import command
+from ddp_hpc.base.option_names import OptionError, named, naming
+from ddp_hpc.base.options import argument_names, to_options
+from ddp_hpc.base.toml_options import as_toml, toml_options
+from ddp_hpc.request.job import Job
+from ddp_hpc.train import command, config_of
 from ddp_hpc.training.config import TrainConfig
+
+
+def configured(*arguments: str) -> TrainConfig:
+    options: dict[str, Any] = dict(command.make_context("train", [*arguments]).params)
+    return config_of(options.pop("file"), options)
 
 
 def test_every_option_of_the_configuration_is_on_the_command_line() -> None:
     on_command_line = {parameter.name for parameter in command.params}
-    assert on_command_line - {"config", "version"} == {*to_options(TrainConfig())}
+    assert on_command_line - {"file", "version"} == {*to_options(TrainConfig())}
 
 
 def test_the_command_line_has_the_defaults_of_the_configuration() -> None:
-    context = command.make_context("train", [])
-    assert TrainConfig.of(**context.params) == TrainConfig()
+    assert configured() == TrainConfig()
 
 
 def test_every_help_text_is_a_sentence() -> None:
@@ -43,17 +53,15 @@ def test_a_configuration_can_be_written_to_and_read_from_toml(tmp_path: Path) ->
         mesh="dp=2,tp=2",
     )
     (tmp_path / "run.toml").write_text(as_toml(config))
-    context = command.make_context("train", ["--config", str(tmp_path / "run.toml")])
-    assert TrainConfig.of(**context.params) == config
+    assert configured("--config", str(tmp_path / "run.toml")) == config
 
 
 def test_the_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        "epochs = 3\n[optimization]\nlr = 0.5\naccumulate = 2\n[data]\nbatch-size = 8\nshuffle = false\n"
+        "epochs = 3\n[optimization]\nlr = 0.5\naccumulate = 2\n[data]\nbatch_size = 8\nshuffle = false\n"
     )
-    context = command.make_context("train", ["--lr", "0.25", "--config", str(file)])
-    config = TrainConfig.of(**context.params)
+    config = configured("--lr", "0.25", "--config", str(file))
     assert (config.epochs, config.optimization.lr, config.optimization.accumulate) == (3, 0.25, 2)
     assert (config.data.batch_size, config.data.shuffle) == (8, False)
 
@@ -61,27 +69,41 @@ def test_the_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epohcs = 3", "unknown key 'epohcs' (did you mean \"epochs\"?)"),
-        ("[optimization]\nbatch-size = 3", "unknown key 'optimization.batch-size'"),
+        ("epohcs = 3", 'run.toml:1: unknown key "epohcs" (did you mean "epochs"?)'),
+        ("[optimization]\nbatch_size = 3", 'run.toml:2: unknown key "optimization.batch_size"'),
         ("epochs = ", "not valid TOML"),
         ("[data.more]\nx = 1", "unknown key"),
+        ('epochs = "many"', "run.toml:1: \"epochs\" is 'many', which is text; a whole number is needed"),
+        ("[data]\nbatch_size = 0", "run.toml:2: batch_size must be greater than 0 (got 0)"),
+        ('[process_group]\nbackend = "ncl"', "run.toml:2: backend 'ncl' is unknown (did you mean \"nccl\"?)"),
+        ('[telemetry]\ntrace_window = "a"', "run.toml:2: telemetry.trace_window a: expected whole numbers"),
     ],
 )
 def test_an_invalid_file_is_rejected_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(RequestError) as raised:
-        toml_defaults(tmp_path / "run.toml", TrainConfig)
+        toml_options(tmp_path / "run.toml", TrainConfig)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="cannot be read"):
-        toml_defaults(tmp_path / "no.toml", TrainConfig)
+def test_an_unknown_choice_on_the_command_line_names_the_option_and_the_nearest_choice() -> None:
+    result = CliRunner().invoke(command, ["--backend", "ncl"])
+    assert "--backend 'ncl' is unknown (did you mean \"nccl\"?). Use one of auto, nccl" in str(
+        result.exception
+    )
 
 
-def test_a_value_of_the_wrong_type_in_a_file_names_the_option(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('epochs = "many"')
-    done = CliRunner().invoke(command, ["--config", str(tmp_path / "run.toml")])
-    assert done.exit_code == 2
-    assert "--epochs" in done.output
+def test_an_error_names_the_option_as_its_user_does() -> None:
+    with pytest.raises(OptionError, match=r"^--batch-size must be greater than 0 \(got 0\)$") as raised:
+        TrainConfig.of(batch_size=0)
+    error = raised.value
+    assert (error.option, error.value, error.reason) == ("batch_size", 0, "must be greater than 0")
+    with naming(argument_names(TrainConfig)):
+        with pytest.raises(OptionError, match=r"^batch_size must be greater than 0"):
+            TrainConfig.of(batch_size=0)
+        with pytest.raises(OptionError, match=r"^every_steps must be greater than 0"):
+            TrainConfig.of(snapshot_every_steps=0)
+        assert named("lr") == "lr"
+    with pytest.raises(OptionError, match=r"^--nodes must be at least 1"):
+        Job(num_nodes=0)

@@ -1,32 +1,31 @@
 """Options that are declared once, as annotated fields of frozen dataclasses.
 
-A field declares its type, default, help text and limits. A configuration consists of several such
-dataclasses. `click_options` creates options of click from the fields, `from_options` and `to_options`
-convert between a dict of option values and the configuration, and `toml_defaults` reads a TOML file with
-the same names.
+A field declares its type, default, help text and limits. A configuration, such as `Job` or the `TrainConfig`
+of the training, consists of such fields, or of several such dataclasses. `from_options` and `to_options`
+convert between a dict of option values and the configuration, and `check_values` checks the values of a
+configuration. `click_options` has the options of the command line, `toml_options` those in files, and
+`option_names` their names in messages.
 """
 
 from __future__ import annotations
 
-import tomllib
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import isfinite
 from operator import ge, gt, lt
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, TypedDict, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
-import click
-
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.option_names import OptionError
 
 _KEY = "option"
 _T = TypeVar("_T")
 
 
 class Conversion(TypedDict, total=False):
-    """The keyword arguments of `option` for values that click cannot convert."""
+    """The keyword arguments of `option` for values that are converted from text in a way of their own."""
 
     read: Callable[[str, str], Any]
     """Converts the option's name and the text given for it to the value, or raises RequestError."""
@@ -39,6 +38,14 @@ class Conversion(TypedDict, total=False):
 class _Settings(Conversion, total=False):
     flag: str
     """The name of the option on the command line; by default the name of the field, with dashes."""
+    argument: str
+    """The name of the argument in functions of `import ddp_hpc`; by default that of the option."""
+    name: str
+    """The name of the option in Python; by default its name on the command line, with underscores."""
+    section: str
+    """The section of --help."""
+    positional: bool
+    """Whether this is the argument of a command instead of an option."""
     above: float
     """The number must be greater than this."""
     at_least: float
@@ -48,157 +55,177 @@ class _Settings(Conversion, total=False):
     bare_value: str
     """The value if the option is given without a value."""
     multiple: bool
-    """Whether the option may be given several times; the value is a tuple."""
+    """Whether the option may be given several times, although the type does not show it."""
     shown_default: str
     """The default in the help text, if it depends on something else."""
 
 
-class _Option(_Settings):
+class Declared(_Settings):
+    """All that a field declares."""
+
     help: str
+    default: Any
 
 
 def option(default: Any, help: str, **settings: Unpack[_Settings]) -> Any:  # noqa: A002 - as click calls it
     """Returns a dataclass field that is also an option of the command line.
 
+    A tuple of texts or a dict is an option that may be given several times.
+
     The help text must be understandable without those of other options.
     """
-    return field(default=default, metadata={_KEY: _Option(help=help, **settings)})
+    metadata = {_KEY: Declared(help=help, default=default, **settings)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class Option:
     """One option: its type, and the path of its value in the composed configuration."""
 
     path: tuple[str, ...]
-    name: str
-    field: Field[Any]
-    option: _Option
+    flag: str
+    declared: Declared
     type: Any
+    """The type without None."""
 
     @property
-    def flag(self) -> str:
-        return _flag_of(self.field)
+    def name(self) -> str:
+        """The name in `to_options`."""
+        return self.declared.get("name") or self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The tables and the key in a TOML file."""
+        return (*self.path[:-1], self.flag.removeprefix("--").replace("-", "_"))
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether the option may be given several times."""
+        is_tuple = get_origin(self.type) is tuple and "read" not in self.declared
+        return is_tuple or get_origin(self.type) is dict or "multiple" in self.declared
+
+    @property
+    def read(self) -> Callable[[str, str], Any] | None:
+        """Converts the option's name and one text given for it; None for numbers and texts."""
+        of_type = read_pair if get_origin(self.type) is dict else _read_path if self.type is Path else None
+        return self.declared.get("read", of_type)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The possible values, if they are declared as Literal."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    def value_in(self, config: Any) -> Any:
+        """Returns the value of the option in a configuration."""
+        for name in self.path:
+            config = getattr(config, name)
+        return config
 
 
-def _flag_of(one: Field[Any]) -> str:
-    declared: _Option = one.metadata[_KEY]
-    return declared.get("flag") or f"--{one.name.replace('_', '-')}"
+_options: dict[Any, tuple[Option, ...]] = {}
 
 
-def _leaves(config: type[Any]) -> tuple[_Leaf, ...]:
+def options_of(config: type[Any]) -> tuple[Option, ...]:
     """Returns the options of a configuration and of its components, in order."""
-    found: list[_Leaf] = []
+    if config not in _options:
+        _options[config] = tuple(_declared_options(config))
+    return _options[config]
+
+
+def _declared_options(config: type[Any]) -> Iterator[Option]:
     hints = get_type_hints(config)
-    for one in fields(config):
-        if is_dataclass(hints[one.name]):
-            found += [replace(leaf, path=(one.name, *leaf.path)) for leaf in _leaves(hints[one.name])]
+    for declared in fields(config):
+        hint = hints[declared.name]
+        if is_dataclass(hint):
+            below: Any = hint
+            yield from (replace(option, path=(declared.name, *option.path)) for option in options_of(below))
             continue
-        declared: _Option = one.metadata[_KEY]
-        name = _flag_of(one).removeprefix("--").replace("-", "_")
-        name += "s" if "multiple" in declared else ""
-        found.append(_Leaf((one.name,), name, one, declared, _without_none(hints[one.name])))
-    return tuple(found)
+        settings: Declared = declared.metadata[_KEY]
+        flag = settings.get("flag") or f"--{declared.name.replace('_', '-')}"
+        yield Option((declared.name,), flag, settings, _without_none(hint))
 
 
 def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        rest = [one for one in get_args(hint) if one is not type(None)]
+    if get_origin(hint) in (Union, UnionType):
+        rest = [kind for kind in get_args(hint) if kind is not type(None)]
         if len(rest) == 1:
             return rest[0]
     return hint
 
 
-def click_options(config: type[Any]) -> Callable[[_T], _T]:
-    """Returns a decorator that adds all options of the configuration to a command."""
-
-    def decorate(command: _T) -> _T:
-        for leaf in reversed(_leaves(config)):
-            command = _click_option(leaf)(command)
-        return command
-
-    return decorate
+def _read_path(_: str, text: str) -> Path:
+    return Path(text)
 
 
-def _click_option(leaf: _Leaf) -> Callable[[Any], Any]:
-    declared, flag, default = leaf.option, leaf.flag, leaf.field.default
-    settings: dict[str, Any] = {
-        "help": declared["help"],
-        "metavar": declared.get("metavar"),
-        "default": default,
+def read_pair(flag: str, text: str) -> tuple[str, str]:
+    """Splits `--env NAME=VALUE` into name and value.
+
+    Raises:
+        RequestError: the text does not contain `=`.
+    """
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise RequestError(f"{flag} requires NAME=VALUE (got {text!r}). For an empty value write {text}=.")
+    return name, value
+
+
+def merged_values(config: type[Any], file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values in a file, replaced by those that were given on the command line.
+
+    For options that may be given several times, the values of the file come first.
+    """
+    options = [option for option in options_of(config) if "positional" not in option.declared]
+    several = {option.name for option in options if option.is_multiple}
+    both = {
+        name: (*_items(file[name]), *_items(given[name])) for name in several & file.keys() & given.keys()
     }
-    if "shown_default" in declared:
-        settings["help"] += f"  [default: {declared['shown_default']}]"
-        settings["show_default"] = False
-    if leaf.type is bool:
-        both = default is not False
-        spelled = f"{flag}/--no-{flag.removeprefix('--')}" if both else flag
-        return click.option(spelled, leaf.name, is_flag=True, **settings)
-    if "read" in declared:
-        settings["multiple"] = is_multiple = "multiple" in declared
-        settings["callback"] = _reader(declared["read"], is_multiple)
-        if "show" in declared and default is not None:
-            settings["default"] = declared["show"](default)
-    elif get_origin(leaf.type) is Literal:
-        settings["type"] = click.Choice(get_args(leaf.type))
-        if "bare_value" in declared:
-            settings |= {"is_flag": False, "flag_value": declared["bare_value"]}
-        if "metavar" not in declared:
-            settings.pop("metavar")
-    elif leaf.type is Path:
-        settings["type"] = click.Path(path_type=Path)
-    else:
-        settings["type"] = leaf.type
-    return click.option(flag, leaf.name, **settings)
+    return {**file, **given, **both}
 
 
-def _reader(
-    read: Callable[[str, str], Any], is_multiple: bool
-) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def callback(_: click.Context, parameter: click.Parameter, text: Any) -> Any:
-        flag = parameter.opts[0]
-        if is_multiple:
-            return tuple(read(flag, one) for one in text)
-        return None if text is None else read(flag, text)
-
-    return callback
+def _items(value: Any) -> Iterable[Any]:
+    return value.items() if isinstance(value, dict) else value
 
 
 def from_options(config: type[_T], values: Mapping[str, Any]) -> _T:
-    """Returns the configuration with these option values, by name, and defaults for all others.
+    """Returns the configuration with these option values, by name, and defaults for all others and for None.
 
     Raises:
         RequestError: values contradict each other or are out of range.
     """
     given = dict(values)
-    made = _compose(config, given, {leaf.path: leaf for leaf in _leaves(config)})
+    made = _compose(config, given, {option.path: option for option in options_of(config)})
     if given:
         raise TypeError(f"unknown options: {', '.join(sorted(given))}")
     return made
 
 
 def _compose(
-    config: type[_T], given: dict[str, Any], leaves: Mapping[tuple[str, ...], _Leaf], at: tuple[str, ...] = ()
+    config: type[_T],
+    given: dict[str, Any],
+    options: Mapping[tuple[str, ...], Option],
+    at: tuple[str, ...] = (),
 ) -> _T:
-    hints = get_type_hints(config)
     values: dict[str, Any] = {}
-    for one in fields(config):  # type: ignore[arg-type]
-        path = (*at, one.name)
-        if is_dataclass(hints[one.name]):
-            values[one.name] = _compose(hints[one.name], given, leaves, path)
-        elif leaves[path].name in given:
-            values[one.name] = given.pop(leaves[path].name)
+    for declared in fields(config):  # type: ignore[arg-type]
+        path = (*at, declared.name)
+        if (option := options.get(path)) is None:
+            values[declared.name] = _compose(type(declared.default), given, options, path)
+        elif (value := given.pop(option.name, None)) is not None:
+            values[declared.name] = dict(value) if get_origin(option.type) is dict else value
     return config(**values)
 
 
 def to_options(config: Any) -> dict[str, Any]:
-    """Returns the values of all options of a composed configuration, by name."""
-    return {leaf.name: _at(config, leaf.path) for leaf in _leaves(type(config))}
+    """Returns the values of all options of a configuration, by name."""
+    return {option.name: option.value_in(config) for option in options_of(type(config))}
 
 
-def _at(config: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        config = getattr(config, name)
-    return config
+def argument_names(config: type[Any]) -> Callable[[str], str]:
+    """Returns a function that returns the arguments of `import ddp_hpc` for names of options."""
+    declared = {option.name: option.declared for option in options_of(config)}
+    return lambda name: declared[name].get("argument", name) if name in declared else name
 
 
 def read_directory(flag: str, text: str) -> Path:
@@ -221,89 +248,28 @@ DIRECTORY: Conversion = {"read": read_directory, "show": str, "metavar": "DIR"}
 _LIMITS = {"above": (gt, "greater than"), "at_least": (ge, "at least"), "below": (lt, "less than")}
 
 
-def check_ranges(config: Any) -> None:
-    """Checks numbers against the limits of their fields; called from `__post_init__`.
+def check_values(config: Any) -> None:
+    """Checks numbers against the limits of their fields, and names against the choices; for `__post_init__`.
 
     Raises:
-        RequestError: a number is out of range.
+        OptionError: a value is out of range, or is not one of the choices.
     """
-    for one in fields(config):
-        declared = one.metadata.get(_KEY, {})
-        value = getattr(config, one.name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        for name, (holds, what) in _LIMITS.items():
-            if name in declared and not holds(value, declared[name]):
-                raise RequestError(f"{_flag_of(one)} must be {what} {declared[name]} (got {value})")
-        if "at_least" in declared and not isfinite(value):
-            raise RequestError(f"{_flag_of(one)} must be finite (got {value})")
+    for option in options_of(type(config)):
+        if len(option.path) == 1:  # components check themselves
+            check_value(option, option.value_in(config))
 
 
-def toml_defaults(path: Path, config: type[Any]) -> dict[str, Any]:
-    """Returns the values in a TOML file as a `default_map` of click: the command line takes precedence.
-
-    Tables have the names of the components; a key is the name of an option without the leading dashes, such
-    as `batch-size`.
-
-    Raises:
-        RequestError: the file cannot be read, or a key is not an option.
-    """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--config {path}: cannot be read ({error}); check the path") from None
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"--config {path}: is not valid TOML ({error}); fix that line") from None
-    by_key = {_key(leaf): leaf for leaf in _leaves(config)}
-    defaults: dict[str, Any] = {}
-    for key, value in _flat(document, ()):
-        if key not in by_key:
-            known = [".".join(one) for one in by_key]
-            raise RequestError(
-                f"--config {path}: unknown key {'.'.join(key)!r}{nearest('.'.join(key), known)}. See --help "
-                "for the options; each belongs in the table of its group."
-            )
-        defaults[by_key[key].name] = _as_argument(by_key[key], value)
-    return defaults
-
-
-def _key(leaf: _Leaf) -> tuple[str, ...]:
-    return (*(part.replace("_", "-") for part in leaf.path[:-1]), leaf.flag.removeprefix("--"))
-
-
-def _flat(table: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict) and not at:
-            yield from _flat(value, (key,))
-        else:
-            yield (*at, key), value
-
-
-def _as_argument(leaf: _Leaf, value: Any) -> Any:
-    """Converts a TOML value to the text that click would receive from the command line."""
-    if "multiple" in leaf.option:
-        return [f"{name}={one!r}" for name, one in value.items()] if isinstance(value, dict) else value
-    if "read" in leaf.option and isinstance(value, list):
-        return ",".join(map(str, value))
-    return value
-
-
-def as_toml(config: Any) -> str:
-    """Returns the configuration as text that `toml_defaults` can read, without options that have no value."""
-    import tomli_w
-
-    document: dict[str, Any] = {}
-    for leaf in _leaves(type(config)):
-        value = _at(config, leaf.path)
-        if value is None:
-            continue
-        if "multiple" in leaf.option:
-            value = dict(value)
-        elif "show" in leaf.option:
-            value = leaf.option["show"](value)
-        elif isinstance(value, Path):
-            value = str(value)
-        *table, key = _key(leaf)
-        (document.setdefault(table[0], {}) if table else document)[key] = value
-    text: str = tomli_w.dumps(document)
-    return text
+def check_value(option: Option, value: Any) -> None:
+    """Checks one value as `check_values` does."""
+    if option.choices and value is not None and value not in option.choices:
+        hint = nearest(str(value), option.choices)
+        remedy = f"Use one of {', '.join(option.choices)}."
+        raise OptionError(option.name, repr(value), f"is unknown{hint}", remedy)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    limits: Mapping[str, Any] = option.declared
+    for name, (holds, what) in _LIMITS.items():
+        if (limit := limits.get(name)) is not None and not holds(value, limit):
+            raise OptionError(option.name, value, f"must be {what} {limit}")
+    if "at_least" in option.declared and not isfinite(value):
+        raise OptionError(option.name, value, "must be finite")

@@ -36,14 +36,11 @@ def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str]
             value of the wrong type, or a value that `cls` rejects; or files extend each other in a
             cycle.
     """
-    text = _read_text(path)
-    document = _parse(text, path)
-    if base is not None:
-        document = _extended(document, path, base)
-    reader = _Reader(text, path)
+    file = TomlFile(path)
+    document = file.document if base is None else _extended(file.document, path, base)
     if table:
-        return typing.cast(T, reader.value(document.get(table, {}), cls, (table,)))
-    return typing.cast(T, reader.table(document, cls, ()))
+        return typing.cast(T, file.value(document.get(table, {}), cls, (table,)))
+    return typing.cast(T, file.table(document, cls, ()))
 
 
 def _read_text(path: Path) -> str:
@@ -90,31 +87,38 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class _Reader:
-    """Converts the parsed document to dataclasses; errors contain the line in the text."""
+class TomlFile:
+    """A parsed TOML file. Errors about its values contain the line.
 
-    def __init__(self, text: str, source: Path) -> None:
-        self._text = text
+    Raises:
+        RequestError: the file cannot be read, or is not TOML.
+    """
+
+    def __init__(self, source: Path) -> None:
         self._source = source
+        self._text = _read_text(source)
+        self.document = _parse(self._text, source)
 
     def table(self, table: dict[str, Any], cls: type[Any], path: _Path) -> Any:
+        """Converts a table to a dataclass."""
         hints = typing.get_type_hints(cls)
         known = {f.name: f for f in fields(cls)}
         for key in table:
             if key not in known:
                 hint = nearest(key, list(known)) or f"; known keys: {', '.join(known)}"
-                raise self._error((*path, key), f'unknown key "{key}"{hint}')
+                raise self.error((*path, key), f'unknown key "{key}"{hint}')
         needed = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
         for key in needed:
             if key not in table:
-                raise self._error(path, f'the key "{key}" is missing; add it')
+                raise self.error(path, f'the key "{key}" is missing; add it')
         values = {key: self.value(value, hints[key], (*path, key)) for key, value in table.items()}
         try:
             return cls(**values)
         except RequestError as err:
-            raise self._error(path, str(err)) from None
+            raise self.error(path, str(err)) from None
 
     def value(self, value: Any, kind: Any, path: _Path) -> Any:
+        """Converts a value to a type, which can be a dataclass."""
         origin = typing.get_origin(kind)
         if origin is UnionType or origin is typing.Union:
             (kind,) = (arg for arg in typing.get_args(kind) if arg is not type(None))
@@ -138,11 +142,12 @@ class _Reader:
 
     def _wrong_type(self, path: _Path, value: Any, needed: str) -> RequestError:
         name = ".".join(str(step) for step in path)
-        return self._error(
+        return self.error(
             path, f'"{name}" is {value!r}, which is {_type_name(type(value))}; {needed} is needed'
         )
 
-    def _error(self, path: _Path, message: str) -> RequestError:
+    def error(self, path: _Path, message: str) -> RequestError:
+        """Returns the error with this message for the value at `path`."""
         line = find_line(self._text, path)
         return RequestError(f"{self._source}{f':{line}' * (line > 0)}: {message}")
 

@@ -13,7 +13,7 @@ import click
 
 from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.pip_extras import require
-from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, job_options_without
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, all_job_options
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -254,7 +254,7 @@ def comm(**options: Any) -> None:
               help="Write a chart of the speed-up and the efficiency to this file.")  # fmt: skip
 @click.option("--markdown", type=_PATH, metavar="FILE",
               help="Write the table and a description of the measurement to this Markdown file.")  # fmt: skip
-@job_options_without("nodes", "run_dir", "max_attempts", "min_nodes")
+@all_job_options("nodes", "run_dir", "max_attempts", "min_nodes")
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 def scaling(**options: Any) -> None:
     """Measure the speed-up, the efficiency and the communication time of training on 1, 2, 4, ... ranks or

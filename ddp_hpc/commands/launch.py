@@ -9,60 +9,18 @@ from typing import Any
 import click
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.commands.completion import complete_profiles
-from ddp_hpc.commands.job_options import TAKES_A_COMMAND, name_and_value
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options
 
 
 @click.command("launch", context_settings=TAKES_A_COMMAND)
 @click.option(
     "-n", "num_ranks", type=int, metavar="N", help="Total number of ranks.  [default: nodes x ranks per node]"
 )
-@click.option(
-    "--ranks-per-node",
-    type=int,
-    metavar="R",
-    help="Number of ranks per node.  [default: one per GPU; without GPUs, the number of tasks that the job "
-    "requested, or a number that depends on the number of cores]",
-)
-@click.option(
-    "--profile",
-    shell_complete=complete_profiles,
-    metavar="NAME",
-    help="Site profile; `ddp-hpc profiles list` lists the names.  [default: detected]",
-)
-@click.option(
-    "--launcher",
-    metavar="mpiexec|srun|torchrun",
-    help="Launcher that starts the ranks.  [default: from the profile]",
-)
-@click.option(
-    "--mpi",
-    metavar="none|pmi2|pmix|cray_shasta",
-    help="MPI plugin for srun (srun --mpi).  [default: from the site's Slurm configuration]",
-)
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Environment variable to set for the ranks; may be repeated.",
-)
-@click.option(
-    "--fallback",
-    metavar="NAME",
-    help="Name of a set of alternative settings in the profile, for jobs that hang.",
-)
-@click.option(
-    "--env-style",
-    metavar="torchrun|none",
-    help="Environment variables to set for Python programs other than ddp_hpc.train: those of torchrun, such "
-    "as RANK, or none.  [default: torchrun]",
-)
+@job_options("profile", "ranks_per_node", "launcher", "mpi", "env", "env_style", "fallback")
 @click.option("--dry-run", is_flag=True, help="Print the launch command without running it.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(
     num_ranks: int | None,
-    profile: str | None,
-    env: tuple[str, ...],
     dry_run: bool,
     command: tuple[str, ...],
     **options: Any,
@@ -70,9 +28,10 @@ def command(
     """Start COMMAND on the nodes of the current allocation, or on this machine.
 
     As in a rendered job script, the site's profile determines the launcher, its CPU binding and the
-    environment variables. Load the modules that COMMAND needs before you run this command. The exit code
-    is that of the launcher. Ctrl-C ends the ranks, with SIGTERM and after 10 s with SIGKILL; the exit code is
-    then 130. The launcher gets SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2.
+    environment variables. Without GPUs, the default number of ranks per node is the number of tasks that the
+    job requested, or depends on the number of cores. Load the modules that COMMAND needs before you run this
+    command. The exit code is that of the launcher. Ctrl-C ends the ranks, with SIGTERM and after 10 s with
+    SIGKILL; the exit code is then 130. The launcher gets SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2.
 
     \b
     Examples:
@@ -88,9 +47,8 @@ def command(
     from ddp_hpc.launch.run_launcher import run_launcher
     from ddp_hpc.request.job import Job
 
-    given = {name: value for name, value in options.items() if value not in (None, "")}
-    job = Job(env=dict(name_and_value(text) for text in env), command=command, **given)
-    launch = plan(job, profile or "", num_ranks, os.environ)
+    job = Job.of(**options, command=command)
+    launch = plan(job, job.profile, num_ranks, os.environ)
     click.echo(launch.why, err=True)
     if dry_run:
         sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
-from ddp_hpc.commands.job_options import JobCommand, given_options, job_options, request_of
+from ddp_hpc.commands.job_options import JobCommand, all_job_options, given_options, request_of
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding
@@ -29,7 +29,7 @@ class ScriptOrRequest(JobCommand):
 
 
 @click.command("lint", cls=ScriptOrRequest)
-@job_options
+@all_job_options()
 @click.option(
     "--test-only",
     "ask_sbatch",

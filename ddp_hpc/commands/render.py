@@ -9,11 +9,17 @@ from typing import Any
 import click
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, given_options, job_options, request_of
+from ddp_hpc.commands.job_options import (
+    TAKES_A_COMMAND,
+    JobCommand,
+    all_job_options,
+    given_options,
+    request_of,
+)
 
 
 @click.command("render", cls=JobCommand, context_settings=TAKES_A_COMMAND)
-@job_options
+@all_job_options()
 @click.option(
     "--step",
     is_flag=True,

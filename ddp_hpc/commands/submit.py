@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.commands.job_options import given_options, job_options, request_of
+from ddp_hpc.base.option_names import OptionError
+from ddp_hpc.commands.job_options import all_job_options, given_options, request_of
 from ddp_hpc.commands.lint import ScriptOrRequest, read_script, site_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _OVERRIDDEN = "JOB007"
 
 
 @click.command("submit", cls=ScriptOrRequest)
-@job_options
+@all_job_options()
 @click.option(
     "--dry-run", is_flag=True, help="Print the script and the submit command without submitting the job."
 )
@@ -207,15 +208,13 @@ def _note(text: str) -> None:
 
 def _overrides(request: dict[str, Any]) -> Overrides:
     """Removes the options that override directives from the request, and returns them."""
-    from ddp_hpc.base.units import parse_walltime_s
     from ddp_hpc.schedulers.commands import Overrides
 
-    walltime, nodes = request.pop("walltime"), request.pop("nodes")
+    walltime_s, nodes = request.pop("walltime"), request.pop("nodes")
     if nodes is not None and nodes < 1:
-        raise RequestError(f"--nodes must be at least 1 (got {nodes})")
+        raise OptionError("nodes", nodes, "must be at least 1")
     names = {name: request.pop(name) or "" for name in ("queue", "qos", "name")}
-    walltime_s = parse_walltime_s(walltime) if walltime else 0
-    return Overrides(num_nodes=nodes or 0, walltime_s=walltime_s, **names)
+    return Overrides(num_nodes=nodes or 0, walltime_s=walltime_s or 0, **names)
 
 
 def check_findings(found: list[LintFinding], *, force: bool) -> None:

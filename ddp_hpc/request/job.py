@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import MISSING, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
-from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.base.toml_config import read_toml
+from ddp_hpc.base.click_options import to_arguments
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import OptionError
+from ddp_hpc.base.options import Conversion, check_values, from_options, option
 from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.request.program import default_name
 from ddp_hpc.request.queue_options import check_queue_options
 from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
 from ddp_hpc.sites.profile_tables import BASHS_OWN, VARIABLE
 
-ENV_STYLES = ("torchrun", "none")
 REQUEUE_POLICIES = ("on-exit-75", "on-signal")
 DEFAULT_SIGNAL = "TERM@60"
-MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
 MAX_NAME_CHARS = 128
@@ -28,60 +28,192 @@ MAX_NAME_CHARS = 128
 _OF_PROGRAM = "<program>"
 # Job names that both PBS and Slurm accept; they also become part of file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
+_WALLTIME: Conversion = {
+    "read": lambda _, text: parse_walltime_s(text),
+    "show": format_walltime,
+    "metavar": "HH:MM:SS",
+}
+SECTIONS = ("Job", "Scheduler", "Software", "Launcher", "Resuming", "Script")
+"""The sections of --help."""
+_job, _scheduler, _software, _launcher, _resuming, _script = (
+    partial(option, section=title) for title in SECTIONS
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Job:
-    """A job request. Its values are checked as far as possible without a site profile.
+    """A job request: the options of `ddp-hpc render`, which can also be in a file (`--job FILE.toml`).
 
-    For an empty string or None, the default of the profile is used; the default of `name` is the name of the
-    program, as `default_name` returns it. `gpus_per_node` is 0 for a job without GPUs. `max_attempts`
-    includes the first start. With `min_nodes`, torchrun continues with at least that many nodes after node
-    failures.
+    The values are checked as far as possible without a site profile. For an empty string or None, the default
+    of the profile is used; the default of `name` is the name of the program, as `default_name` returns it.
+    `gpus_per_node` is 0 for a job without GPUs. `max_attempts` includes the first start. With `min_nodes`,
+    torchrun continues with at least that many nodes after node failures.
 
     Raises:
         RequestError: on construction, for a value that no scheduler accepts.
     """
 
-    name: str = _OF_PROGRAM
-    num_nodes: int = 1
-    ranks_per_node: int | None = None
-    gpus_per_node: int | None = None
-    cpus_per_node: int | None = None
-    walltime_s: int | None = None
-    queue: str = ""
-    qos: str = ""
-    account: str = ""
-    mem: str = ""
-    exclusive: bool = False
-    constraint: str = ""
-    reservation: str = ""
-    dependency: str = ""
-    mail_user: str = ""
-    mail_type: str = ""
-    array: str = ""
-    directive: tuple[str, ...] = ()
-    launcher: str = ""
-    launcher_arg: tuple[str, ...] = ()
-    mpi: str = ""
-    env: dict[str, str] = field(default_factory=dict)
-    setup: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    conda_env: str = ""
-    python_env: str = ""
-    container: str = ""
-    run_dir: str = ""
-    filesystems: str = ""
-    fallback: str = ""
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    min_nodes: int | None = None
-    template: str = ""
-    env_style: str = "torchrun"
-    standalone: bool = False
-    requeue: str = REQUEUE_POLICIES[0]
-    signal: str = ""
-    progress: tuple[str, ...] = ()
-    command: tuple[str, ...] = DEFAULT_COMMAND
+    profile: str = _job(
+        "", "Site profile; `ddp-hpc profiles list` shows all names.", metavar="NAME", shown_default="detected"
+    )
+    num_nodes: int = _job(1, "Number of nodes.", flag="--nodes", at_least=1, metavar="N")
+    ranks_per_node: int | None = _job(
+        None, "Number of ranks per node.", at_least=1, metavar="R", shown_default="one per GPU, or 1"
+    )
+    gpus_per_node: int | None = _job(
+        None,
+        "Number of GPUs per node, if the profile does not define it; 0 requests none.",
+        at_least=0,
+        metavar="G",
+    )
+    cpus_per_node: int | None = _job(
+        None, "Number of CPUs per node, if the profile does not define it.", at_least=1, metavar="C"
+    )
+    walltime_s: int | None = _job(
+        None, "Time limit of the job; also 90m, 2h or 1h30m.", flag="--walltime", **_WALLTIME
+    )
+    queue: str = _scheduler("", "Queue, partition or QOS, depending on the site.", metavar="Q")
+    qos: str = _scheduler("", "QOS in addition to the partition, if the site has both.", metavar="Q")
+    account: str = _scheduler(
+        "", "Account or project to charge.", metavar="A", shown_default="DDP_HPC_ACCOUNT"
+    )
+    mem: str = _scheduler(
+        "", "Memory per node, such as 64G.", metavar="SIZE", shown_default="the site's default"
+    )
+    exclusive: bool = _scheduler(
+        False,
+        "Do not share the nodes with other jobs.",
+    )
+    constraint: str = _scheduler(
+        "",
+        "Features that the nodes must have, such as a100. Replaces the profile's constraint.",
+        metavar="FEATURES",
+    )
+    reservation: str = _scheduler("", "Reservation in which the job runs.", metavar="NAME")
+    dependency: str = _scheduler(
+        "",
+        "Jobs that this job waits for, such as afterok:123; also afternotok, afterany and after.",
+        metavar="DEPENDENCIES",
+    )
+    mail_user: str = _scheduler(
+        "", "Address to which --mail-type sends mail.", metavar="ADDRESS", shown_default="your own mailbox"
+    )
+    mail_type: str = _scheduler(
+        "", "Events that the scheduler reports by mail, such as end,fail.", metavar="EVENTS"
+    )
+    array: str = _scheduler(
+        "",
+        "Submit a job array with these indices, such as 0-3; each job has its own run directory.",
+        metavar="INDICES",
+    )
+    directive: tuple[str, ...] = _scheduler(
+        (),
+        "Scheduler option that ddp-hpc lacks, in the scheduler's own syntax; may be repeated.",
+        metavar="OPTION",
+    )
+    name: str = _job(
+        _OF_PROGRAM,
+        "Job name, at most 15 characters on PBS.",
+        metavar="NAME",
+        shown_default="the name of the program, such as train",
+    )
+    launcher: str = _launcher(
+        "",
+        "Launcher that starts the ranks, such as mpiexec, srun or torchrun.",
+        metavar="NAME",
+        shown_default="the profile's",
+    )
+    launcher_arg: tuple[str, ...] = _launcher(
+        (),
+        "Options of srun, mpiexec or another launcher, such as --cpu-bind=cores; may be repeated.",
+        metavar="OPTIONS",
+    )
+    mpi: Literal["none", "pmi2", "pmix", "cray_shasta"] | None = _launcher(
+        None, "MPI type of srun (srun --mpi).", shown_default="the site's default"
+    )
+    env: dict[str, str] = _launcher(  # noqa: RUF009 - it returns dataclasses.field
+        {}, "Environment variable to set for the ranks; may be repeated.", metavar="NAME=VALUE"
+    )
+    setup: tuple[str, ...] = _software(
+        (),
+        "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.",
+        metavar="LINE",
+    )
+    conda_env: str = _software(
+        "", "Name or path of the conda environment to activate after the setup lines.", metavar="NAME"
+    )
+    python_env: str = _software(
+        "",
+        "Directory of a virtual or conda environment that contains ddp-hpc; submit uses its own.",
+        metavar="DIR",
+        shown_default=".venv",
+    )
+    container: str = _software(
+        "",
+        "Image of the container in which the program runs, such as image.sif, if the profile defines how to "
+        "start containers.",
+        metavar="NAME",
+    )
+    after: tuple[str, ...] = _software(
+        (),
+        "Line of bash to run after the job, also after a failure; $code is the exit code; may be repeated.",
+        metavar="LINE",
+    )
+    run_dir: str = _job(
+        "",
+        "Directory of the run, relative to the submission directory.",
+        metavar="DIR",
+        shown_default="runs/NAME",
+    )
+    filesystems: str = _scheduler(
+        "", "File systems that the job needs, if the site requires them to be listed.", metavar="F"
+    )
+    fallback: str = _launcher(
+        "",
+        "Name of alternative settings in the profile, for jobs that hang; see `ddp-hpc profiles show`.",
+        metavar="NAME",
+    )
+    max_attempts: int = _resuming(
+        DEFAULT_MAX_ATTEMPTS,
+        "Maximum number of times that a run is started or resumed, including requeues.",
+        at_least=1,
+        metavar="N",
+    )
+    min_nodes: int | None = _launcher(
+        None,
+        "Minimum number of nodes with which torchrun continues after a node failure.",
+        at_least=1,
+        metavar="M",
+    )
+    template: str = _script(
+        "", "Template of the job script, instead of the default template of the scheduler.", metavar="FILE"
+    )
+    env_style: Literal["torchrun", "none"] = _launcher(
+        "torchrun",
+        "Environment variables for Python programs other than ddp_hpc.train: those of torchrun, "
+        "such as RANK, or none.",
+    )
+    standalone: bool = _script(
+        False, "Write a script that runs without ddp-hpc, but does not resume the run in another job."
+    )
+    requeue: Literal["on-exit-75", "on-signal"] = _resuming(
+        "on-exit-75",
+        "When a job is requeued or resubmitted to resume from a checkpoint: after exit code 75, or also "
+        "after the signal of --signal.",
+    )
+    signal: str = _resuming(
+        "",
+        "With --requeue on-signal: signal to send to the ranks, this many seconds before the walltime ends.",
+        metavar="NAME@SECONDS",
+        shown_default=DEFAULT_SIGNAL,
+    )
+    progress: tuple[str, ...] = _resuming(
+        (),
+        "Checkpoint files or directories to watch for changes, if the program does not touch "
+        "DDP_HPC_PROGRESS_FILE; may be repeated.",
+        metavar="PATTERN",
+    )
+    command: tuple[str, ...] = option(DEFAULT_COMMAND, "Program and arguments of each rank.", positional=True)
 
     def __post_init__(self) -> None:
         if self.name == _OF_PROGRAM:
@@ -96,25 +228,10 @@ class Job:
                 f"the job name has {len(self.name)} characters, but at most {MAX_NAME_CHARS} are allowed. "
                 "Shorten it."
             )
-        if self.gpus_per_node is not None and self.gpus_per_node < 0:
-            raise RequestError(f"--gpus-per-node must be at least 0 (got {self.gpus_per_node})")
-        for option, count in (
-            ("--nodes", self.num_nodes),
-            ("--ranks-per-node", self.ranks_per_node),
-            ("--cpus-per-node", self.cpus_per_node),
-            ("--max-attempts", self.max_attempts),
-            ("--min-nodes", self.min_nodes),
-        ):
-            if count is not None and count < 1:
-                raise RequestError(f"{option} must be at least 1 (got {count})")
+        check_values(self)
         if self.min_nodes is not None and self.min_nodes > self.num_nodes:
-            raise RequestError(
-                f"--min-nodes must be at most {self.num_nodes}, the number of nodes of the job "
-                f"(got {self.min_nodes})"
-            )
-        _one_of("MPI type", self.mpi, MPI_KINDS)
-        _one_of("environment style", self.env_style, ENV_STYLES)
-        _one_of("requeue policy", self.requeue, REQUEUE_POLICIES)
+            most = f"must be at most {self.num_nodes}, the number of nodes of the job"
+            raise OptionError("min_nodes", self.min_nodes, most)
         if self.signal and self.requeue != "on-signal":
             raise RequestError(
                 f"--signal {self.signal} was given without --requeue on-signal; add that option"
@@ -141,6 +258,15 @@ class Job:
             if "\0" in path:
                 raise RequestError(f"the {what} contains a NUL character. Give a valid path.")
 
+    @classmethod
+    def of(cls, **options: Any) -> Job:
+        """Returns the job for the given options, which are named as in job files.
+
+        Raises:
+            RequestError: a value is invalid.
+        """
+        return from_options(cls, options)
+
 
 def parse_signal(text: str) -> tuple[str, int]:
     """Returns the name and the seconds of `NAME@SECONDS`, such as TERM@60.
@@ -155,13 +281,6 @@ def parse_signal(text: str) -> tuple[str, int]:
             "TERM@60."
         )
     return match[1], int(match[2])
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value and value not in known:
-        raise RequestError(
-            f"unknown {what} {value!r}{nearest(value, known)}; choose one of {', '.join(known)}"
-        )
 
 
 def _check_name(option: str, name: str, what: str) -> None:
@@ -229,188 +348,9 @@ def _check_command(command: tuple[str, ...]) -> None:
             )
 
 
-def _option(text: str, metavar: str = "", default: str = "") -> Any:
-    """Declares an option that is None if not given; help texts show `default`, which is defined elsewhere."""
-    return field(default=None, metadata={"help": text, "metavar": metavar, "default": default})
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class JobOptions:
-    """The options of a job, from the command line of `ddp-hpc render` or from a file (`--job FILE.toml`).
-
-    The options of all commands, and the command line in the first lines of a job script, are derived from
-    these fields. The defaults are in `Job`.
-    """
-
-    profile: str | None = _option(
-        "Site profile; `ddp-hpc profiles list` shows all names.", "NAME", "detected"
-    )
-    nodes: int | None = _option("Number of nodes.", "N")
-    ranks_per_node: int | None = _option("Number of ranks per node.", "R", "one per GPU, or 1")
-    gpus_per_node: int | None = _option(
-        "Number of GPUs per node, if the profile does not define it; 0 requests none.", "G"
-    )
-    cpus_per_node: int | None = _option("Number of CPUs per node, if the profile does not define it.", "C")
-    walltime: str | None = _option("Time limit of the job; also 90m, 2h or 1h30m.", "HH:MM:SS")
-    queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
-    qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
-    account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
-    mem: str | None = _option("Memory per node, such as 64G.", "SIZE", "the site's default")
-    exclusive: bool | None = _option("Do not share the nodes with other jobs.")
-    constraint: str | None = _option(
-        "Features that the nodes must have, such as a100. Replaces the profile's constraint.", "FEATURES"
-    )
-    reservation: str | None = _option("Reservation in which the job runs.", "NAME")
-    dependency: str | None = _option(
-        "Jobs that this job waits for, such as afterok:123; also afternotok, afterany and after.",
-        "DEPENDENCIES",
-    )
-    mail_user: str | None = _option("Address to which --mail-type sends mail.", "ADDRESS", "your own mailbox")
-    mail_type: str | None = _option("Events that the scheduler reports by mail, such as end,fail.", "EVENTS")
-    array: str | None = _option(
-        "Submit a job array with these indices, such as 0-3; each job has its own run directory.", "INDICES"
-    )
-    directive: tuple[str, ...] | None = _option(
-        "Scheduler option that ddp-hpc lacks, in the scheduler's own syntax; may be repeated.", "OPTION"
-    )
-    name: str | None = _option(
-        "Job name, at most 15 characters on PBS.", "NAME", "the name of the program, such as train"
-    )
-    launcher: str | None = _option(
-        "Launcher that starts the ranks, such as mpiexec, srun or torchrun.", "NAME", "the profile's"
-    )
-    launcher_arg: tuple[str, ...] | None = _option(
-        "Options of srun, mpiexec or another launcher, such as --cpu-bind=cores; may be repeated.", "OPTIONS"
-    )
-    mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
-    env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field
-        "Environment variable to set for the ranks; may be repeated.", "NAME=VALUE"
-    )
-    setup: tuple[str, ...] | None = _option(
-        "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
-    )
-    conda_env: str | None = _option(
-        "Name or path of the conda environment to activate after the setup lines.", "NAME"
-    )
-    python_env: str | None = _option(
-        "Directory of a virtual or conda environment that contains ddp-hpc; submit uses its own.",
-        "DIR",
-        ".venv",
-    )
-    container: str | None = _option(
-        "Image of the container in which the program runs, such as image.sif, if the profile defines how to "
-        "start containers.",
-        "NAME",
-    )
-    after: tuple[str, ...] | None = _option(
-        "Line of bash to run after the job, also after a failure; $code is the exit code; may be repeated.",
-        "LINE",
-    )
-    run_dir: str | None = _option(
-        "Directory of the run, relative to the submission directory.", "DIR", "runs/NAME"
-    )
-    filesystems: str | None = _option(
-        "File systems that the job needs, if the site requires them to be listed.", "F"
-    )
-    fallback: str | None = _option(
-        "Name of alternative settings in the profile, for jobs that hang; see `ddp-hpc profiles show`.",
-        "NAME",
-    )
-    max_attempts: int | None = _option(
-        "Maximum number of times that a run is started or resumed, including requeues.", "N"
-    )
-    min_nodes: int | None = _option(
-        "Minimum number of nodes with which torchrun continues after a node failure.", "M"
-    )
-    template: str | None = _option(
-        "Template of the job script, instead of the default template of the scheduler.", "FILE"
-    )
-    env_style: str | None = _option(
-        "Environment variables for Python programs other than ddp_hpc.train: those of torchrun, "
-        "such as RANK, or none.",
-        "|".join(ENV_STYLES),
-    )
-    standalone: bool | None = _option(
-        "Write a script that runs without ddp-hpc, but does not resume the run in another job."
-    )
-    requeue: str | None = _option(
-        "When a job is requeued or resubmitted to resume from a checkpoint: after exit code 75, or also "
-        "after the signal of --signal.",
-        "|".join(REQUEUE_POLICIES),
-    )
-    signal: str | None = _option(
-        "With --requeue on-signal: signal to send to the ranks, this many seconds before the walltime ends.",
-        "NAME@SECONDS",
-        DEFAULT_SIGNAL,
-    )
-    progress: tuple[str, ...] | None = _option(
-        "Checkpoint files or directories to watch for changes, if the program does not touch "
-        "DDP_HPC_PROGRESS_FILE; may be repeated.",
-        "PATTERN",
-    )
-    command: tuple[str, ...] | None = None
-
-
-# The options whose fields in `Job` have another name.
-_CONVERTED = {"nodes": "num_nodes", "walltime": "walltime_s"}
-
-
-def job_default(option: str) -> str:
-    """Returns the default of an option of `JobOptions` for its help text; empty if there is none."""
-    declared = JobOptions.__dataclass_fields__[option]
-    known = Job.__dataclass_fields__.get(_CONVERTED.get(option, option))
-    value = known.default if known is not None and known.default is not MISSING else None
-    return str(declared.metadata["default"] or value or "")
-
-
 def given_arguments(job: Job) -> list[str]:
-    """Returns the options of `ddp-hpc render` for `job`, without defaults and without the command."""
-    arguments: list[str] = []
-    for name in JobOptions.__dataclass_fields__:
-        if name in ("profile", "command"):
-            continue
-        attribute = _CONVERTED.get(name, name)
-        value = getattr(job, attribute)
-        default = default_name(job.command) if name == "name" else Job.__dataclass_fields__[attribute].default
-        if value in (None, "", (), {}) or value == default:
-            continue
-        values = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else value
-        if value is True:
-            arguments.append(f"--{name.replace('_', '-')}")
-            continue
-        for one in values if isinstance(values, list | tuple) else [value]:
-            text = format_walltime(one) if name == "walltime" else str(one)
-            arguments += [f"--{name.replace('_', '-')}", text]
-    return arguments
-
-
-def read_job_file(path: Path) -> JobOptions:
-    """Reads the job file at `path`.
-
-    Raises:
-        RequestError: the file is unreadable, not TOML, or has an unknown key or a value of the wrong type.
-    """
-    return read_toml(path, JobOptions)
-
-
-def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
-    """Returns the job request from the options and the job file; options take precedence.
-
-    Environment variables are merged by name. The setup lines of the options follow those of the file.
-
-    Raises:
-        RequestError: see `Job` and `parse_walltime_s`.
-    """
-    file = file or JobOptions()
-    given = {**vars(file), **{name: value for name, value in vars(options).items() if value is not None}}
-    given.pop("profile")
-    given["env"] = {**(file.env or {}), **(options.env or {})}
-    for name in ("setup", "progress", "directive", "launcher_arg", "after"):
-        given[name] = (getattr(file, name) or ()) + (getattr(options, name) or ())
-    given["num_nodes"] = given.pop("nodes")
-    walltime = given.pop("walltime")
-    given["walltime_s"] = None if walltime is None else parse_walltime_s(walltime)
-    return Job(**{key: value for key, value in given.items() if value is not None})
+    """Returns the options of `ddp-hpc render` for `job`, without defaults, the profile and the command."""
+    return to_arguments(job, {"name": default_name(job.command), "profile": job.profile})
 
 
 def with_account(job: Job, account: str) -> Job:

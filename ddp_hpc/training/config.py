@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import check_ranges, from_options, option, to_options
+from ddp_hpc.base.options import check_values, from_options, option, to_options
 from ddp_hpc.training.health.config import HealthConfig
 from ddp_hpc.training.input.config import DataConfig
 from ddp_hpc.training.optimization.config import OptimizationConfig
@@ -51,7 +51,7 @@ class TrainConfig:
     telemetry: TelemetryConfig = TelemetryConfig()
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
         if self.seed >= 2**63:
             raise RequestError(f"--seed must be less than 2**63 (got {self.seed})")
         needed = {

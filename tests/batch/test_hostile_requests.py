@@ -132,7 +132,7 @@ def no_line_of_its_own(asked: Asked) -> None:
     same = {
         field.name: harmless if isinstance(value := getattr(job, field.name), str) else shape(harmless, value)
         for field in fields(Job)
-        if (harmless := HARMLESS.get(field.name)) and getattr(job, field.name) not in ("", (), {})
+        if (harmless := HARMLESS.get(field.name)) and getattr(job, field.name) not in ("", (), {}, None)
     }
     # These fields select the kind of script, so they stay unchanged.
     chosen = {name: getattr(job, name) for name in ("launcher", "mpi", "fallback")}

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.request.job import Job, JobOptions, make_job, read_job_file
+from ddp_hpc.base.options import merged_values
+from ddp_hpc.base.toml_options import toml_options
+from ddp_hpc.request.job import Job
 
 
-def job_file(tmp_path: Path, text: str) -> JobOptions:
+def job_of(tmp_path: Path, text: str, **options: Any) -> Job:
     path = tmp_path / "job.toml"
     path.write_text(text)
-    return read_job_file(path)
+    return Job.of(**merged_values(Job, toml_options(path, Job), options))
 
 
 def test_a_job_file_spells_the_options_with_underscores(tmp_path: Path) -> None:
-    file = job_file(
+    job = job_of(
         tmp_path,
         """
 profile = "polaris"
@@ -31,7 +34,6 @@ command = ["python", "train.py"]
 NCCL_DEBUG = "INFO"
 """,
     )
-    job = make_job(JobOptions(), file)
     assert (job.name, job.num_nodes, job.ranks_per_node, job.walltime_s) == ("big", 4, 2, 5400)
     assert (job.setup, job.command, job.env) == (
         ("module load a",),
@@ -41,14 +43,14 @@ NCCL_DEBUG = "INFO"
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
-    file = job_file(tmp_path, 'nodes = 4\nqueue = "prod"\nname = "big"')
-    job = make_job(JobOptions(nodes=2, queue="debug"), file)
+    text = 'nodes = 4\nqueue = "prod"\nname = "big"'
+    job = job_of(tmp_path, text, nodes=2, queue="debug")
     assert (job.num_nodes, job.queue, job.name) == (2, "debug", "big")
 
 
 def test_variables_are_merged_and_setup_lines_follow_each_other(tmp_path: Path) -> None:
-    file = job_file(tmp_path, 'setup = ["first"]\nenv = { A = "file", B = "file" }')
-    job = make_job(JobOptions(env={"B": "option", "C": "option"}, setup=("second",)), file)
+    text = 'setup = ["first"]\nenv = { A = "file", B = "file" }'
+    job = job_of(tmp_path, text, env=(("B", "option"), ("C", "option")), setup=("second",))
     assert job.env == {"A": "file", "B": "option", "C": "option"}
     assert job.setup == ("first", "second")
 
@@ -57,12 +59,12 @@ def test_an_unknown_key_is_an_error_with_file_line_and_nearest_key(tmp_path: Pat
     with pytest.raises(
         RequestError, match=r'job\.toml:2: unknown key "waltime" \(did you mean "walltime"\?\)'
     ):
-        job_file(tmp_path, 'nodes = 1\nwaltime = "01:00:00"\n')
+        job_of(tmp_path, 'nodes = 1\nwaltime = "01:00:00"\n')
 
 
 def test_a_missing_job_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"nowhere\.toml: cannot be read \(No such file"):
-        read_job_file(tmp_path / "nowhere.toml")
+        toml_options(tmp_path / "nowhere.toml", Job)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,6 @@ def test_a_request_that_no_scheduler_accepts_is_refused(job: dict[str, object], 
     assert "\n" not in str(caught.value)
 
 
-def test_an_invalid_walltime_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"minutes must be at most 59 \(got 99\)"):
-        make_job(JobOptions(walltime="25:99:00"))
+def test_an_invalid_walltime_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"job.toml:1: walltime '25:99:00': minutes must be at most 59"):
+        job_of(tmp_path, 'walltime = "25:99:00"')

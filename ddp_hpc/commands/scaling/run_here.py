@@ -14,7 +14,6 @@ from ddp_hpc.bench.results_output import say
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
 from ddp_hpc.bench.scaling.run_point import run_point
-from ddp_hpc.commands.job_options import name_and_value
 from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.point_states import State, look
 from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here
@@ -85,18 +84,11 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
 
 def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
     """Returns the launch for each number of ranks, without the options of the training."""
-    job = Job(
-        ranks_per_node=options["ranks_per_node"],
-        launcher=options["launcher"] or "",
-        mpi=options["mpi"] or "",
-        env=dict(name_and_value(text) for text in options["env"]),
-        fallback=options["fallback"] or "",
-        command=(sys.executable, *TRAINER),
-    )
-    profile = options["profile"] or ""
+    names = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
+    job = Job.of(**{name: options[name] for name in names}, command=(sys.executable, *TRAINER))
     option, numbers = counts(options)
     if option != "--ranks" or find_allocation(os.environ).num_nodes > 1:
-        full = plan(job, profile, None, os.environ)
+        full = plan(job, job.profile, None, os.environ)
         if option == "--nodes":
             numbers = tuple(number * full.ranks_per_node for number in numbers)
         if option == "--nodes" or full.num_nodes > 1:
@@ -105,7 +97,7 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
         numbers = numbers or doubled(full.num_ranks)
     launches = {}
     for ranks in numbers:
-        launch = plan(job, profile, ranks, os.environ)
+        launch = plan(job, job.profile, ranks, os.environ)
         if launch.ranks_per_node > (most := cpus_here() * _RANKS_PER_CPU):
             raise RequestError(
                 f"{launch.ranks_per_node} ranks per node cannot run on {cpus_here()} CPUs; use at most {most}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_hpc.base.options import check_ranges, option
+from ddp_hpc.base.options import check_values, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class HealthConfig:
         600.0,
         "Seconds without progress after which the job stops with an error that names the hanging rank.",
         flag="--hang-timeout",
+        argument="hang_timeout_s",
         above=0,
     )
     skew_limit: float = option(
@@ -26,4 +27,4 @@ class HealthConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from data_gen.recipe import parse_shape
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import DIRECTORY, Conversion, check_ranges, option, show_numbers
+from ddp_hpc.base.options import DIRECTORY, Conversion, check_values, option, show_numbers
 
 MAX_WORKERS = 64
 DType = Literal["float32", "float64", "float16", "bfloat16"]
@@ -67,7 +67,7 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
         if not 0 <= self.workers <= MAX_WORKERS:
             raise RequestError(
                 f"--workers must be from 0 to {MAX_WORKERS} (got {self.workers}); each rank starts that "

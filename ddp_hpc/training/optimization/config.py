@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import check_ranges, option
+from ddp_hpc.base.options import check_values, option
 
 LrScaling = Literal["linear", "sqrt", "none"]
 LrSchedule = Literal["constant", "cosine"]
@@ -97,7 +97,7 @@ class OptimizationConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
         if self.check_gradients and self.amp == "fp16":
             raise RequestError(
                 "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import check_ranges, option
+from ddp_hpc.base.options import check_values, option
 
 StrategyName = Literal["ddp", "zero", "fsdp", "tp", "pp", "dataparallel"]
 PipelineSchedule = Literal["gpipe", "1f1b"]
@@ -81,7 +81,7 @@ class ParallelConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
         if self.mesh is not None and self.strategy != "ddp":
             raise RequestError(
                 f"--mesh {self.mesh} already defines the parallelization. Remove --strategy {self.strategy}."

@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import click
-
 from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.base.options import check_ranges, option
+from ddp_hpc.base.option_names import OptionError
+from ddp_hpc.base.options import check_values, option
 from ddp_hpc.discovery.world import DISCOVERIES
 
 Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl"]
 DeviceKind = Literal["auto", "cuda", "cpu", "xpu"]
-
-
-def _read_discovery(flag: str, text: str) -> str:
-    if text not in DISCOVERIES:
-        raise click.BadParameter(
-            f"{text!r} is not one of {', '.join(DISCOVERIES)}{nearest(text, DISCOVERIES)}.",
-            param_hint=f"'{flag}'",
-        )
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +25,6 @@ class ProcessGroupConfig:
     discovery: str = option(
         "auto",
         "Source of the rank and the world size: auto, " + ", ".join(DISCOVERIES[1:]) + ".",
-        read=_read_discovery,
         metavar="NAME",
     )
     backend: Backend = option("auto", "Communication backend; auto selects NCCL on GPUs and gloo on CPUs.")
@@ -49,17 +38,26 @@ class ProcessGroupConfig:
         "GPU.",
     )
     init_timeout_s: float = option(
-        300.0, "Time in seconds within which all ranks must connect.", flag="--init-timeout", above=0
+        300.0,
+        "Time in seconds within which all ranks must connect.",
+        flag="--init-timeout",
+        argument="init_timeout_s",
+        above=0,
     )
     timeout_s: float = option(
         1800.0,
         "Time limit in seconds for one collective operation, and for the creation of the data file.",
         flag="--timeout",
+        argument="timeout_s",
         above=0,
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
+        if self.discovery not in DISCOVERIES:
+            hint = nearest(self.discovery, DISCOVERIES)
+            remedy = f"Use one of {', '.join(DISCOVERIES)}."
+            raise OptionError("discovery", repr(self.discovery), f"is unknown{hint}", remedy)
         if self.backend == "nccl" and self.device in ("cpu", "xpu"):
             raise RequestError(
                 f"--backend nccl supports only CUDA tensors. Remove it, or --device {self.device}."

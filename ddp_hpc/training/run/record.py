@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.options import as_toml
 from ddp_hpc.base.run_state import RunState, State, read_state, write_refused, write_state
+from ddp_hpc.base.toml_options import as_toml
 from ddp_hpc.training.config import TrainConfig
 
 _HUNG_DISK_S = 2.0

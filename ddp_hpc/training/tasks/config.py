@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.base.options import check_ranges, option
+from ddp_hpc.base.options import check_values, option
 
 MODELS = ("transformer", "classifier", "linear", "decoder")
 
@@ -45,6 +45,7 @@ class ModelConfig:
         (),
         "Argument for the function that creates the model, such as layers=6; may be repeated.",
         flag="--model-option",
+        name="model_options",
         read=read_model_option,
         metavar="NAME=VALUE",
         multiple=True,
@@ -52,7 +53,7 @@ class ModelConfig:
     dropout: float = option(0.1, "Dropout probability of the model.", at_least=0, below=1)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
         if self.name not in MODELS and not self.is_own:
             raise RequestError(
                 f"--model {self.name}: unknown model{nearest(self.name, MODELS)}. Use one of "

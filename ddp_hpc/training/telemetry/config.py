@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import DIRECTORY, check_ranges, option, show_numbers
+from ddp_hpc.base.options import DIRECTORY, check_values, option, show_numbers
 
 
 def read_numbers(flag: str, text: str) -> tuple[int, ...]:
@@ -77,6 +77,7 @@ class TelemetryConfig:
     trace_max_mib: float = option(
         1024.0,
         "Discard the trace of a rank, but not its table, if the trace is larger than this size.",
+        argument="max_mib",
         above=0,
         metavar="MIB",
     )
@@ -92,7 +93,7 @@ class TelemetryConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_values(self)
         if len(self.trace_window) != 4 or min(self.trace_window[:2]) < 0 or min(self.trace_window[2:]) < 1:
             raise RequestError(
                 f"--trace-window {show_numbers(self.trace_window)}: expected four numbers: steps to skip "
