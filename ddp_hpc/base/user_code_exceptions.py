@@ -31,12 +31,6 @@ def describe_error(error: BaseException) -> str:
     return (f"{kind}: {text}" if text else kind) + (f" ({place})" if place else "")
 
 
-def is_from_this_package(error: BaseException) -> bool:
-    """Returns whether code of this package has raised the error, rather than the user's own code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(_OURS)
-
-
 def traceback_of(error: BaseException) -> str:
     """Returns the complete traceback, as Python prints it."""
     return "".join(traceback.format_exception(error))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ddp_hpc.base.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
 from ddp_hpc.base.errors import DataError, nearest
+from ddp_hpc.base.option_names import named
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
 from ddp_hpc.data.samples import (
@@ -66,7 +67,10 @@ def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
     """
     identity = FileIdentity.of(path)
     with _opened(path) as file:
-        train = _dataset(path, file, src_key, "--src-key"), _dataset(path, file, tgt_key, "--tgt-key")
+        train = (
+            _dataset(path, file, src_key, named("src_key")),
+            _dataset(path, file, tgt_key, named("tgt_key")),
+        )
         num_classes = _num_classes(path, file)
         test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
         # In a file that another program wrote, "test" may not be a group.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddp_hpc.base.data_file_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
 from ddp_hpc.base.errors import DataError, nearest
+from ddp_hpc.base.option_names import named
 from ddp_hpc.data.samples import Samples
 
 
@@ -82,7 +83,8 @@ def _check_file(path: Path) -> None:
         else:
             hint = f" (the directory {parent} does not exist)"
         raise DataError(
-            f"no such file: {path}{hint}. Choose one with --data or create one with `python -m data_gen`."
+            f"no such file: {path}{hint}. Choose one with {named('data')} or create one with "
+            "`python -m data_gen`."
         ) from None
     except OSError as error:
         raise DataError(f"cannot access {path}: {error}; check the name and the permissions") from error

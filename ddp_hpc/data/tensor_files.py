@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ddp_hpc.base.data_file_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
 from ddp_hpc.base.errors import DataError, nearest
+from ddp_hpc.base.option_names import named
 from ddp_hpc.data.memory_mapped import (
     ArrayPlace,
     FileIdentity,
@@ -116,7 +117,7 @@ def _samples(
 def wanted_keys(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> list[str]:
     """Returns the keys to read, including those of the test split if there is one."""
     present = [name for name in names if isinstance(name, str)]
-    for key, option in ((src_key, "--src-key"), (tgt_key, "--tgt-key")):
+    for key, option in ((src_key, named("src_key")), (tgt_key, named("tgt_key"))):
         if key not in present:
             raise DataError(
                 f"{path} has no array {key!r}{nearest(key, present)} "

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ddp_hpc.base.errors import LaunchError, RendezvousError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery.lost_rank_grace import LostRankGrace
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
         raise LaunchError(
             f"mpi4py cannot be used under {launcher_title} ({_first_line(error)}): load the site's MPI "
             "module, install an MPI with `pip install mpich`, or choose a launcher that needs no MPI "
-            "with --discovery"
+            f"with {named('discovery')}"
         ) from None
     family, _, optional = launcher_family.partition(" ")
     own_family = "openmpi" if "Open MPI" in MPI.Get_library_version() else "mpich"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_hpc.base.errors import LaunchError, RequestError, nearest
+from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery import rank_communication
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
@@ -87,11 +88,11 @@ def discover(
     """
     if choice not in DISCOVERIES:
         raise RequestError(
-            f"--discovery {choice}: unknown{nearest(choice, DISCOVERIES)}; "
+            f"{named('discovery')} {choice}: unknown{nearest(choice, DISCOVERIES)}; "
             f"use one of {', '.join(DISCOVERIES)}"
         )
     if choice in ("single", "device_count"):
-        return _single(f"--discovery {choice}")
+        return _single(f"{named('discovery')} {choice}")
     if choice == "mpi":
         return _from_mpi_alone(environ, load_mpi)
     if choice == "auto":
@@ -123,8 +124,8 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
         wanted = " or ".join(launcher.any_of)
         also = f" with {', '.join(launcher.all_of)}" if launcher.all_of else ""
         raise LaunchError(
-            f"--discovery {choice}: {wanted}{also} not found in the environment; "
-            f"start the ranks with {launcher.start}, or omit --discovery"
+            f"{named('discovery')} {choice}: {wanted}{also} not found in the environment; "
+            f"start the ranks with {launcher.start}, or omit {named('discovery')}"
         )
     return launcher
 
@@ -175,7 +176,8 @@ def _compare(
             if strict:
                 raise LaunchError(
                     f"{text}: one launcher started the other, or its variables are stale; unset the stale "
-                    f"variables, or select a launcher with --discovery {launcher.name} or --discovery "
+                    f"variables, or select a launcher with {named('discovery')} {launcher.name} or "
+                    f"{named('discovery')} "
                     f"{other.name}"
                 )
             notes.append(f"{text}: the first one was selected")
@@ -210,7 +212,7 @@ def _refuse_rank_beyond_size(launcher: Launcher, reported: LauncherValues) -> No
     if reported.rank is not None and reported.world_size is not None and reported.rank >= reported.world_size:
         raise LaunchError(
             f"{launcher.title} reports {reported.place()}, but a rank must be less than the size; unset the "
-            "stale variable, or use MPI's values with --discovery mpi"
+            f"stale variable, or use MPI's values with {named('discovery')} mpi"
         )
 
 
@@ -224,7 +226,7 @@ def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
         # The environment variables of these launchers are sufficient without MPI, including for the
         # rendezvous.
         sufficient = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(reported)
-        without = f"; or do not use MPI: --discovery {launcher.name}" if sufficient else ""
+        without = f"; or do not use MPI: {named('discovery')} {launcher.name}" if sufficient else ""
         raise LaunchError(
             f"{launcher.title} started {ranks} ranks ({source}), but MPI reports 1: {ranks} singletons, each "
             f"in its own world; {rank_communication.wrong_library(launcher.title)}{without}"
@@ -239,7 +241,7 @@ def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
             problem = (
                 f"{launcher.title} reports {reported.place()}, but MPI_COMM_WORLD reports rank {mpi.rank} of "
                 f"{mpi.size}: the {name} differs; unset stale variables, or select one with "
-                f"--discovery {launcher.name} or --discovery mpi"
+                f"{named('discovery')} {launcher.name} or {named('discovery')} mpi"
             )
     # Stale variables often contain rank 0, so the actual rank 0 may not detect a mismatch. The ranks exchange
     # their problems, because otherwise rank 0 would continue alone.
@@ -270,7 +272,7 @@ def _no_launcher(environ: Environ) -> World:
         raise LaunchError(
             f"this is the batch shell of Slurm job {environ['SLURM_JOB_ID']}, not one of its {tasks} tasks "
             f"(SLURM_PROCID={environ.get('SLURM_PROCID', 'unset')} without SLURM_STEP_ID is not a rank); "
-            "put `srun` in front of the command, or use --discovery single to run one process"
+            f"put `srun` in front of the command, or use {named('discovery')} single to run one process"
         )
     world = _single("no launcher's variables in the environment")
     if "PBS_NODEFILE" in environ:

@@ -10,15 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
+from ddp_hpc.base.option_names import OptionError, naming
+from ddp_hpc.base.options import argument_names
 from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.discovery.rank_communication import first_text
-from ddp_hpc.discovery.world import DISCOVERIES
-from ddp_hpc.library.argument_names_in_errors import with_argument_names
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.process_group.config import Backend, DeviceKind
 from ddp_hpc.training.run.end import end_stopped, fail
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, watching_of
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# device_count is not supported, because it replaces the process with torchrun and `ddp_hpc.train`.
-_DISCOVERIES = tuple(name for name in DISCOVERIES if name != "device_count")
 _current: ConnectedWorld | None = None
 
 
@@ -219,9 +216,9 @@ def distributed(
     """
     global _current
     _check_not_nested()
-    parts = Parts(in_script=True, reword=with_argument_names)
+    parts = Parts(in_script=True)
     exit_without_error: SystemExit | None = None
-    with _restored_signal_handlers():
+    with _restored_signal_handlers(), naming(argument_names(TrainConfig)):
         config = _config(
             parts,
             backend=backend,
@@ -307,10 +304,8 @@ def current_world(what: str) -> ConnectedWorld:
 
 def _config(parts: Parts, **options: Any) -> TrainConfig:
     try:
-        backends, devices = get_args(Backend), get_args(DeviceKind)
-        for name, known in (("backend", backends), ("device", devices), ("discovery", _DISCOVERIES)):
-            if options[name] not in known:
-                raise RequestError(f"{name}={options[name]!r} is unknown; use one of {', '.join(known)}")
+        if options["discovery"] == "device_count":
+            raise OptionError("discovery", "device_count", "would start ddp_hpc.train", "Use torchrun")
         return TrainConfig.of(**options)
     except RequestError as error:
         fail(error, parts, 0.0)
@@ -321,7 +316,7 @@ def _make_world(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: 
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     # Messages are not printed to stdout, because only the script may write there.
-    progress = Progress(group.world.rank == 0, sys.stderr, parts.reword)
+    progress = Progress(group.world.rank == 0, sys.stderr)
     introduce(group, heartbeat, progress)
     heartbeat.rest()
     return ConnectedWorld(config, group, parts, progress)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,6 @@ from ddp_hpc.training.run.resumable import Losses
 from ddp_hpc.training.run.stop_requests import next_exchange
 from ddp_hpc.training.snapshots.state_dict_codec import Stateful
 from ddp_hpc.training.snapshots.training_state import TrainingState
-
-_ARGUMENTS = ("folder", "model", "optimizer", "loader", "every_steps", "every_s", "keep")
 
 
 class Snapshots:
@@ -230,7 +229,7 @@ def _checked(
     """Returns a function that returns the state to be saved, and the type of the first model. Collective."""
     with world.group.failing_together():
         models, optimizers = by_name("model", model, nn.Module), by_name("optimizer", optimizer, Optimizer)
-        check_objects(objects, _ARGUMENTS)
+        check_objects(objects, signature(snapshots).parameters)
         state = partial(state_of, world, models, optimizers, objects)
         check_state(state())
     first = next(iter(models.values()))

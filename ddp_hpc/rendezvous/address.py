@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from ddp_hpc.base.errors import LaunchError, RendezvousError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.launcher_environment import Environ, pbs_hosts
 from ddp_hpc.discovery.network_interfaces import (
@@ -128,7 +129,8 @@ def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
         return RendezvousPoint(host, candidate_ports(launch), launch, why)
     raise LaunchError(
         f"{world.launcher} started {world.world_size} ranks, but without MPI they cannot exchange an "
-        f"address: run pip install mpi4py (and omit --discovery), or export MASTER_ADDR and MASTER_PORT "
+        f"address: run pip install mpi4py (and omit {named('discovery')}), or export MASTER_ADDR and "
+        "MASTER_PORT "
         "on every rank"
     )
 

@@ -42,6 +42,7 @@ class TrainConfig:
         0,
         "Random seed for synthetic data, initial parameters, the order of the samples, and dropout.",
         at_least=0,
+        below=2**63,
     )
     optimization: OptimizationConfig = OptimizationConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -52,8 +53,6 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.seed >= 2**63:
-            raise RequestError(f"--seed must be less than 2**63 (got {self.seed})")
         needed = {
             "classifier": "images and labels; `python -m data_gen digits` makes such a file from "
             "scikit-learn's handwritten digits",

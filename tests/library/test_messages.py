@@ -6,8 +6,7 @@ import inspect
 from pathlib import Path
 
 import ddp_hpc
-from ddp_hpc.base.options import to_options
-from ddp_hpc.library import wrap
+from ddp_hpc.base.options import argument_names, options_of
 from ddp_hpc.training.config import TrainConfig
 from tests.conftest import Ended
 from tests.training.forked import Forks
@@ -50,21 +49,15 @@ def test_without_a_handler_messages_are_printed(forks: Forks, tmp_path: Path) ->
     assert "world: 2 ranks on 1 node" in ended.stderr
 
 
-def _all_options() -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in to_options(TrainConfig())]
-
-
 def test_messages_name_the_arguments_of_the_functions() -> None:
-    from ddp_hpc.library.argument_names_in_errors import with_argument_names
-
     functions = (ddp_hpc.distributed, ddp_hpc.wrap, ddp_hpc.ConnectedWorld.loader, ddp_hpc.snapshots)
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
-    arguments |= set(wrap._OPTIONS) | {"max_mib"}
-    assert with_argument_names("use another --snapshot-dir, or --keep 3") == "use another folder, or keep 3"
-    reworded = {with_argument_names(option) for option in _all_options()}
-    assert {name for name in reworded if not name.startswith("--")} <= arguments
-    unchanged = "use python -m ddp_hpc.train --model m --strategy pp"
-    assert with_argument_names(unchanged) == unchanged
+    renamed = {
+        option.declared["argument"] for option in options_of(TrainConfig) if "argument" in option.declared
+    }
+    assert renamed <= arguments | {"max_mib"}
+    name_of = argument_names(TrainConfig)
+    assert (name_of("snapshot_dir"), name_of("keep"), name_of("timeout")) == ("folder", "keep", "timeout_s")
 
 
 def test_the_message_of_an_error_that_a_script_raises_does_not_change(forks: Forks, tmp_path: Path) -> None:

@@ -28,21 +28,6 @@ _MAX_TRACED = 8
 _PROFILER_WARM_UP = 1
 _MAX_RANKS = 10**7
 _LEAST_SAMPLES = 2048
-_OURS = (
-    "--batch-size",
-    "--epochs",
-    "--max-steps",
-    "--metrics",
-    "--summary",
-    "--trace-dir",
-    "--trace-window",
-    "--trace-ranks",
-    "--snapshots",
-    "--no-snapshots",
-    "--snapshot-dir",
-    "--snapshot-every-steps",
-    "--snapshot-every-s",
-)
 
 
 @dataclass(frozen=True, order=True)
@@ -110,14 +95,22 @@ def check_training(words: Sequence[str]) -> None:
             f"{words[0]!r} after -- is not an option; only options of python -m ddp_hpc.train are allowed "
             "there, such as -- --model linear"
         )
+    settings = Settings(
+        batch_size=1, global_batch=0, steps=1, warm_up=1, trace_steps=1, training=(), launch=()
+    )
+    own = {*filter(_is_option, _own_words(Point(Size(2, 1, 2), 1), settings, Path()))}
     for word in words:
         option = word.partition("=")[0]
         if option == "--batch-size":
             raise RequestError("--batch-size is an option of the benchmark; put it before the --")
-        if option in _OURS:
+        if option in own or (_is_option(option) and "snapshot" in option):
             raise RequestError(
                 f"{option} cannot be given, because the benchmark sets it for each point; omit it"
             )
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--")
 
 
 def doubled(most: int) -> tuple[int, ...]:
@@ -167,10 +160,15 @@ def training_words(point: Point, points: Sequence[Point], settings: Settings, di
             f"--num-samples {given} is too small, since the largest point uses {a_step} samples per step; "
             f"use at least {a_step}"
         )
+    return [*words, *_own_words(point, settings, directory)]
+
+
+def _own_words(point: Point, settings: Settings, directory: Path) -> list[str]:
+    """Returns the options that the benchmark sets for each point."""
     is_traced = settings.trace_steps > 0 and point.size.ranks > 1
     steps = settings.total_steps if is_traced else settings.warm_up + settings.steps
     # An epoch has at least one step, so this number of epochs is sufficient.
-    words += ["--batch-size", str(point.batch_size), "--max-steps", str(steps), "--epochs", str(steps)]
+    words = ["--batch-size", str(point.batch_size), "--max-steps", str(steps), "--epochs", str(steps)]
     words += ["--no-snapshots", "--metrics", str(directory / METRICS), "--summary", str(directory / SUMMARY)]
     if is_traced:
         window = settings.warm_up + settings.steps, _PROFILER_WARM_UP, settings.trace_steps, 1

@@ -105,4 +105,5 @@ def _as_typed(name: str, value: Any) -> list[str]:
     """Returns an option with its values as command-line arguments; empty if it was not given."""
     option = "--" + name.removesuffix("_file").replace("_", "-")
     values = value if isinstance(value, tuple) else [value] if value else []
-    return [word for one in values for word in (option, str(one))]
+    texts = ("=".join(part) if isinstance(part, tuple) else str(part) for part in values)
+    return [word for text in texts for word in (option, text)]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
 
 _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
 NOT_BEGUN = -1  # the step that a rank reports before its first step
-_STUCK_OPTION, _CONNECT_OPTION = "--hang-timeout", "--init-timeout"
 _MUTE = "its process is stopped, or Python is blocked in a C call"
 _CUT = "its node does not answer: the node, or the network between the two nodes, is down"
 
@@ -70,8 +70,8 @@ class Beat:
     @property
     def slow_text(self) -> str:
         """What to do if the work at this position was only slow."""
-        option = _CONNECT_OPTION if self.phase in UNCONNECTED else _STUCK_OPTION
-        return f"if the work was only slow, raise {option}"
+        option = "init_timeout" if self.phase in UNCONNECTED else "hang_timeout"
+        return f"if the work was only slow, raise {named(option)}"
 
 
 @dataclass

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_hpc.base.errors import DataError, DdpHpcError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.base.process_control import STOP_SIGNALS, die_with_parent
 from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
@@ -172,13 +173,14 @@ class Loader:
             if not text and isinstance(error, RuntimeError):
                 raise
             raise DdpHpcError(
-                f"reading {self.samples.path} with --workers {self.workers}: {text or first_line(error)}"
+                f"reading {self.samples.path} with {named('workers')} {self.workers}: "
+                f"{text or first_line(error)}"
             ) from None
 
     def _timed_out(self, reason: str) -> DdpHpcError:
         return DdpHpcError(
             f"waited {self.timeout_s:g} s for samples of {self.samples.path}: {reason}. "
-            "Check the file system, or raise --timeout"
+            f"Check the file system, or raise {named('timeout')}"
         )
 
 
@@ -297,7 +299,7 @@ class _Reads(torch.utils.data.Dataset[Batch | DataError]):
         except DataError as error:
             return error
         except Exception as error:
-            problem = DataError(f"a worker process (--workers) raised {describe_error(error)}")
+            problem = DataError(f"a worker process ({named('workers')}) raised {describe_error(error)}")
             problem.traceback_text = traceback_of(error)
             return problem
         return as_tensor(src, self._samples.src), as_tensor(tgt, self._samples.tgt)

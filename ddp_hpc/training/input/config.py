@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from data_gen.recipe import parse_shape
-from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import OptionError
 from ddp_hpc.base.options import DIRECTORY, Conversion, check_values, option, show_numbers
 
 MAX_WORKERS = 64
@@ -69,7 +69,5 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_values(self)
         if not 0 <= self.workers <= MAX_WORKERS:
-            raise RequestError(
-                f"--workers must be from 0 to {MAX_WORKERS} (got {self.workers}); each rank starts that "
-                "many processes, and each process uses half a gigabyte"
-            )
+            remedy = "Each rank starts that many processes, and each process uses half a gigabyte"
+            raise OptionError("workers", self.workers, f"must be from 0 to {MAX_WORKERS}", remedy)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,10 +61,10 @@ def check_bf16(config: OptimizationConfig, device: torch.device) -> None:
     if config.half_dtype != "bf16" or device.type != "cuda":
         return
     if not torch.cuda.is_bf16_supported(including_emulation=False):
-        option = "--amp" if config.param_dtype is None else "--param-dtype"
+        option = named("amp") if config.param_dtype is None else named("param_dtype")
         raise RequestError(
             f"{option} bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "
-            "newer GPUs do); use --amp fp16"
+            f"newer GPUs do); use {named('amp')} fp16"
         )
 
 

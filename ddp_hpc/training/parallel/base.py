@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import clip_factor, global_norm, limit_norm
 from ddp_hpc.training.optimization.master_weights import Masters, check_float32, copy_masters, to_bf16
@@ -79,7 +80,7 @@ class Strategy:
     def _convert(self, model: nn.Module) -> None:
         """Converts the model to the data type of --param-dtype, in place, and keeps float32 copies."""
         if self.optimization.param_dtype is not None:
-            check_float32(model, "--param-dtype")
+            check_float32(model, named("param_dtype"))
             self.masters = to_bf16(model)
 
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
@@ -199,7 +200,7 @@ class Strategy:
         return self.optimizer
 
     def _unsupported(self, reason: str, instead: str) -> RequestError:
-        return RequestError(f"--strategy {self.config.strategy}: {reason}; {instead}")
+        return RequestError(f"{named('strategy')} {self.config.strategy}: {reason}; {instead}")
 
 
 class WithLoss(nn.Module):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.options import check_values, option
+from ddp_hpc.base.option_names import OptionError, named
+from ddp_hpc.base.options import check_values, option, options_of
 
 StrategyName = Literal["ddp", "zero", "fsdp", "tp", "pp", "dataparallel"]
 PipelineSchedule = Literal["gpipe", "1f1b"]
@@ -83,26 +84,23 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         check_values(self)
         if self.mesh is not None and self.strategy != "ddp":
-            raise RequestError(
-                f"--mesh {self.mesh} already defines the parallelization. Remove --strategy {self.strategy}."
-            )
+            remedy = f"Remove {named('strategy')} {self.strategy}."
+            raise OptionError("mesh", self.mesh, "already defines the parallelization", remedy)
         used = {self.strategy} if self.mesh is None else {"mesh", *self.mesh_dimensions}
-        defaults = {one.name: one.default for one in fields(self)}
+        given = self.strategy if self.mesh is None else f"{named('mesh')} {self.mesh}"
+        defaults = {option.name: option.declared["default"] for option in options_of(type(self))}
         for name, strategies in _ONLY_WITH.items():
             if getattr(self, name) != defaults[name] and not used & {*strategies}:
-                raise RequestError(
-                    f"--{name.replace('_', '-')} works with --strategy {' or '.join(strategies)}, "
-                    f"not with {f'--mesh {self.mesh}' if self.mesh is not None else self.strategy}"
-                )
+                works_with = f"{named('strategy')} {' or '.join(strategies)}"
+                raise RequestError(f"{named(name)} works with {works_with}, not with {given}")
         if self.strategy == "dataparallel" and self.activation_checkpointing:
             raise RequestError(
                 "--strategy dataparallel cannot be used with --activation-checkpointing: every replica would "
                 "compute with the parameters of the first device. Remove one of them, or use --strategy ddp."
             )
         if self.static_graph and self.find_unused_parameters:
-            raise RequestError(
-                "--static-graph already handles unused parameters. Remove --find-unused-parameters."
-            )
+            remedy = f"Remove {named('find_unused_parameters')}."
+            raise RequestError(f"{named('static_graph')} already handles unused parameters. {remedy}")
         if self.sync_batchnorm and self.devices_per_rank > 1:
             raise RequestError("--sync-batchnorm needs one device per rank. Remove --devices-per-rank.")
 

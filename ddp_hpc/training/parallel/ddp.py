@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
 from ddp_hpc.training.parallel.base import WholeModel
 from ddp_hpc.training.parallel.replica import Replica
@@ -46,7 +47,8 @@ class Ddp(WholeModel):
         if config.sync_batchnorm:
             if device.type == "cpu":
                 raise self._unsupported(
-                    "--sync-batchnorm needs GPUs (torch.nn.SyncBatchNorm does not support CPUs)", "omit it"
+                    f"{named('sync_batchnorm')} needs GPUs (torch.nn.SyncBatchNorm does not support CPUs)",
+                    "omit it",
                 )
             self.forward_is_collective = True
             replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
@@ -63,7 +65,8 @@ class Ddp(WholeModel):
         if config.compress_gradients:
             if config.compress_gradients == "bf16" and device.type == "cpu":
                 raise self._unsupported(
-                    "--compress-gradients bf16 needs NCCL or XCCL; torch's hook does not support gloo",
+                    f"{named('compress_gradients')} bf16 needs NCCL or XCCL; torch's hook does not support "
+                    "gloo",
                     "use fp16",
                 )
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -113,7 +116,7 @@ class Ddp(WholeModel):
             raise DdpHpcError(
                 f"{len(unused)} of the model's parameters received no gradient: {', '.join(unused[:5])}"
                 f"{', ...' if len(unused) > 5 else ''}. The forward pass does not use them; remove them "
-                "from the model, set requires_grad=False, or use --find-unused-parameters"
+                f"from the model, set requires_grad=False, or use {named('find_unused_parameters')}"
             )
 
     def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:

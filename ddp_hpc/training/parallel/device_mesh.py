@@ -18,6 +18,7 @@ from math import prod
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.process_group.group import Group
 
@@ -92,13 +93,13 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
         name, _, size = entry.strip().partition("=")
         if name not in DIMENSIONS:
             raise RequestError(
-                f"--mesh {text}: unknown dimension {name!r}{nearest(name, DIMENSIONS)}; "
+                f"{named('mesh')} {text}: unknown dimension {name!r}{nearest(name, DIMENSIONS)}; "
                 f"choose from {', '.join(DIMENSIONS)}, as in dp=2,tp=2"
             )
         if name in sizes:
-            raise RequestError(f"--mesh {text}: {name} is given twice; give each dimension once")
+            raise RequestError(f"{named('mesh')} {text}: {name} is given twice; give each dimension once")
         if not size.isascii() or not size.isdigit() or not int(size[:9]) >= 1:
-            raise RequestError(f"--mesh {text}: {name} must be a number of ranks (got {size!r})")
+            raise RequestError(f"{named('mesh')} {text}: {name} must be a number of ranks (got {size!r})")
         sizes[name] = int(size[:9])
     product = prod(sizes.values())
     if not sizes.keys() & {"dp", "fsdp"} and world_size % product == 0:
@@ -106,7 +107,8 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
         product = world_size
     if product != world_size:
         raise RequestError(
-            f"--mesh {text} needs {product} ranks, but {world_size} {'was' if world_size == 1 else 'were'} "
+            f"{named('mesh')} {text} needs {product} ranks, but {world_size} "
+            f"{'was' if world_size == 1 else 'were'} "
             "started. The product of the sizes must be the number of ranks"
         )
     return {name: sizes[name] for name in DIMENSIONS if sizes.get(name, 1) > 1}

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.optimization.precision import AMP_DTYPES, Precision
 from ddp_hpc.training.optimization.torch_compile import compile_modules
 from ddp_hpc.training.parallel.base import Strategy
@@ -38,12 +39,13 @@ class Fsdp(Strategy):
         device, mesh = self.group.device, self.mesh
         if config.cpu_offload and device.type == "cpu":
             raise self._unsupported(
-                "--cpu-offload moves unused parameters from the GPU to the host, but there is no GPU",
+                f"{named('cpu_offload')} moves unused parameters from the GPU to the host, but there is no "
+                "GPU",
                 "omit it",
             )
         if optimization.amp == "fp16":
             raise self._unsupported(
-                "the loss scaling of fp16 does not support sharded gradients", "use --amp bf16"
+                "the loss scaling of fp16 does not support sharded gradients", f"use {named('amp')} bf16"
             )
         if optimization.uses_cuda_graphs:
             raise self._unsupported(

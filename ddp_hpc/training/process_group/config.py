@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.base.option_names import OptionError
+from ddp_hpc.base.errors import nearest
+from ddp_hpc.base.option_names import OptionError, named
 from ddp_hpc.base.options import check_values, option
 from ddp_hpc.discovery.world import DISCOVERIES
 
@@ -59,6 +59,5 @@ class ProcessGroupConfig:
             remedy = f"Use one of {', '.join(DISCOVERIES)}."
             raise OptionError("discovery", repr(self.discovery), f"is unknown{hint}", remedy)
         if self.backend == "nccl" and self.device in ("cpu", "xpu"):
-            raise RequestError(
-                f"--backend nccl supports only CUDA tensors. Remove it, or --device {self.device}."
-            )
+            remedy = f"Remove it, or {named('device')} {self.device}."
+            raise OptionError("backend", "nccl", "supports only CUDA tensors", remedy)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_placement import Device
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
@@ -33,8 +34,9 @@ def device_kind(wanted: str) -> str:
         return next(kind for kind, is_available in found.items() if is_available)
     if not found[wanted]:
         raise RequestError(
-            f"--device {wanted}: torch {torch.__version__} finds no {wanted} device on this node"
-            f"{_why_no_cuda() if wanted == 'cuda' else ''}; use --device auto, or start the job on a GPU node"
+            f"{named('device')} {wanted}: torch {torch.__version__} finds no {wanted} device on this node"
+            f"{_why_no_cuda() if wanted == 'cuda' else ''}; use {named('device')} auto, or start the job "
+            "on a GPU node"
         )
     return wanted
 
@@ -54,7 +56,8 @@ def choose_backend(wanted: str, kind: str) -> str:
     backend = _BACKEND_OF[kind] if wanted == "auto" else wanted
     if backend == "nccl" and kind != "cuda":
         raise RequestError(
-            "--backend nccl needs CUDA devices, but this node has none; use --backend auto, "
+            f"{named('backend')} nccl needs CUDA devices, but this node has none; "
+            f"use {named('backend')} auto, "
             "which uses gloo on CPUs"
         )
     has = {
@@ -65,7 +68,8 @@ def choose_backend(wanted: str, kind: str) -> str:
     }
     if not has[backend]():
         raise RequestError(
-            f"--backend {backend}: torch {torch.__version__} was built without it; use --backend auto"
+            f"{named('backend')} {backend}: torch {torch.__version__} was built without it; "
+            f"use {named('backend')} auto"
         )
     return backend
 

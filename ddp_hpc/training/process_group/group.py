@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
+from ddp_hpc.base.option_names import named
 from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.rank_communication import Comm, GroupComm, SingleComm
@@ -267,6 +268,6 @@ def _single_rank(world: World, config: ProcessGroupConfig, devices_per_rank: int
 def _set_threads(config: ProcessGroupConfig, of_node: list[list[int]], world: World) -> tuple[int, str]:
     threads, why = threads_per_rank(own_cores(), of_node, os.environ, world.launcher)
     if config.threads is not None:
-        threads, why = config.threads, "--threads"
+        threads, why = config.threads, named("threads")
     torch.set_num_threads(threads)
     return threads, why

@@ -170,7 +170,7 @@ def end_after_lost_rank(parts: Parts, text: str) -> NoReturn:
 
 def _end_from_thread(parts: Parts, text: str, role: Role) -> NoReturn:
     """Ends this process although the main thread may never return from a collective."""
-    text, ending = parts.reword(text), _ENDINGS[role]
+    ending = _ENDINGS[role]
     print_error(ending.prints, text, parts.world)
     if parts.record is not None:
         parts.record.failed(text, again=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddp_hpc.base.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
@@ -347,12 +348,13 @@ def _check(snapshot: Snapshot, state: TrainingState, now: RunDescription) -> Non
         state.check_objects(snapshot.training, str(snapshot.path))
     except KeyError as error:
         raise DataError(
-            f"{snapshot.path} was not written by ddp-hpc: {error} is missing. Use another --snapshot-dir"
+            f"{snapshot.path} was not written by ddp-hpc: {error} is missing. "
+            f"Use another {named('snapshot_dir')}"
         ) from None
     except TypeError:
         raise DataError(
             f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid. "
-            "Use another --snapshot-dir"
+            f"Use another {named('snapshot_dir')}"
         ) from None
 
 
@@ -378,7 +380,7 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
             left_min = (deadline.at_s - time.time()) / 60
             progress.say(
                 f"note: this job ends in {left_min:.0f} min and snapshots are off; "
-                "use --snapshot-dir to save progress"
+                f"use {named('snapshot_dir')} to save progress"
             )
         record = RunRecord(None, is_rank_0=is_rank_0, say=progress.say)
         yield RunLifecycle(config, group, progress, None, record, None)

@@ -31,8 +31,6 @@ class Parts:
     """The directory for the tracebacks of failed ranks."""
     in_script: bool = False
     """Whether the process runs a user's script. If it is the only rank, it then ends like any program."""
-    reword: Callable[[str], str] = str
-    """Changes messages of this package before they are printed, for example the names of options."""
     has_lost_rank: bool = False
     """Whether the heartbeat has lost a rank."""
 

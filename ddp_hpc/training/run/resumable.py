@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.base.options import to_options
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
@@ -94,20 +95,21 @@ class RunDescription:
             raise DataError(
                 f"{path} was made {'with' if had_samples else 'without'} a loader. Call "
                 f"ddp_hpc.snapshots() {'with' if had_samples else 'without'} loader=, or use another "
-                "--snapshot-dir"
+                f"{named('snapshot_dir')}"
             )
         for name, value in self.order.items():
             if (theirs := about[name]) != value:
                 raise DataError(
                     f"{path} was made with {name.replace('_', ' ')} {theirs}, not {value}, so the "
-                    "order of samples would differ. Use the same data and options, or another --snapshot-dir"
+                    "order of samples would differ. Use the same data and options, or another "
+                    f"{named('snapshot_dir')}"
                 )
         theirs = about["optimizer"]
         # Adam and AdamW store the same tensors.
         if theirs != optimizer and {theirs, optimizer} != {"Adam", "AdamW"}:
             raise DataError(
                 f"{path} was made with the optimizer {theirs}, not {optimizer}, whose state differs. "
-                "Use the same --optimizer, or another --snapshot-dir"
+                f"Use the same {named('optimizer')}, or another {named('snapshot_dir')}"
             )
 
     def changes(self, about: Mapping[str, Any], *, is_exact: bool) -> Iterator[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RendezvousError
 from ddp_hpc.base.user_code_exceptions import (
     describe_error,
-    is_from_this_package,
     traceback_of,
     write_traceback,
 )
@@ -39,7 +38,7 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, 
         # A worker process (--workers) received the SIGTERM of the job shortly before this process.
         return verdict(SystemExit(SIGTERM_EXIT), parts, timeout_s)
     if isinstance(error, DdpHpcError):
-        text = parts.reword(str(error)) if is_from_this_package(error) else str(error)
+        text = str(error)
         return error.exit_code, _at(error, text, whole=False) if error.traceback_text else text
     if text := _known_error(error, parts, timeout_s):
         return EXIT_FAILED, text

@@ -19,6 +19,7 @@ from typing import Any
 
 from ddp_hpc.base.atomic_files import partial_file, process_home, remove_leftovers
 from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.base.process_status import is_gone, process_started
 from ddp_hpc.schedulers.deadline import job_and_start
 
@@ -49,7 +50,9 @@ class DirectoryLock:
             directory.mkdir(parents=True, exist_ok=True)
             self._take(waits, stale_s)
         except OSError as error:
-            raise DataError(f"cannot write to --snapshot-dir {directory}; use another directory") from error
+            raise DataError(
+                f"cannot write to {named('snapshot_dir')} {directory}; use another directory"
+            ) from error
         threading.Thread(target=self._keep, name="snapshot lock", daemon=True).start()
 
     def release(self) -> None:
@@ -113,7 +116,7 @@ class DirectoryLock:
 
     def _refuse(self, holder: dict[str, Any]) -> None:
         raise DataError(
-            f"--snapshot-dir {self._path.parent} is in use by {_describe(holder)}; "
+            f"{named('snapshot_dir')} {self._path.parent} is in use by {_describe(holder)}; "
             "wait until that job ends, or use another directory"
         )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_hpc.base.errors import DataError, RendezvousError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Specs, Stream
@@ -270,7 +271,7 @@ class SnapshotDirectory(SnapshotWriter):
             return snapshot
         if found:
             raise DataError(
-                f"--snapshot-dir {self.path}: none of its {len(found)} snapshots is valid. "
+                f"{named('snapshot_dir')} {self.path}: none of its {len(found)} snapshots is valid. "
                 "Nothing was deleted; check the files, or use another directory to start from scratch"
             )
         return None
@@ -372,7 +373,7 @@ def _remedy(error: OSError | RendezvousError) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "free disk space"
         case errno.ENOENT:
-            return "use another --snapshot-dir"
+            return f"use another {named('snapshot_dir')}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "make the directory writable"
         case _:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ddp_hpc.base.atomic_files import sync_to_disk
 from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
 from ddp_hpc.training.snapshots.shard_file import SECTIONS, write_hashed
 from ddp_hpc.training.snapshots.shard_index import ShardIndex
@@ -83,7 +84,9 @@ def find_snapshots(directory: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise DataError(f"cannot read the directory {directory}; use another --snapshot-dir") from error
+        raise DataError(
+            f"cannot read the directory {directory}; use another {named('snapshot_dir')}"
+        ) from error
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -261,7 +264,7 @@ def read_about(path: Path) -> dict[str, Any]:
     if about.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise DataError(
             f"{path} has format {about.get('format')}, which this version of ddp-hpc cannot read; use the "
-            "version that wrote it, or another --snapshot-dir"
+            f"version that wrote it, or another {named('snapshot_dir')}"
         )
     _check_name(path, about.get("position"))
     return dict(about)

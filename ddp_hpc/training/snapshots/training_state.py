@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.option_names import named
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.dtensor_shards import (
     is_first_copy,
@@ -152,7 +153,7 @@ class TrainingState:
         )
         raise DataError(
             f"the snapshot {where} is from a different model: {name} is {seen} in the snapshot, {needed} in "
-            "the model. Use the original options, or another --snapshot-dir"
+            f"the model. Use the original options, or another {named('snapshot_dir')}"
         )
 
     def check_objects(self, saved: Iterable[str], where: str) -> None:
@@ -164,7 +165,7 @@ class TrainingState:
         if theirs != ours:
             raise DataError(
                 f"the snapshot {where} contains the state of other objects: {theirs}, not {ours}. Use the "
-                "same objects as before, or another --snapshot-dir"
+                f"same objects as before, or another {named('snapshot_dir')}"
             )
 
     def restore(self, snapshot: Snapshot | None) -> bool:

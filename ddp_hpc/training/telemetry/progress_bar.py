@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
@@ -12,15 +11,9 @@ from ddp_hpc.base.log_message import log_message
 
 
 class Progress:
-    """Prints lines and the progress of the training. On ranks other than 0, nothing is printed.
+    """Prints lines and the progress of the training. On ranks other than 0, nothing is printed."""
 
-    `reword` changes each line before it is printed.
-    """
-
-    def __init__(
-        self, prints: bool, stream: TextIO | None = None, reword: Callable[[str], str] = str
-    ) -> None:
-        self._reword = reword
+    def __init__(self, prints: bool, stream: TextIO | None = None) -> None:
         stream = stream if stream is not None else sys.stdout
         self._prints = prints and stream is not None  # stdout may have been closed
         self._stream = stream
@@ -31,9 +24,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line, or logs it (see `ddp_hpc.base.log_message`)."""
-        line = self._reword(text)
-        if self._prints and not log_message(line):
-            self._write(self._clear() + line + "\n")
+        if self._prints and not log_message(text):
+            self._write(self._clear() + text + "\n")
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
         """Shows the progress, as in `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
