@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -149,7 +148,7 @@ def process_home() -> str:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         namespace = 0
-    return f"{socket.gethostname()}-{namespace}"
+    return f"{os.uname().nodename}-{namespace}"
 
 
 def _is_abandoned(entry: Path, name: re.Match[str]) -> bool:

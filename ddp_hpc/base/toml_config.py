@@ -12,6 +12,7 @@ import tomllib
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
@@ -99,9 +100,9 @@ class TomlFile:
         self._text = _read_text(source)
         self.document = _parse(self._text, source)
 
-    def table(self, table: dict[str, Any], cls: type[Any], path: _Path) -> Any:
+    def table(self, table: dict[str, Any], cls: Any, path: _Path) -> Any:
         """Converts a table to a dataclass."""
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         known = {f.name: f for f in fields(cls)}
         for key in table:
             if key not in known:
@@ -150,6 +151,11 @@ class TomlFile:
         """Returns the error with this message for the value at `path`."""
         line = find_line(self._text, path)
         return RequestError(f"{self._source}{f':{line}' * (line > 0)}: {message}")
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def find_line(text: str, path: _Path) -> int:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from ddp_hpc.base.errors import RequestError
 
-_WALLTIME = re.compile(
-    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,5}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})", re.ASCII
-)
-_SHORT = re.compile(
-    r"(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m(?:in)?)?", re.ASCII
-)
+_WALLTIME = r"(?a)(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,5}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})"
+_SHORT = r"(?a)(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m(?:in)?)?"
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([KMGTP]iB|B)?", re.ASCII)
+_BYTES = r"(?a)(\d{1,15}(?:\.\d{1,15})?) ?([KMGTP]iB|B)?"
 
 
 def parse_walltime_s(text: str) -> int:
@@ -28,7 +23,7 @@ def parse_walltime_s(text: str) -> int:
     """
     how = "write HH:MM:SS, such as 01:30:00"
     word = text.strip()
-    if full := _WALLTIME.fullmatch(word):
+    if full := re.fullmatch(_WALLTIME, word):
         days, hours, minutes, seconds = (
             int(v or 0) for v in full.group("days", "hours", "minutes", "seconds")
         )
@@ -39,7 +34,7 @@ def parse_walltime_s(text: str) -> int:
             raise RequestError(
                 f"walltime {text!r}: hours must be at most 23 if days are given (got {hours}); {how}"
             )
-    elif word and (short := _SHORT.fullmatch(word)):
+    elif word and (short := re.fullmatch(_SHORT, word)):
         days, hours, minutes = (int(v or 0) for v in short.group("days", "hours", "minutes"))
         seconds = 0
     elif re.fullmatch(r"\d+:\d+", word):
@@ -107,7 +102,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         RequestError: the text has another format (`MB` is ambiguous), or is not a positive number of bytes.
     """
-    match = _BYTES.fullmatch(text.strip())
+    from fractions import Fraction  # imports decimal, which few commands need
+
+    match = re.fullmatch(_BYTES, text.strip())
     size = Fraction(match[1]) * 1024 ** _BINARY_UNITS.index(match[2] or "B") if match else None
     if size is None or size.denominator != 1 or size == 0:
         raise RequestError(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.render.check_raw_directives import check_raw_directives
 from ddp_hpc.render.container import container_notes, site_for_container
@@ -125,6 +124,8 @@ def write_script(text: str, path: Path) -> None:
         RequestError: the directory does not exist, or `path` is not a regular file.
         DdpHpcError: the file cannot be written.
     """
+    from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
+
     if not path.parent.is_dir():
         raise RequestError(
             f"cannot write {path}: the directory {path.parent} does not exist. Create it first (mkdir -p)."

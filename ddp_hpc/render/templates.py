@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import pickle
 import re
-import resource
-import signal
-import subprocess
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -21,12 +17,14 @@ from pathlib import Path
 
 from jinja2 import (
     BaseLoader,
+    FileSystemBytecodeCache,
     FileSystemLoader,
     FunctionLoader,
     StrictUndefined,
     TemplateError,
     TemplateNotFound,
 )
+from jinja2.bccache import Bucket
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ddp_hpc.base.assets import asset_directory, user_directory
@@ -41,7 +39,7 @@ MAX_MEMORY_BYTES = 1024**3
 _MAX_WALL_S = 60
 
 _OWN = "the template itself"
-_BESIDE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_BESIDE = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}"
 _CHILD = "import sys; sys.path[:0] = sys.argv[1:]; from ddp_hpc.render.templates import child; child()"
 
 
@@ -74,6 +72,9 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
         RequestError: the template is invalid, accesses something forbidden, exceeds `MAX_CPU_S` or
             `MAX_MEMORY_BYTES`, or its output is not a script.
     """
+    import signal
+    import subprocess
+
     argv = [sys.executable, "-I", "-c", _CHILD, *filter(None, sys.path)]
     question = pickle.dumps((str(path.resolve()), dict(names)))
     try:
@@ -104,6 +105,8 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
 
 def child(max_cpu_s: int = MAX_CPU_S) -> None:
     """Renders a template in the child process: from stdin to stdout. Exits with 0 or 2."""
+    import resource
+
     for limit, most in (
         (resource.RLIMIT_CPU, max_cpu_s),
         (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
@@ -155,7 +158,7 @@ class _Sources:
 
     def __call__(self, name: str) -> tuple[str, str, None] | None:
         path = self._own if name == _OWN else self._shipped / name
-        if not _BESIDE.fullmatch(name) and name != _OWN:
+        if not re.fullmatch(_BESIDE, name) and name != _OWN:
             return None
         if not path.is_file():
             path = self._own.parent / name
@@ -170,6 +173,8 @@ class _Sources:
 
 def _line(error: Exception, path: Path) -> str:
     """Returns `:LINE` for an error in the user's file, or an empty string if the line is unknown."""
+    import traceback
+
     line = getattr(error, "lineno", None) if getattr(error, "filename", None) == str(path) else None
     frames = traceback.extract_tb(error.__traceback__)
     line = line or next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
@@ -181,9 +186,26 @@ def _short(what: object) -> str:
     return ascii(text if len(text) <= 200 else f"{text[:197]}...")[1:-1]
 
 
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """Keeps the shipped templates compiled beside their sources, as Python keeps its modules.
+
+    Compiling them takes as long as the rest of `ddp-hpc render`.
+    """
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Writes a compiled template, if the directory is writable."""
+        with suppress(OSError):
+            Path(self.directory).mkdir(exist_ok=True)
+            super().dump_bytecode(bucket)
+
+
 @cache
 def _shipped() -> ImmutableSandboxedEnvironment:
-    return _environment(FileSystemLoader(asset_directory("templates")))
+    directory = asset_directory("templates")
+    environment = _environment(FileSystemLoader(directory))
+    if not sys.dont_write_bytecode:
+        environment.bytecode_cache = _CompiledTemplates(str(directory / "__pycache__"))
+    return environment
 
 
 def _environment(loader: BaseLoader) -> ImmutableSandboxedEnvironment:

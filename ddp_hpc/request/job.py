@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from ddp_hpc.base.click_options import to_arguments
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.option_names import OptionError
 from ddp_hpc.base.options import Conversion, check_values, from_options, option
+from ddp_hpc.base.record import record
 from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.request.program import default_name
 from ddp_hpc.request.queue_options import check_queue_options
@@ -27,7 +28,7 @@ MAX_NAME_CHARS = 128
 # The default name of a job, which is replaced by that of its program; not a valid name itself.
 _OF_PROGRAM = "<program>"
 # Job names that both PBS and Slurm accept; they also become part of file names.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
+_NAME = r"[A-Za-z][A-Za-z0-9_.+-]*"
 _WALLTIME: Conversion = {
     "read": lambda _, text: parse_walltime_s(text),
     "show": format_walltime,
@@ -40,7 +41,7 @@ _job, _scheduler, _software, _launcher, _resuming, _script = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Job:
     """A job request: the options of `ddp-hpc render`, which can also be in a file (`--job FILE.toml`).
 
@@ -131,7 +132,7 @@ class Job:
     mpi: Literal["none", "pmi2", "pmix", "cray_shasta"] | None = _launcher(
         None, "MPI type of srun (srun --mpi).", shown_default="the site's default"
     )
-    env: dict[str, str] = _launcher(  # noqa: RUF009 - it returns dataclasses.field
+    env: dict[str, str] = _launcher(
         {}, "Environment variable to set for the ranks; may be repeated.", metavar="NAME=VALUE"
     )
     setup: tuple[str, ...] = _software(
@@ -218,7 +219,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.name == _OF_PROGRAM:
             object.__setattr__(self, "name", default_name(self.command))
-        if not _NAME.fullmatch(self.name):
+        if not re.fullmatch(_NAME, self.name):
             raise RequestError(
                 f"invalid job name {self.name!r}. It must start with a letter, followed by letters, "
                 "digits and _ . + - only."
@@ -304,7 +305,7 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 
 def _check_env(env: dict[str, str]) -> None:
     for name, value in env.items():
-        if not VARIABLE.fullmatch(name):
+        if not re.fullmatch(VARIABLE, name):
             raise RequestError(f"invalid variable name {name!r}. It may contain only letters, digits and _.")
         if name in BASHS_OWN:
             raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")

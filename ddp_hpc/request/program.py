@@ -33,9 +33,9 @@ _STARTERS = _AGENTS | frozenset(
 )  # fmt: skip
 _NAMES = _STARTERS | _SHELLS | {"ddp-hpc"}
 _TAKE_MODULES = _AGENTS | {"uv"}
-_PYTHON = re.compile(r"python[0-9.]*")
+_PYTHON = r"python[0-9.]*"
 # Options of Python with a value, which can be in the same word (-Xdev) or after other letters (-um MODULE).
-_WITH_VALUE = re.compile(r"-[^-cmWX]*([cmWX])(.*)", re.DOTALL)
+_WITH_VALUE = r"(?s)-[^-cmWX]*([cmWX])(.*)"
 _OPERATORS = frozenset(";&|()")
 
 
@@ -68,7 +68,7 @@ def program_of(command: Sequence[str]) -> Program | None:
         return program_of(rest[2 if "--" in rest[1:2] else 1 :])
     if name.endswith(".py"):
         return Program("file", command[0], "python")
-    if _PYTHON.fullmatch(name):
+    if re.fullmatch(_PYTHON, name):
         return _of_python(command[0], rest)
     if name in _STARTERS:
         return _started(rest, name)
@@ -80,7 +80,7 @@ def program_of(command: Sequence[str]) -> Program | None:
 def module_of(command: Sequence[str]) -> str:
     """Returns the module of a command `python -m MODULE`, otherwise an empty string."""
     letter, name, _ = _main_of_python(command[1:])
-    return name if letter == "m" and _PYTHON.fullmatch(PurePosixPath(command[0]).name) else ""
+    return name if letter == "m" and re.fullmatch(_PYTHON, PurePosixPath(command[0]).name) else ""
 
 
 def default_name(command: Sequence[str]) -> str:
@@ -115,7 +115,7 @@ def _main_of_python(arguments: Sequence[str]) -> tuple[str, str, int]:
             return "", word, after
         if word == "-":
             break
-        if option := _WITH_VALUE.fullmatch(word):
+        if option := re.fullmatch(_WITH_VALUE, word):
             letter, value = option.groups()
             value_end = after
             if not value:
@@ -138,7 +138,7 @@ def _started(words: Sequence[str], starter: str) -> Program | None:
             found = _of_python("", words[index:])
             break
         is_option = word.startswith("-") or re.match(r"\w+=", word)
-        if not is_option and (name.endswith(".py") or name in _NAMES or _PYTHON.fullmatch(name)):
+        if not is_option and (name.endswith(".py") or name in _NAMES or re.fullmatch(_PYTHON, name)):
             found = program_of(words[index:])
             break
     return replace(found, python="") if found and starter in _AGENTS else found

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.record import record
 
 QUEUE_OPTIONS = (
     "mem",
@@ -34,12 +34,12 @@ SLURM_MAIL_TYPES = (
 
 # Grid Engine and PBS: qsub -m
 _MAIL_POINTS = {"BEGIN": "b", "END": "e", "FAIL": "a"}
-_INDICES = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?")
-_MEMORY = re.compile(r"([1-9][0-9]{0,8})([KMGT])(?:i?B)?", re.IGNORECASE)
-_CONSTRAINT = re.compile(r"[A-Za-z0-9(\[][A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
-_RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,#-]*")
-_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]-]*")
-_MAIL_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(?:@[A-Za-z0-9][A-Za-z0-9.-]*)?")
+_INDICES = r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?"
+_MEMORY = r"(?i)([1-9][0-9]{0,8})([KMGT])(?:i?B)?"
+_CONSTRAINT = r"[A-Za-z0-9(\[][A-Za-z0-9_.:@+,=&|/()\[\]*-]*"
+_RESERVATION = r"[A-Za-z0-9][A-Za-z0-9_.:@+,#-]*"
+_JOB_ID = r"[A-Za-z0-9][A-Za-z0-9_.\[\]-]*"
+_MAIL_USER = r"[A-Za-z0-9][A-Za-z0-9._+-]*(?:@[A-Za-z0-9][A-Za-z0-9.-]*)?"
 
 
 def check_queue_options(given: Mapping[str, object]) -> None:
@@ -67,7 +67,7 @@ def check_queue_options(given: Mapping[str, object]) -> None:
         ("reservation", _RESERVATION, "the name of a reservation"),
         ("mail_user", _MAIL_USER, "one mail address or user name"),
     ):
-        if text[name] and not pattern.fullmatch(text[name]):
+        if text[name] and not re.fullmatch(pattern, text[name]):
             raise RequestError(
                 f"{flag_of(name)} {_shown(text[name])} cannot be written into a directive. Give {example}, "
                 "without blanks or quotes."
@@ -85,7 +85,7 @@ def parse_memory(text: str) -> tuple[int, str]:
     Raises:
         RequestError: the text has another format.
     """
-    match = _MEMORY.fullmatch(text)
+    match = re.fullmatch(_MEMORY, text)
     if match is None:
         raise RequestError(
             f"--mem {_shown(text)} is not a whole number with a unit (K, M, G or T). Use for example 64G."
@@ -93,7 +93,7 @@ def parse_memory(text: str) -> tuple[int, str]:
     return int(match[1]), match[2].upper()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Array:
     """The indices of a job array, and the maximum number of its jobs that run at the same time, or 0."""
 
@@ -109,7 +109,7 @@ def parse_array(text: str) -> Array:
         RequestError: the text has another format, or the last index is less than the first.
     """
     indices, percent, limit = text.partition("%")
-    found = [_INDICES.fullmatch(part) for part in indices.split(",")]
+    found = [re.fullmatch(_INDICES, part) for part in indices.split(",")]
     ranges = tuple(range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in found if m)
     is_limit = not percent or re.fullmatch("[1-9][0-9]{0,6}", limit)
     if None in found or not is_limit or not all(ranges):
@@ -158,7 +158,7 @@ def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
                 f"--dependency has the unknown type {_shown(kind)}{nearest(kind[:80], DEPENDENCIES)}. Use "
                 f"{', '.join(DEPENDENCIES)}, such as afterok:123."
             )
-        if not jobs or not all(map(_JOB_ID.fullmatch, jobs)):
+        if not jobs or not all(re.fullmatch(_JOB_ID, job) for job in jobs):
             raise RequestError(
                 f"--dependency {_shown(part)} does not name jobs. Use {kind}:JOBID, with IDs that contain "
                 "only letters, digits and _ . - [ ]."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.record import record
 from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.part_of_node import part_of_node
@@ -12,7 +11,7 @@ from ddp_hpc.request.queue_choice import QueueChoice, choose_queue
 from ddp_hpc.sites.site import Site
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Layout:
     """The layout of every node of a job. `devices` is 0 if the number of GPUs is unknown.
 

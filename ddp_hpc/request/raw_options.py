@@ -7,7 +7,7 @@ import shlex
 
 from ddp_hpc.base.errors import RequestError
 
-_PREFIXED = re.compile(r"\s*(#(?:SBATCH|PBS|flux:|\$))\s+(?=-)")
+_PREFIXED = r"\s*(#(?:SBATCH|PBS|flux:|\$))\s+(?=-)"
 _MAX_CHARS = 1000
 # These options of launchers would contradict the layout of the ranks.
 _LAYOUT_FLAGS = frozenset(
@@ -21,7 +21,7 @@ def raw_directive(text: str) -> tuple[str, str]:
     Raises:
         RequestError: the text is not an option that can be written in a directive.
     """
-    match = _PREFIXED.match(text)
+    match = re.match(_PREFIXED, text)
     prefix, option = (match[1], text[match.end() :].rstrip()) if match else ("", text.strip())
     shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
     if not option.startswith("-") or not option.isprintable() or len(option) > _MAX_CHARS:
@@ -37,7 +37,7 @@ def raw_directive(text: str) -> tuple[str, str]:
 
 def directive_in_setup(line: str) -> str:
     """Returns the option of `--directive` for a setup line that is a directive; otherwise an empty string."""
-    match = _PREFIXED.match(line)
+    match = re.match(_PREFIXED, line)
     return line[match.end() :].rstrip() if match else ""
 
 

@@ -14,7 +14,7 @@ from ddp_hpc.sites.site import Site, queue_entries
 Directives = dict[str, str | Sequence[str]]
 """The values of directives; the keys are the variable names in the templates of job scripts."""
 
-_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
+_VALUE = r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*"
 
 # The `select` request for profiles that do not define `resources`: one chunk per node.
 _CHUNK, _GPUS, _MEMORY = (
@@ -23,7 +23,7 @@ _CHUNK, _GPUS, _MEMORY = (
     ":mem={memory_mib}mb",
 )
 # The amount is unknown, or the option --mem replaces it.
-_NO_MEMORY = re.compile(r"(?:^|:)mem=0mb")
+_NO_MEMORY = r"(?:^|:)mem=0mb"
 
 
 def directive_value(what: str, value: str) -> str:
@@ -36,7 +36,7 @@ def directive_value(what: str, value: str) -> str:
         RequestError: `value` contains blanks, line breaks, quotes, `$` or other characters that are not
             allowed.
     """
-    if not _VALUE.fullmatch(value):
+    if not re.fullmatch(_VALUE, value):
         raise RequestError(
             f"{what} {value!r} cannot be written into a directive. Use letters, digits and _.:@+,=&|/()*- "
             "without blanks or quotes."
@@ -90,7 +90,7 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
     }
     all_nodes = {f"all_{name}": job.num_nodes * number for name, number in per_node.items()}
     numbers = {"nodes": job.num_nodes, **per_node, **all_nodes}
-    values = [_NO_MEMORY.sub("", text.format_map(numbers)) for text in resources]
+    values = [re.sub(_NO_MEMORY, "", text.format_map(numbers)) for text in resources]
     return [directive_value("resource", text) for text in values if text]
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # Quotes in longer texts are ignored, since shlex takes quadratic time for one long word.
 _MAX_QUOTED_CHARS = 16 * 1024
 # Formats of walltime in pbs_resources(7).
-_NUMBER = re.compile(r"\d{1,9}")
-_MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
+_NUMBER = r"\d{1,9}"
+_MINUTES_SECONDS = r"(\d{1,9}):(\d{1,2})"
 
 
 class ScriptReader:
@@ -117,9 +117,9 @@ class ScriptReader:
         """Returns a walltime in seconds, as the scheduler reads it; None if it is invalid or unlimited."""
         if not self.accepts_walltime(text):
             return None
-        if _NUMBER.fullmatch(text):
+        if re.fullmatch(_NUMBER, text):
             return int(text)
-        if match := _MINUTES_SECONDS.fullmatch(text):
+        if match := re.fullmatch(_MINUTES_SECONDS, text):
             return int(match[1]) * 60 + int(match[2])
         try:
             return parse_walltime_s(text)

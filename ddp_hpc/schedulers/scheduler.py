@@ -5,10 +5,11 @@ The rest of the project calls the roles of a `Scheduler` and never compares its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
+
+from ddp_hpc.base.record import record
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.commands import Commands
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 Role = Literal["writer", "reader", "commands", "inside_job"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Scheduler:
     """One scheduler.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # The name of a resource or attribute in the value of an option, such as `select` in `-l select=2:ncpus=4`.
-_NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?==)")
+_NAME_IN_VALUE = r"(?:^|[,&\s])([A-Za-z_]\w*)(?==)"
 
 
 class ScriptWriter:
@@ -121,7 +121,7 @@ class ScriptWriter:
             name
             for flag, value in pairs
             for name in (
-                [f"{flag} {one}" for one in _NAME_IN_VALUE.findall(value)]
+                [f"{flag} {one}" for one in re.findall(_NAME_IN_VALUE, value)]
                 if flag in self.named_in_value
                 else [flag]
             )

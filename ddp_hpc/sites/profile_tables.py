@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.record import record
 from ddp_hpc.base.units import parse_walltime_s
 
-DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+DATE = r"\d{4}-\d{2}-\d{2}"
 # Lustre requires a stripe size that is a multiple of 64 KiB and less than 4 GiB.
-_STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
+_STRIPE_SIZE = r"[1-9][0-9]{0,2}M"
 # An option in a directive. The scheduler does not evaluate it like bash, so quotes, dollar signs and comments
 # are not allowed.
-_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
+_OPTION = r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+"
 # A value in a directive.
-_WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
-_CORES = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
-_VERSION = re.compile(r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}")
-_PLACE = re.compile(r"\{([^{}]*)\}")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD = r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*"
+_CORES = r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*"
+_VERSION = r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}"
+_PLACE = r"\{([^{}]*)\}"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # bash(1), "Shell Variables". Those in the first set are read-only, and setting them would end the script.
 # bash overwrites the values of the others.
 BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}) | {
@@ -28,7 +29,7 @@ BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS",
 }
 # A directory in a script: an absolute path, or a path that begins with a variable of the site.
 DEFAULT_LOCAL_FOLDER = "/tmp"  # noqa: S108 - exists on every node; subdirectories contain the user ID
-_LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
+_LOCAL_FOLDER = r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*"
 
 # Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
 PLACES = (
@@ -40,13 +41,13 @@ SOURCE_KINDS = ("read", "computed", "not documented")
 
 def _check_places(resources: tuple[str, ...]) -> None:
     for text in resources:
-        for name in _PLACE.findall(text):
+        for name in re.findall(_PLACE, text):
             if name not in PLACES:
                 known = ", ".join(PLACES)
                 raise RequestError(
                     f"unknown placeholder {{{name}}}{nearest(name, PLACES)}; choose one of {known}"
                 )
-        if re.search("[{}]", _PLACE.sub("", text)):
+        if re.search("[{}]", re.sub(_PLACE, "", text)):
             raise RequestError(f"{text!r} has an unmatched brace. Write placeholders as {{nodes}}.")
 
 
@@ -58,26 +59,26 @@ def _check_numbers(**values: int) -> None:
 
 def _check_words(**values: str) -> None:
     for name, value in values.items():
-        if not _WORD.fullmatch(value):
+        if not re.fullmatch(_WORD, value):
             raise RequestError(
                 f"{name} is {value!r}, which is not allowed in a directive. Remove blanks, quotes and $."
             )
 
 
 def _check_version(version: str) -> None:
-    if version and not _VERSION.fullmatch(version):
+    if version and not re.fullmatch(_VERSION, version):
         raise RequestError(f"version must be a number such as 23.02 or 2022.1.3 (got {version!r})")
 
 
 def _check_options(options: tuple[str, ...]) -> None:
     for option in options:
-        if not _OPTION.fullmatch(option):
+        if not re.fullmatch(_OPTION, option):
             raise RequestError(
                 f"option {option!r} is not allowed in a directive. Begin it with -, without quotes or $."
             )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Detect:
     """Shell patterns by which a machine of this site is detected. One match is enough.
 
@@ -91,7 +92,7 @@ class Detect:
     unless_command: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Source:
     """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it,
     such as `slurm` for a whole table or `slurm.constraint` for one value.
@@ -108,11 +109,11 @@ class Source:
     def __post_init__(self) -> None:
         if self.kind not in SOURCE_KINDS:
             raise RequestError(f"kind must be one of {', '.join(SOURCE_KINDS)} (got {self.kind!r})")
-        if self.read and not DATE.fullmatch(self.read):
+        if self.read and not re.fullmatch(DATE, self.read):
             raise RequestError(f"read must be a date such as 2026-11-21 (got {self.read!r})")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Account:
     """The account to charge: the submit command's option, and the prefix and suffix of account names."""
 
@@ -127,7 +128,7 @@ class Account:
             raise RequestError(f"option must be one of {', '.join(map(repr, known))} (got {self.option!r})")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Node:
     """A compute node. Numbers are 0 if they are unknown or differ between nodes.
 
@@ -171,14 +172,14 @@ class Node:
             raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
         if self.cpu_only and self.devices:
             raise RequestError(f"cpu_only contradicts {self.devices} devices. Remove one of them.")
-        if not _LOCAL_FOLDER.fullmatch(self.local_folder):
+        if not re.fullmatch(_LOCAL_FOLDER, self.local_folder):
             raise RequestError(
                 "local_folder must be an absolute path or start with a variable $NAME (got "
                 f"{self.local_folder!r})"
             )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Queue:
     """Limits of a queue when the profile was checked; 0 and "" if they are unknown.
 
@@ -224,7 +225,7 @@ class Queue:
         return self.min_nodes <= num_nodes and (not self.max_nodes or num_nodes <= self.max_nodes)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Pbs:
     """Options of a PBS site.
 
@@ -249,7 +250,7 @@ class Pbs:
         _check_options(self.options)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Slurm:
     """Options of a Slurm site.
 
@@ -284,7 +285,7 @@ class Slurm:
         _check_options(tuple(text.replace("{devices}", "1") for text in self.agent_options))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Flux:
     """Options of a Flux site. `options` become directives without changes."""
 
@@ -294,7 +295,7 @@ class Flux:
         _check_options(self.options)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Age:
     """Options of a site with Altair (or Univa) Grid Engine.
 
@@ -310,7 +311,7 @@ class Age:
         _check_options(self.options)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Launch:
     """Options for starting ranks.
 
@@ -329,11 +330,11 @@ class Launch:
 
     def __post_init__(self) -> None:
         for cores in self.cpu_bind:
-            if not _CORES.fullmatch(cores):
+            if not re.fullmatch(_CORES, cores):
                 raise RequestError(f"cpu_bind must have sets of cores such as 0-7 or 0-3,8 (got {cores!r})")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Container:
     """How the site starts a container (--container).
 
@@ -363,7 +364,7 @@ class Container:
         return self.command[:1] != () and self.command[0].startswith("-")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Env:
     """Environment variables of the ranks: always, on one node, and on several nodes.
 
@@ -378,7 +379,7 @@ class Env:
     unset: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Fallback:
     """Alternative environment variables for jobs that hang: those to omit from `Env`, and those to set."""
 
@@ -388,7 +389,7 @@ class Fallback:
     env: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Fabric:
     """The fast network: the suffix of its host names, or the name of its network interface."""
 
@@ -396,7 +397,7 @@ class Fabric:
     interface: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Lustre:
     """Striping of large data files on Lustre: `lfs setstripe -c` and `-S`.
 
@@ -409,7 +410,7 @@ class Lustre:
     def __post_init__(self) -> None:
         if not -1 <= self.stripe_count <= 2000:  # the limit LOV_MAX_STRIPE_COUNT of Lustre
             raise RequestError(f"stripe_count must be -1, 0, or 1 to 2000 (got {self.stripe_count})")
-        if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
+        if self.stripe_size and not (self.stripe_count and re.fullmatch(_STRIPE_SIZE, self.stripe_size)):
             raise RequestError(
                 f'stripe_size must be in megabytes, such as "4M", with a stripe_count other than 0 '
                 f"(got {self.stripe_size!r} with {self.stripe_count})"
@@ -421,7 +422,7 @@ class Lustre:
         return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Proxy:
     """The proxy for connections from compute nodes to the internet, and the host names that bypass it."""
 

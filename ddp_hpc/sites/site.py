@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from ddp_hpc.base.assets import asset_directory, user_directory
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.record import record
 from ddp_hpc.base.toml_config import read_toml
 from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.sites.profile_tables import (
@@ -36,12 +37,12 @@ from ddp_hpc.sites.profile_tables import (
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SHELL = re.compile(r"/[A-Za-z0-9_./+-]+( -[A-Za-z]+)*")
-_TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+_SHELL = r"/[A-Za-z0-9_./+-]+( -[A-Za-z]+)*"
+_TEMPLATE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@record
 class Site:
     """One site profile. `checked` is the date on which its facts were last compared with `sources`.
 
@@ -88,7 +89,7 @@ class Site:
     why: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not DATE.fullmatch(self.checked):
+        if not re.fullmatch(DATE, self.checked):
             raise RequestError(f"checked must be a date such as 2026-11-21 (got {self.checked!r})")
         if self.default_walltime:
             parse_walltime_s(self.default_walltime)
@@ -106,11 +107,11 @@ class Site:
         names = [*env.always, *env.single_node, *env.multi_node, *env.multi_node_prepend, *env.unset]
         names += [name for fallback in self.fallbacks for name in (*fallback.without, *fallback.env)]
         for name in names:
-            if not VARIABLE.fullmatch(name):
+            if not re.fullmatch(VARIABLE, name):
                 raise RequestError(f"{name!r} is not a valid variable name")
             if name in BASHS_OWN:
                 raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
-        if not _SHELL.fullmatch(self.shell):
+        if not re.fullmatch(_SHELL, self.shell):
             raise RequestError(
                 f"shell must be a path such as /bin/bash, with options if needed (got {self.shell!r})"
             )
@@ -123,7 +124,9 @@ def profile_files() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for directory in (asset_directory("profiles"), user_directory("profiles")):
         if directory.is_dir():
-            found.update((path.stem, path) for path in directory.glob("*.toml") if _NAME.fullmatch(path.stem))
+            found.update(
+                (path.stem, path) for path in directory.glob("*.toml") if re.fullmatch(_NAME, path.stem)
+            )
     return dict(sorted(found.items()))
 
 
@@ -160,7 +163,7 @@ def read_site(path: Path) -> Site:
     Raises:
         RequestError: the file does not match `Site`, or profiles extend each other in a circle.
     """
-    if not _NAME.fullmatch(path.stem):
+    if not re.fullmatch(_NAME, path.stem):
         raise RequestError(
             f"{path}: the name of a profile may contain only letters, digits, _ and -. Rename the file."
         )
@@ -171,7 +174,7 @@ def read_site(path: Path) -> Site:
 
 def _template_file(name: str, profile: Path) -> Path:
     places = (profile.resolve().parent, user_directory("templates"))
-    for folder in places if _TEMPLATE.fullmatch(name) else ():
+    for folder in places if re.fullmatch(_TEMPLATE, name) else ():
         if (folder / name).is_file():
             return folder / name
     raise RequestError(
