@@ -28,20 +28,6 @@ _ALL = (
         roles=("writer", "reader", "commands", "inside_job"),
     ),
     Scheduler(
-        name="flux",
-        title="Flux",
-        submit_program="flux batch",
-        directory="flux",
-        roles=("writer", "inside_job"),
-    ),
-    Scheduler(
-        name="age",
-        title="Grid Engine",
-        submit_program="qsub",
-        directory="grid_engine",
-        roles=("writer", "commands", "inside_job"),
-    ),
-    Scheduler(
         name="local",
         title="profile local",
         submit_program="bash",
