@@ -14,7 +14,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import (
     unknown_mail_types,
 )
 from ddp_hpc.schedulers.slurm.contradictions import GPUS_TWICE_SINCE, Contradiction, contradictions
-from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option
+from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
 # Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
@@ -61,7 +61,7 @@ def _unknown(subject: Subject) -> list[tuple[Directive, str]]:
 
 
 def _is_of_srun(d: Directive) -> bool:
-    return d.flag[2:] in SRUN_ONLY
+    return d.flag[2:] in SRUN_OPTIONS
 
 
 def _is_of_plugin(d: Directive) -> bool:
