@@ -52,8 +52,6 @@ class ScriptReader:
     """Options whose values do not matter for the job to run: names and mail addresses."""
     expands_log_variables: ClassVar[bool] = False
     """Whether some versions of the scheduler expand variables in the options that name log files."""
-    zero_is_refused: ClassVar[bool] = True
-    """Whether a walltime of zero is an error; otherwise it means no limit."""
     account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
     """Options that name the account."""
     array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")

@@ -52,7 +52,6 @@ BAD = [
     ("JOB011", 2, "#!/bin/bash\n#SBATCH -t one-hour\n"),
     ("JOB012", 2, "#!/bin/bash\n#PBS -l select=1,walltime=30\n"),
     ("JOB012", 2, "#!/bin/bash\n#PBS -l walltime=01:30\n"),
-    ("JOB013", 2, "#!/bin/bash\n#PBS -l walltime=00:00:00\n"),
     ("RANK001", 6, TWO_NODES + "srun torchrun --nnodes=2 --nproc-per-node=4 train.py &\n"),
     ("RANK001", 6, CHUNKS + "mpiexec -n 8 --ppn 4 python -m torch.distributed.run --nnodes=2 train.py\n"),
     ("RANK015", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),

@@ -26,7 +26,6 @@ class SlurmReader(ScriptReader):
     bare_walltime_unit_s = 60
     account_flags = ("--account",)
     name_flags = frozenset(("--mail-user", "--job-name"))
-    zero_is_refused = False
 
     def version_of(self, site: Site) -> str:
         return site.slurm.version
