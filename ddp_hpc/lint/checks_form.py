@@ -65,8 +65,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
-    if found := bash_complaint(script.text.replace("\r\n", "\n")):
-        line, message = found
+    if complaint := bash_complaint(script.text.replace("\r\n", "\n")):
+        line, message = complaint
         yield Problem(
             line,
             f"bash -n reports: {plain(message)}",
@@ -80,11 +80,11 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     own = [d for d in script.directives_of(script.scheduler) if d.late]
     lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
     if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
-        more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
+        others = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
         is_same = all(_changes_nothing(script, d.flag, d.value) for d in own if d.line in lines)
         yield Problem(
             lines[0],
-            f"this directive comes after the first command{more}, so the scheduler ignores it",
+            f"this directive comes after the first command{others}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
             "warning" if is_same else None,
         )
@@ -115,7 +115,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
                 f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
                 f"write #{near} at the very beginning of the line",
                 "warning"
-                if options and all(_changes_nothing(subject.script, *one) for one in options)
+                if options and all(_changes_nothing(subject.script, *option) for option in options)
                 else None,
             )
 
@@ -147,7 +147,7 @@ def _may_be_disabled(match: re.Match[str], near: str) -> bool:
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
-    known = [one.reader.prefix[1:] for one in SCHEDULERS.values() if one.reader.prefix]
+    known = [scheduler.reader.prefix[1:] for scheduler in SCHEDULERS.values() if scheduler.reader.prefix]
     # After the first command, the scheduler ignores even correct directives.
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
@@ -264,15 +264,15 @@ def _is_name(subject: Subject, d: Directive) -> bool:
 
 @check("JOB016", "error", "a placeholder of a template in a directive")
 def _placeholders(subject: Subject) -> Iterator[Problem]:
-    found = [
+    directives = [
         d
         for d in subject.script.read_all()
         if not _is_free_text(d) and not _is_name(subject, d) and has_placeholder(d.value, is_path=True)
     ]
-    found += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
-    if found:
-        first = min(found, key=lambda d: d.line)
-        others = len({d.line for d in found}) - 1
+    directives += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
+    if directives:
+        first = min(directives, key=lambda d: d.line)
+        others = len({d.line for d in directives}) - 1
         yield Problem(
             first.line,
             f"{shown(first.text)} contains a placeholder"

@@ -174,7 +174,7 @@ def _trap_on_cont(subject: Subject) -> Iterator[Problem]:
 @check("RANK008", "warning", "a fixed MASTER_PORT")
 def _fixed_port(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    found = [
+    ports = [
         (line, value)
         for line, name, value in script.assignments
         if name == "MASTER_PORT" and whole_number(value) and _is_used(script, name)
@@ -184,13 +184,13 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         for start in _torchruns(subject)
         if not start.has("--standalone")  # then torchrun chooses a free port
     ]
-    found += [(line, port) for line, port in given if whole_number(port)]
+    ports += [(line, port) for line, port in given if whole_number(port)]
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
     # One node with four GPUs or 64 cores may be a whole node, or a part of one.
     cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
     may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
-    for value, line in {value: line for line, value in reversed(found)}.items():
+    for value, line in {value: line for line, value in reversed(ports)}.items():
         yield Problem(
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
@@ -346,11 +346,11 @@ def _is_single_task(start: Start) -> bool:
     script = start.subject.script
     if start.command.option("-n", "--ntasks", "--ntasks-per-node", "--gpus", "--gres", "-G") is not None:
         return False
-    asked = script.value("--ntasks"), script.value("--ntasks-per-node"), script.value("--ntasks-per-gpu")
+    requested = script.value("--ntasks"), script.value("--ntasks-per-node"), script.value("--ntasks-per-gpu")
     return (
-        asked[2] is None
-        and asked[0] in (None, "1")
-        and asked[1] in (None, "1")
+        requested[2] is None
+        and requested[0] in (None, "1")
+        and requested[1] in (None, "1")
         and not start.subject.asked_nodes
     )
 

@@ -118,12 +118,12 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS005", "error", "select combined with job-wide chunk resources")
 def _select_and_chunk(subject: Subject) -> Iterator[Problem]:
-    found = {name: d.line for d, name, _ in subject.script.resources()}
-    if "select" in found:
+    lines = {name: d.line for d, name, _ in subject.script.resources()}
+    if "select" in lines:
         for name in _OF_A_CHUNK:
-            if name in found:
+            if name in lines:
                 yield Problem(
-                    found[name],
+                    lines[name],
                     f"-l {name}= and -l select= are both given, which qsub rejects",
                     f"move it into the chunk: select=N:{name}=...",
                 )
@@ -231,9 +231,9 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS013", "warning", "a job chain with afterok")
 def _afterok(subject: Subject) -> Iterator[Problem]:
-    found = [(d.line, d.value) for d in subject.script.read() if d.flag == "-W"]
-    found += [(c.line, c.text) for c in subject.script.commands if "qsub" in c.text]
-    for line, text in found:
+    texts = [(d.line, d.value) for d in subject.script.read() if d.flag == "-W"]
+    texts += [(c.line, c.text) for c in subject.script.commands if "qsub" in c.text]
+    for line, text in texts:
         if re.search(r"depend=[^\s]{0,200}?afterok", text):
             yield Problem(
                 line,

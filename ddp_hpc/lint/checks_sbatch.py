@@ -54,10 +54,10 @@ def _options(subject: Subject) -> Iterator[Directive]:
 
 def _unknown(subject: Subject) -> list[tuple[Directive, str]]:
     """Returns the unknown options of the script, each with the most similar option or an empty string."""
-    found = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {d.flag: d.flag[2:82].replace("_", "-") for d in found if d.flag.startswith("--")}
+    unknown = [d for d in _options(subject) if d.fault == "unknown"]
+    long = {d.flag: d.flag[2:82].replace("_", "-") for d in unknown if d.flag.startswith("--")}
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
-    return [(d, nearest.get(long.get(d.flag, ""), "")) for d in found]
+    return [(d, nearest.get(long.get(d.flag, ""), "")) for d in unknown]
 
 
 def _is_of_srun(d: Directive) -> bool:
@@ -93,10 +93,10 @@ def _misspelt_option(subject: Subject) -> Iterator[Problem]:
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
     name = d.written[1:].partition("=")[0].partition(" ")[0]
-    if len(name) > 2 and not isinstance(found := find_option(name), tuple):
+    if len(name) > 2 and not isinstance(option := find_option(name), tuple):
         return (
             f"sbatch reads {shown(d.written)} as several one-letter options",
-            f"write --{found.name}, with two dashes",
+            f"write --{option.name}, with two dashes",
         )
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
 
@@ -167,10 +167,10 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
 @check("SLURM016", "error", "options that exclude each other")
 def _contradictions(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
-    for found in _all_contradictions(subject):
-        is_for_all = not (found.since or found.until)
-        if is_for_all or (version and is_between(version, found.since, found.until)):
-            yield Problem(subject.line_of(*found.flags), found.what, found.remedy)
+    for pair in _all_contradictions(subject):
+        is_for_all = not (pair.since or pair.until)
+        if is_for_all or (version and is_between(version, pair.since, pair.until)):
+            yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy)
 
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
@@ -285,17 +285,17 @@ def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
     # If the site's version is unknown, an option is an error only if no version since 20.11 has it.
     version = subject.scheduler_version
     for d in _options(subject):
-        found = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
-        if d.fault or isinstance(found, tuple):
+        option = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
+        if d.fault or isinstance(option, tuple):
             continue
-        if found.until if not version else not found.is_in(version):
-            have = f"only Slurm up to {found.until}" if found.until else f"only Slurm since {found.since}"
-            remedy = _INSTEAD.get(f"--{found.name}", "")
+        if option.until if not version else not option.is_in(version):
+            have = f"only Slurm up to {option.until}" if option.until else f"only Slurm since {option.since}"
+            remedy = _INSTEAD.get(f"--{option.name}", "")
             yield Problem(
                 d.line,
-                f"{have} has --{found.name}" + (f", but the site has {version}" if version else ""),
+                f"{have} has --{option.name}" + (f", but the site has {version}" if version else ""),
                 f"use {remedy}" if remedy else "remove it",
-                "warning" if not version and found.is_in(VERSIONS[2]) else None,
+                "warning" if not version and option.is_in(VERSIONS[2]) else None,
             )
 
 
@@ -307,8 +307,7 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
         versions, expected = rejecting_versions(d.flag, d.value)
         if versions and not d.fault and not expected_value(d.flag, d.value):
             yield Problem(d.line, f"Slurm {versions} rejects {d.flag} {shown(d.value)}", f"write {expected}")
-    for found in _all_contradictions(subject):
-        if found.since or found.until:
-            versions = f"since Slurm {found.since}" if found.since else f"up to Slurm {found.until}"
-            what = f"{found.what} ({versions})"
-            yield Problem(subject.line_of(*found.flags), what, found.remedy)
+    for pair in _all_contradictions(subject):
+        if pair.since or pair.until:
+            versions = f"since Slurm {pair.since}" if pair.since else f"up to Slurm {pair.until}"
+            yield Problem(subject.line_of(*pair.flags), f"{pair.what} ({versions})", pair.remedy)

@@ -75,9 +75,9 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
     own = _own_script(subject)
     if own is None or subject.site is None:
         return
-    asked = {name for _, name, _ in subject.script.resources()}
+    requested = {name for _, name, _ in subject.script.resources()}
     for _, name, value in own.resources():
-        if name == subject.site.pbs.filesystems_resource and name not in asked:
+        if name == subject.site.pbs.filesystems_resource and name not in requested:
             yield Problem(
                 1,
                 f"{subject.site.title} rejects jobs that do not list their file systems",

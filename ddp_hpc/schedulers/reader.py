@@ -126,7 +126,7 @@ class ScriptReader:
 
     def names_account(self, script: ScriptOptions) -> bool:
         """Returns whether the script names the account."""
-        return any(one.flag in self.account_flags for one in script.read())
+        return any(option.flag in self.account_flags for option in script.read())
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
         """Returns the line number and the name of the queue; at some sites it is a partition or a QOS."""

@@ -80,10 +80,12 @@ class ScriptWriter:
                 given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
                 raise RequestError(f"{given} was given, but {self.lacks[name]}")
         values = self.directives(job, site, layout)
-        if asked := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
-            names = {name for option in asked for name in self.option_names(option)}
-            of_site = [one for one in values["options"] if not names.intersection(self.option_names(one))]
-            values["options"] = [*of_site, *asked]
+        if requested := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
+            names = {name for option in requested for name in self.option_names(option)}
+            of_site = [
+                option for option in values["options"] if not names.intersection(self.option_names(option))
+            ]
+            values["options"] = [*of_site, *requested]
         return values
 
     def _raw_options(self, job: Job) -> Iterator[str]:
@@ -110,7 +112,7 @@ class ScriptWriter:
             name
             for flag, value in pairs
             for name in (
-                [f"{flag} {one}" for one in _NAME_IN_VALUE.findall(value)]
+                [f"{flag} {part}" for part in _NAME_IN_VALUE.findall(value)]
                 if flag in _NAMED_IN_VALUE
                 else [flag]
             )

@@ -113,7 +113,7 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
 
 def _gpu_request(value: str, *, is_gres: bool) -> dict[str, int]:
     """Returns the number of GPUs by type; the type is empty if none is named."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for item in value.split(","):
         match = re.fullmatch(
             r"(?:gres[:/])?(?:gpu(?=[:(]|$):?)?(?:([^:\d()][^:()]*):?)?(\d{1,9})?(?:\(.*)?", item
@@ -122,8 +122,8 @@ def _gpu_request(value: str, *, is_gres: bool) -> dict[str, int]:
         if match and is_gpu and item:
             number = int(match[2]) if match[2] else 1
             if number:
-                found[match[1] or ""] = found.get(match[1] or "", 0) + number
-    return found
+                numbers[match[1] or ""] = numbers.get(match[1] or "", 0) + number
+    return numbers
 
 
 def _number(text: str | None) -> int:

@@ -122,8 +122,8 @@ def find_option(name: str) -> SbatchOption | tuple[str, ...]:
     as soon as one version accepts the name or the beginning.
     """
     best: tuple[str, ...] = ()
-    for one in reversed(VERSIONS):
-        names = _names_of(one)
+    for version in reversed(VERSIONS):
+        names = _names_of(version)
         first = bisect_left(names, name)
         begin = list(takewhile(lambda option: option.startswith(name), names[first:]))
         if begin[:1] == [name]:
