@@ -108,16 +108,16 @@ def _only_placeholders_before(script: Script, line: int) -> bool:
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     for number, match, near in _nearly(subject):
-        if not _may_be_disabled(match, near):
-            options = _options_after(subject.script, number, match)
-            yield Problem(
-                number,
-                f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
-                f"write #{near} at the very beginning of the line",
-                "warning"
-                if options and all(_changes_nothing(subject.script, *option) for option in options)
-                else None,
-            )
+        options = _options_after(subject.script, number, match)
+        changes_nothing = options and all(_changes_nothing(subject.script, *option) for option in options)
+        # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
+        may_be_disabled = match[2] or match[3] == near.lower()
+        yield Problem(
+            number,
+            f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
+            f"write #{near} at the very beginning of the line, or ##{near} to disable it",
+            "note" if may_be_disabled else "warning" if changes_nothing else None,
+        )
 
 
 def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tuple[str, str]]:
@@ -126,22 +126,6 @@ def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tu
         return []
     text = script.lines[number - 1][match.start(5) :]
     return [(d.flag, d.value) for d in SCHEDULERS[script.scheduler].reader.read_directives([(number, text)])]
-
-
-@check("JOB018", "note", "a disabled directive")
-def _disabled_directives(subject: Subject) -> Iterator[Problem]:
-    for number, match, near in _nearly(subject):
-        if _may_be_disabled(match, near):
-            yield Problem(
-                number,
-                f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
-                f"write #{near} for a directive, or ##{near} to disable it",
-            )
-
-
-def _may_be_disabled(match: re.Match[str], near: str) -> bool:
-    # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
-    return bool(match[2]) or match[3] == near.lower()
 
 
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:

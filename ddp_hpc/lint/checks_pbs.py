@@ -132,24 +132,12 @@ def _select_and_chunk(subject: Subject) -> Iterator[Problem]:
 @check("PBS006", "error", "an invalid job name")
 def _illegal_name(subject: Subject) -> Iterator[Problem]:
     name = subject.script.value("-N") or ""
+    remedy = f"use letters, digits, _ and -, at most {MAX_NAME_CHARS} characters"
     if len(name) > _LONGEST_NAME or re.search(r"[\s$]", name):
-        yield Problem(
-            subject.line_of("-N"),
-            f"qsub rejects the job name {shown(name)}",
-            f"use letters, digits, _ and -, at most {MAX_NAME_CHARS} characters",
-        )
-
-
-@check("PBS007", "note", "a job name longer than 15 characters")
-def _long_name(subject: Subject) -> Iterator[Problem]:
-    name = subject.script.value("-N") or ""
-    if MAX_NAME_CHARS < len(name) <= _LONGEST_NAME:
-        yield Problem(
-            subject.line_of("-N"),
-            f"job name {shown(name)} has {len(name)} characters, but older servers truncate or reject "
-            "more than 15",
-            "shorten it",
-        )
+        yield Problem(subject.line_of("-N"), f"qsub rejects the job name {shown(name)}", remedy)
+    elif len(name) > MAX_NAME_CHARS:
+        what = f"job name {shown(name)} has {len(name)} characters, but older servers accept {MAX_NAME_CHARS}"
+        yield Problem(subject.line_of("-N"), what, remedy, "note")
 
 
 @check("PBS008", "error", "a misspelled resource")
@@ -169,22 +157,6 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, f"PBS has no resource {shown(word)}", f"did you mean {near}?")
 
 
-def _is_place(value: str) -> bool:
-    # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
-    return bool(_PLACE.fullmatch(value) or _PLACE.fullmatch(f":{value}"))
-
-
-@check("PBS009", "error", "an invalid place")
-def _illegal_place(subject: Subject) -> Iterator[Problem]:
-    for d, name, value in subject.script.resources():
-        if name == "place" and not (value and _is_place(value)):
-            yield Problem(
-                d.line,
-                f"qsub rejects place={shown(value)}",
-                "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
-            )
-
-
 @check("PBS010", "error", "an invalid option value")
 def _illegal_value(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
@@ -193,6 +165,14 @@ def _illegal_value(subject: Subject) -> Iterator[Problem]:
                 d.line,
                 f"qsub rejects {d.flag} {shown(d.value)}",
                 f"use a value that matches {_VALUES[d.flag]}",
+            )
+    for d, name, value in subject.script.resources():
+        # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
+        if name == "place" and not (value and any(map(_PLACE.fullmatch, (value, f":{value}")))):
+            yield Problem(
+                d.line,
+                f"qsub rejects place={shown(value)}",
+                "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
             )
 
 

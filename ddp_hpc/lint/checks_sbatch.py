@@ -43,6 +43,8 @@ _INSTEAD = {
     "--jobid": "srun --jobid",
 }
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
+# With any value of these options, the job can run.
+_NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 
 
 def _options(subject: Subject) -> Iterator[Directive]:
@@ -52,43 +54,35 @@ def _options(subject: Subject) -> Iterator[Directive]:
             yield d
 
 
-def _unknown(subject: Subject) -> list[tuple[Directive, str]]:
-    """Returns the unknown options of the script, each with the most similar option or an empty string."""
-    unknown = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {d.flag: d.flag[2:82].replace("_", "-") for d in unknown if d.flag.startswith("--")}
-    nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
-    return [(d, nearest.get(long.get(d.flag, ""), "")) for d in unknown]
-
-
-def _is_of_srun(d: Directive) -> bool:
-    return d.flag[2:] in SRUN_OPTIONS
-
-
-def _is_of_plugin(d: Directive) -> bool:
-    return bool(_OF_PLUGINS.fullmatch(d.flag[2:]))
-
-
-def _is_of_one_site(d: Directive) -> bool:
-    return bool(_OF_ONE_SITE.fullmatch(d.flag[2:]))
-
-
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not subject.script.lines[0].startswith("#!"):
         yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
 
 
-@check("SLURM002", "error", "a misspelled option")
-def _misspelt_option(subject: Subject) -> Iterator[Problem]:
-    for d, near in _unknown(subject):
-        if _is_of_srun(d):
+@check("SLURM002", "error", "an option that sbatch does not have")
+def _unknown_option(subject: Subject) -> Iterator[Problem]:
+    unknown = [d for d in _options(subject) if d.fault == "unknown"]
+    long = {d.flag: d.flag[2:82].replace("_", "-") for d in unknown if d.flag.startswith("--")}
+    nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
+    for d in unknown:
+        name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")
+        if name in SRUN_OPTIONS:
             yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", "pass it to srun")
         elif not d.flag.startswith("--"):
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
-        elif near and not _is_of_plugin(d) and not _is_of_one_site(d):
-            yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
+        elif not _OF_PLUGINS.fullmatch(name):
+            is_of_one_site = _OF_ONE_SITE.fullmatch(name)
+            yield Problem(
+                d.line,
+                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
+                f"did you mean --{near}?"
+                if near and not is_of_one_site
+                else "remove it, or see sbatch --help on the login node",
+                "note" if is_of_one_site else None,
+            )
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
@@ -101,35 +95,21 @@ def _wrong_letter(d: Directive) -> tuple[str, str]:
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
 
 
-@check("SLURM003", "error", "an option that sbatch does not have")
-def _unknown_option(subject: Subject) -> Iterator[Problem]:
-    for d, near in _unknown(subject):
-        near = "" if _is_of_one_site(d) else near
-        known = d.flag in _INSTEAD or near or _is_of_srun(d) or not d.flag.startswith("--")
-        if not known and not _is_of_plugin(d):
-            yield Problem(
-                d.line,
-                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
-                "remove it, or see sbatch --help on the login node",
-                "note" if _is_of_one_site(d) else None,
-            )
+@check("SLURM003", "error", "an option without its value, or an ambiguous one")
+def _incomplete_option(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
+        written = shown(d.written)
         if d.fault == "ambiguous":
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
         elif d.value.startswith("--") and not d.fault and "=" not in d.written:
-            yield Problem(
-                d.line,
-                f"{shown(d.written)} has no value, so sbatch takes {shown(d.value)} as its value",
-                "give it a value",
-            )
+            what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
+            yield Problem(d.line, what, "give it a value")
         elif d.fault == "no value":
-            yield Problem(d.line, f"{shown(d.written)} has no value, so sbatch rejects it", "give it a value")
+            yield Problem(d.line, f"{written} has no value, so sbatch rejects it", "give it a value")
         elif d.fault == "extra value":
-            yield Problem(
-                d.line, f"{shown(d.written)} takes no value, so sbatch rejects it", "remove the value"
-            )
+            yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", "remove the value")
 
 
 @check("SLURM004", "warning", "GPUs requested twice, with different numbers")
@@ -152,12 +132,14 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
         if d.fault or d.flag == "--time" or "$" in d.value:
             continue
-        if d.flag in _NAMED and d.value.startswith("="):
-            yield Problem(
-                d.line,
-                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
-                f"write {d.flag}{plain(d.value)}",
-            )
+        if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and d.value.startswith("="):
+            if not d.written.startswith("--") or d.flag in _NAMED:
+                yield Problem(
+                    d.line,
+                    f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
+                    f"write {d.flag}{plain(d.value)}",
+                    None if d.flag in _NAMED else "warning",
+                )
         elif expected := expected_value(d.flag, d.value, version):
             yield Problem(
                 d.line, f"sbatch rejects {d.flag} {shown(d.value)}", f"write {expected}; see sbatch(1)"
@@ -262,22 +244,6 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
         elif directory := missing_directory(d.value, start):
             what = f"the log directory {shown(directory)} does not exist, so {before}the job fails"
             yield Problem(d.line, what, remedy, severity)
-
-
-@check("SLURM021", "warning", "= after a short option")
-def _equals_after_letter(subject: Subject) -> Iterator[Problem]:
-    for d in _options(subject):
-        is_short = not d.written.startswith("--") and not d.fault
-        if (
-            is_short
-            and d.value.startswith("=")
-            and d.flag in ("--job-name", "--output", "--error", "--input")
-        ):
-            yield Problem(
-                d.line,
-                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
-                f"write {d.flag}{plain(d.value)}",
-            )
 
 
 @check("SLURM022", "error", "an option of other versions of Slurm")

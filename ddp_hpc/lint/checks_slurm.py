@@ -88,10 +88,11 @@ def _srun(subject: Subject) -> list[Command]:
     return [command for command in subject.script.launches() if command.name == "srun"]
 
 
-@check(
-    "SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch", since="22.05", until="23.02"
-)
+@check("SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch")
 def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
+    version = subject.scheduler_version
+    if not version or not is_between(version, "22.05", "23.02"):
+        return
     script = subject.script
     requested = script.value("--cpus-per-task")
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):

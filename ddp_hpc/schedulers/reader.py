@@ -71,10 +71,6 @@ class ScriptReader:
         """
         return frozenset(("-l", "-W", "-v", "-m"))
 
-    def account_flag(self, site: Site) -> str:
-        """Returns the option that names the account, such as `-A` or `-W group_list=`."""
-        return site.account.option
-
     # Methods that read what a user's script requests; None if the script does not request it.
 
     def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:

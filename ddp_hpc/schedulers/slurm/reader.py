@@ -37,9 +37,6 @@ class SlurmReader(ScriptReader):
             ("--mail-type", "--verbose", "--quiet") if adds_mail_types else ("--verbose", "--quiet")
         )
 
-    def account_flag(self, site: Site) -> str:
-        return "--account"
-
     def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
         yield from read_options(lines)
 
