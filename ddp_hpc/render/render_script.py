@@ -28,7 +28,6 @@ from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.supervisor_line import (
     resumption_of_job,
-    submit_line,
     supervisor_comments,
     supervisor_options,
 )
@@ -162,9 +161,6 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
     if "-k doe" in site.pbs.options:
         notes.append("-j oe, -k doe: stdout and stderr go to one file, which can be read while the job runs.")
-    if scheduler.writer.is_account_on_command_line and job.account:
-        command = submit_line(job, site, scheduler)
-        notes.append(f"No directive can set the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
             f"{site.title} requires an account, but this script does not set one; "

@@ -30,7 +30,7 @@ BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS",
 DEFAULT_LOCAL_FOLDER = "/tmp"  # noqa: S108 - exists on every node; subdirectories contain the user ID
 _LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
 
-# Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
+# Placeholders in `Pbs.resources` and `Queue.resources`.
 PLACES = (
     *("nodes", "ranks", "devices", "cpus", "memory_mib"),
     *("all_ranks", "all_devices", "all_cpus", "all_memory_mib"),
@@ -122,7 +122,7 @@ class Account:
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        known = ("-A", "-P", "-W group_list=", "-g", "")
+        known = ("-A", "-P", "-W group_list=", "")
         if self.option not in known:
             raise RequestError(f"option must be one of {', '.join(map(repr, known))} (got {self.option!r})")
 
@@ -282,32 +282,6 @@ class Slurm:
         _check_version(self.version)
         _check_options((*self.options, *self.srun_options))
         _check_options(tuple(text.replace("{devices}", "1") for text in self.agent_options))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Flux:
-    """Options of a Flux site. `options` become directives without changes."""
-
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Age:
-    """Options of a site with Altair (or Univa) Grid Engine.
-
-    `resources` are values of -l with the placeholders of `Pbs`. `options` are options that become directives
-    unchanged.
-    """
-
-    resources: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_places(self.resources)
-        _check_options(self.options)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

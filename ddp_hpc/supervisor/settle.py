@@ -236,7 +236,7 @@ class _NextJob:
         if submit_line:
             words = f"{submit_line} {shlex.quote(str(files.script))}"
         else:
-            line = self._settings.submit_line or self._settings.scheduler.submit_program
+            line = self._settings.scheduler.submit_program
             scheduler = self._settings.scheduler
             index = scheduler.inside_job.array_index(job.environ)
             options = [*(scheduler.commands.array_options(index) if index else ()), *job.submit_options()]

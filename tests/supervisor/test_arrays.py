@@ -162,8 +162,6 @@ def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
         ("slurm", {"SLURM_ARRAY_TASK_ID": "0"}, "0"),
         ("pbs", {"PBS_ARRAY_INDEX": "12"}, "12"),
         ("pbs", {"PBS_ARRAYID": "4"}, "4"),
-        ("age", {"SGE_TASK_ID": "3"}, "3"),
-        ("age", {"SGE_TASK_ID": "undefined"}, ""),
         ("slurm", {"SLURM_ARRAY_TASK_ID": "../x"}, ""),
         ("local", {"SLURM_ARRAY_TASK_ID": "1"}, ""),
     ],

@@ -118,7 +118,7 @@ def test_why_a_job_was_stopped(
         ("", {"chained": "3"}, "this was job 2 of a chain of 3"),
         ("", {"max_attempts": 2}, "attempt 2 was the last (--max-attempts)"),
         ("", {"may_submit": False}, "compute nodes cannot submit jobs at this site"),
-        ("", {"scheduler": SCHEDULERS["flux"]}, "no successor is submitted under Flux"),
+        ("", {"scheduler": SCHEDULERS["local"]}, "no successor is submitted under profile local"),
     ],
 )
 def test_why_no_other_job_is_requested(
