@@ -138,7 +138,7 @@ ENDPOINT = """
 import json, pathlib, socket, subprocess, sys
 from ddp_hpc.rendezvous.launch_secret import read_secret
 from ddp_hpc.rendezvous.store_client import connect
-module = "ddp_hpc.rendezvous.torchrun_endpoint"
+module = "ddp_hpc.torchrun.endpoint"
 argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
 # Slurm's PMI speaks over an open file, which a shell would pass on too.
 with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
@@ -191,7 +191,7 @@ def test_for_torchs_own_rendezvous_a_port_is_reserved_for_its_store(cluster: Clu
 
 
 def test_a_missing_node_is_an_error_of_the_endpoint_within_the_time_limit(cluster: Cluster) -> None:
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.torchrun.endpoint"]
     done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
     assert done.returncode == 1
     assert done.stdout == ""
@@ -206,7 +206,7 @@ def test_an_endpoint_cannot_be_opened_in_a_batch_shell(cluster: Cluster) -> None
         "--ntasks-per-node=1",
         PYTHON,
         "-m",
-        "ddp_hpc.rendezvous.torchrun_endpoint",
+        "ddp_hpc.torchrun.endpoint",
     ]
     done = run(cluster, *argv, "--nodes", "2")
     assert done.returncode == 2

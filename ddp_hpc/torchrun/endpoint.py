@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.rendezvous.torchrun_endpoint`: the rendezvous endpoint of torchrun's agents.
+"""`python -m ddp_hpc.torchrun.endpoint`: the rendezvous endpoint of torchrun's agents.
 
 `torchrun_script.sh` starts it once on every node. It prints one line, `HOST PORT NODE_RANK LOCAL_ADDR
 KEY_FILE`, and runs until its parent ends. On the first node it serves the store for the rendezvous of the
@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.address import LOOPBACK, choose_address, rendezvous_point
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, join_store, serve_store, wait_for_ranks
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret
-from ddp_hpc.rendezvous.listener import open_listener
+from ddp_hpc.rendezvous.listener import open_listener, reserve_port
 from ddp_hpc.rendezvous.store_process import StoreProcess
 
 
@@ -122,21 +121,6 @@ def _without_mpi(
     wait_for_ranks(store, list(range(1, num_nodes)), timeout_s, {"port": str(port)})
     store.close()
     return AgentEndpoint(point.host, port, key, note, kept=(process, reserved))
-
-
-def reserve_port() -> socket.socket:
-    """Returns a socket that reserves a free port for torch's TCPStore.
-
-    TCPStore sets SO_REUSEADDR, so it can listen on the port too. The kernel does not assign the port to other
-    programs.
-    """
-    for family in (socket.AF_INET6, socket.AF_INET):
-        with contextlib.suppress(OSError):  # the host may lack IPv6
-            reserved = socket.socket(family)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("", 0))
-            return reserved
-    raise RendezvousError(f"{short_hostname()} has no free port; check that its network is up")
 
 
 def node_rank_of(world: World) -> int:

@@ -12,11 +12,12 @@ import pytest
 from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.launch_secret import read_secret
+from ddp_hpc.rendezvous.listener import reserve_port
 from ddp_hpc.rendezvous.store_client import connect
-from ddp_hpc.rendezvous.torchrun_endpoint import node_rank_of, reserve_port
+from ddp_hpc.torchrun.endpoint import node_rank_of
 from tests.conftest import Launch
 
-ENDPOINT = [sys.executable, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
+ENDPOINT = [sys.executable, "-m", "ddp_hpc.torchrun.endpoint"]
 # As in torchrun_script.sh: a shell that reads the line and continues.
 SHELL = f"exec {{a}}< <(exec {' '.join(ENDPOINT)} --nodes 1); read -r line <&$a; echo $line; exec sleep 60"
 

@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.torchrun_step`: one torchrun agent on this node, for `torchrun_script.sh`.
+"""`python -m ddp_hpc.torchrun.step`: one torchrun agent on this node, for `torchrun_script.sh`.
 
 The script runs once per node. Together with the other nodes, it determines the address of the
 rendezvous, and then runs torchrun with the number of ranks of this node. Its environment variables
@@ -95,7 +95,7 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
     """Runs torchrun's agent of this node, and returns its exit code."""
     rendezvous = _agree(step, python)
     if rendezvous is None:
-        return EXIT_FAILED  # torchrun_endpoint has reported the reason
+        return EXIT_FAILED  # `endpoint` has reported the reason
     variables = {
         **environ,
         # A file on this node with the secret key with which agents and ranks authenticate each other.
@@ -131,11 +131,11 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
 def _agree(step: Step, python: str) -> _Rendezvous | None:
     """Agrees with the other nodes on the rendezvous; None if that failed.
 
-    torchrun_endpoint prints one line and runs until its parent, this process, has ended: it serves or
+    The module `endpoint` prints one line and runs until its parent, this process, has ended: it serves or
     reserves the port, and then removes the key file. It must not be killed: under Hydra, a process that ends
     without MPI_Finalize ends the MPI job.
     """
-    words = [python, "-m", "ddp_hpc.rendezvous.torchrun_endpoint", "--nodes", str(step.num_nodes)]
+    words = [python, "-m", "ddp_hpc.torchrun.endpoint", "--nodes", str(step.num_nodes)]
     words += ["--rendezvous", step.backend, "--timeout-s", step.timeout_s]
     endpoint = subprocess.Popen(
         words,
