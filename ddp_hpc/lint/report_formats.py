@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from ddp_hpc.base.version import __version__
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding
-from ddp_hpc.version import __version__
 
 Located = tuple[str, LintFinding]
 """The path of a script, with one of its findings."""
