@@ -34,7 +34,7 @@ from ddp_hpc.discovery.rank_communication import Comm, finalize_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.address import LOOPBACK, choose_address, rendezvous_point
-from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, join_store, serve_store, wait_for_ranks
+from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, Joining, serve_store, wait_for_ranks
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret
 from ddp_hpc.rendezvous.listener import open_listener, reserve_port
 from ddp_hpc.rendezvous.store_process import StoreProcess
@@ -112,7 +112,9 @@ def _without_mpi(
     key, note = shared_secret(environ, f"agents of {point.launch}")
     if node_rank != 0:
         name = f"node {world.hostname}"
-        store, answer = join_store(point, lambda: key, node_rank, name, timeout_s, timeout_s + 10.0)
+        joining = Joining(point, lambda: key, node_rank, name)
+        store = joining.connect(timeout_s)
+        answer = joining.join(store, timeout_s + 10.0)
         store.close()
         return AgentEndpoint(point.host, int(answer["port"]), key, note)
     process, store = serve_store(point, key, world.hostname)
@@ -141,8 +143,8 @@ def node_rank_of(world: World) -> int:
 
 def local_address(host: str, port: int, environ: Environ) -> str:
     """Returns the address at which the other nodes can reach this node."""
-    if found := fabric_interface(environ):
-        return found[1]
+    if fabric := fabric_interface(environ):
+        return fabric.address
     if host == "127.0.0.1":
         return host
     own = local_address_towards(host, port)
