@@ -1,21 +1,22 @@
 """`python -m ddp_hpc.torchrun.endpoint`: the rendezvous endpoint of torchrun's agents.
 
-`torchrun_script.sh` starts it once on every node. It prints one line, `HOST PORT NODE_RANK LOCAL_ADDR
-KEY_FILE`, and runs until its parent ends. On the first node it serves the store for the rendezvous of the
-agents. For torch's rendezvous backend c10d it reserves the port of torch's store instead: the port is
-bound, but does not listen, so that only torch's store can use it. At the end it removes the key file.
+`torchrun_script.sh` starts it once on every node. It prints a `Rendezvous` as one line of JSON, and runs
+until its parent ends. On the first node it serves the store for the rendezvous of the agents. For torch's
+rendezvous backend c10d it reserves the port of torch's store instead: the port is bound, but does not listen,
+so that only torch's store can use it. At the end it removes the key file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -38,6 +39,7 @@ from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, Joining, serve_store, 
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret
 from ddp_hpc.rendezvous.listener import open_listener, reserve_port
 from ddp_hpc.rendezvous.store_process import StoreProcess
+from ddp_hpc.torchrun.step import Rendezvous
 
 
 @dataclass(frozen=True)
@@ -201,9 +203,10 @@ def main(num_nodes: int, rendezvous: str, timeout_s: float) -> None:
         sys.exit(error.exit_code if isinstance(error, DdpHpcError) else EXIT_FAILED)
     if endpoint.note:
         click.echo(f"{prefix}note: {endpoint.note}", err=True)
+    answer = Rendezvous(endpoint.host, endpoint.port, node_rank_of(world), local, str(key_file))
     try:  # `endpoint.kept` stays open until this process ends
         with contextlib.suppress(BrokenPipeError):
-            click.echo(f"{endpoint.host} {endpoint.port} {node_rank_of(world)} {local} {key_file}")
+            click.echo(json.dumps(asdict(answer)))
             sys.stdout.flush()
         while os.getppid() == parent:
             time.sleep(0.5)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ddp_hpc.render.render_script import render_step
+from ddp_hpc.torchrun.step import Rendezvous
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for
 
@@ -35,8 +38,16 @@ esac
 """
 # Runs until its parent has ended; the /proc/PID/exe of a zombie cannot be read.
 STAY = "while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done"
-HEAD = f'echo "head.fast 45123 0 10.0.0.1 /tmp/x/key"; {STAY}'
-OTHER = 'echo "head.fast 45123 1 10.0.0.2 /tmp/y/key"'
+
+
+def _answer(node_rank: int, address: str, key_file: str) -> str:
+    """The line of an endpoint."""
+    line = json.dumps(asdict(Rendezvous("head.fast", 45123, node_rank, address, key_file)))
+    return f"echo '{line}'"
+
+
+HEAD = f"{_answer(0, '10.0.0.1', '/tmp/x/key')}; {STAY}"
+OTHER = _answer(1, "10.0.0.2", "/tmp/y/key")
 
 
 @pytest.fixture

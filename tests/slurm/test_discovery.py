@@ -142,26 +142,27 @@ module = "ddp_hpc.torchrun.endpoint"
 argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
 # Slurm's PMI speaks over an open file, which a shell would pass on too.
 with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
-    host, port, node_rank, address, key_file = endpoint.stdout.readline().split()
+    found = json.loads(endpoint.stdout.readline())
+    host, port, node_rank = found["host"], found["port"], found["node_rank"]
     held = {}
-    if node_rank == "0":
+    if node_rank == 0:
         for reuse in (0, 1):
             with socket.socket() as other:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
                 try:
-                    other.bind(("", int(port)))
+                    other.bind(("", port))
                     other.listen()
                     held[reuse] = "taken"
                 except OSError:
                     held[reuse] = "refused"
     if "c10d" not in argv:
-        store = connect(host, [int(port)], lambda: read_secret(pathlib.Path(key_file)), 20)
+        store = connect(host, [port], lambda: read_secret(pathlib.Path(found["key_file"])), 20)
         store.set(f"here/{node_rank}", b"", 5)
         store.get(["here/0", "here/1"], 20)
         store.close()
     assert endpoint.poll() is None
     endpoint.kill()
-print(json.dumps([host, int(port), int(node_rank), address, held]))
+print(json.dumps([host, port, node_rank, found["local_addr"], held]))
 """
 
 
