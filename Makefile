@@ -23,6 +23,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
+LAUNCH = DDP_HPC_MPIEXEC=$(MPIEXEC) $(BIN)/ddp-hpc launch --profile local
 
 # PYTHON is the first of these commands that is Python 3.11 or newer and has the modules venv and ensurepip.
 CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
@@ -32,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 
 train: $(VENV)/.train
-	@$(BIN)/python -m ddp_hpc.discovery.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
+	@$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
 # $(call pytest,MARKERS) runs the tests with these markers. Exit code 1 means that tests failed. Jobs with a real walltime
 # of seconds can fail on a busy machine, so the failed tests run again, one after another. A test that fails both times
@@ -73,7 +74,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/ddp-hpc bench io
-	$(BIN)/python -m ddp_hpc.discovery.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/ddp-hpc bench comm --max-bytes 16MiB --seconds 0.5
+	$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc bench comm --max-bytes 16MiB --seconds 0.5
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -25,8 +25,8 @@ from ddp_hpc.base.errors import (
 )
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
+from ddp_hpc.base.version import __version__
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
     from data_gen.writer import GenerateResult, Progress

@@ -23,9 +23,9 @@ from data_gen.array_readers import npz_keys, open_npz_array, read_npz_scalars
 from data_gen.recipe import DTYPE_BYTES, canonical_json, fingerprint
 from ddp_hpc.base import data_file_layout
 from ddp_hpc.base.errors import DataError, RequestError, nearest
+from ddp_hpc.base.version import __version__
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import first_line
-from ddp_hpc.version import __version__
 
 ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
 # Maximum number of characters quoted from a library's error message.

@@ -24,7 +24,7 @@ from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
+from ddp_hpc.torchrun.environment import make_torchrun_environment
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

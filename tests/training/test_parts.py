@@ -18,9 +18,9 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input.batch_loader import explain_lost_worker
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
-from ddp_hpc.training.process_group.error_election import ErrorElection
 from ddp_hpc.training.process_group.failure_watch import FailureWatch, explain_lost_contact
 from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
+from ddp_hpc.training.process_group.print_error import ErrorElection
 from ddp_hpc.training.run.directories import find_run_directories
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.verdict import verdict

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ddp_hpc.base.errors import EXIT_FAILED, RendezvousError
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.store_client import Answer, StoreClient, StoreLostError
-from ddp_hpc.training.process_group.error_election import ErrorElection
+from ddp_hpc.training.process_group.print_error import ErrorElection
 
 _ELECTION, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"
 _PEACE, _FAILED = b"peace", b"failed"

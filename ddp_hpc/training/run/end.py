@@ -29,8 +29,7 @@ from ddp_hpc.base.errors import (
 from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World
-from ddp_hpc.training.process_group.error_election import ErrorElection
-from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.process_group.print_error import ErrorElection, print_error
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.verdict import (
     SIGTERM_EXIT,

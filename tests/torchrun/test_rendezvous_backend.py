@@ -13,8 +13,7 @@ import pytest
 from ddp_hpc.rendezvous.launch_secret import new_secret, write_secret
 from tests.conftest import PROJECT, Launch
 from tests.job_processes import command_of, is_alive, job, processes_below
-
-from .runs import LINEAR
+from tests.training.runs import LINEAR
 
 SCRIPT = ["bash", str(PROJECT / "jobs" / "torchrun_script.sh")]
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]

@@ -1,5 +1,6 @@
 """torchrun's endpoint on one node; tests/slurm/test_discovery.py tests it on two."""
 
+import json
 import signal
 import socket
 import stat
@@ -12,11 +13,13 @@ import pytest
 from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.launch_secret import read_secret
+from ddp_hpc.rendezvous.listener import reserve_port
 from ddp_hpc.rendezvous.store_client import connect
-from ddp_hpc.rendezvous.torchrun_endpoint import node_rank_of, reserve_port
+from ddp_hpc.torchrun.endpoint import node_rank_of
+from ddp_hpc.torchrun.step import Rendezvous
 from tests.conftest import Launch
 
-ENDPOINT = [sys.executable, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
+ENDPOINT = [sys.executable, "-m", "ddp_hpc.torchrun.endpoint"]
 # As in torchrun_script.sh: a shell that reads the line and continues.
 SHELL = f"exec {{a}}< <(exec {' '.join(ENDPOINT)} --nodes 1); read -r line <&$a; echo $line; exec sleep 60"
 
@@ -42,18 +45,19 @@ def test_only_torchs_store_can_use_a_reserved_port() -> None:
 def test_the_store_runs_until_the_script_ends(launch: Launch, tmp_path: Path) -> None:
     script = launch.start(["bash", "-c", SHELL], env={"TMPDIR": str(tmp_path)})
     assert script.stdout is not None
-    host, port, node_rank, address, key_file = script.stdout.readline().split()
-    assert (host, node_rank, address) == ("127.0.0.1", "0", "127.0.0.1")
-    assert stat.S_IMODE(Path(key_file).stat().st_mode) == 0o600
-    assert stat.S_IMODE(Path(key_file).parent.stat().st_mode) == 0o700
+    point = Rendezvous(**json.loads(script.stdout.readline()))
+    assert (point.host, point.node_rank, point.local_addr) == ("127.0.0.1", 0, "127.0.0.1")
+    key_file = Path(point.key_file)
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key_file.parent.stat().st_mode) == 0o700
     time.sleep(1)  # long enough for an endpoint that ends after its line
-    client = connect(host, [int(port)], lambda: read_secret(Path(key_file)), 5)
+    client = connect(point.host, [point.port], lambda: read_secret(key_file), 5)
     client.set("a", b"b", 5)
     client.close()
     script.send_signal(signal.SIGKILL)
     script.wait(5)
     end = time.monotonic() + 10
-    while not listens(int(port), reuse=False) or list(tmp_path.iterdir()):
+    while not listens(point.port, reuse=False) or list(tmp_path.iterdir()):
         assert time.monotonic() < end, "the helper outlived its script"
         time.sleep(0.1)
 
@@ -61,7 +65,7 @@ def test_the_store_runs_until_the_script_ends(launch: Launch, tmp_path: Path) ->
 def test_c10d_gets_a_reserved_port_for_its_store(launch: Launch) -> None:
     script = launch.start(["bash", "-c", SHELL.replace("--nodes 1", "--nodes 1 --rendezvous c10d")])
     assert script.stdout is not None
-    port = int(script.stdout.readline().split()[1])
+    port = json.loads(script.stdout.readline())["port"]
     assert not listens(port, reuse=False)
     assert listens(port, reuse=True)
 

@@ -1,22 +1,22 @@
-"""`python -m ddp_hpc.rendezvous.torchrun_endpoint`: the rendezvous endpoint of torchrun's agents.
+"""`python -m ddp_hpc.torchrun.endpoint`: the rendezvous endpoint of torchrun's agents.
 
-`torchrun_script.sh` starts it once on every node. It prints one line, `HOST PORT NODE_RANK LOCAL_ADDR
-KEY_FILE`, and runs until its parent ends. On the first node it serves the store for the rendezvous of the
-agents. For torch's rendezvous backend c10d it reserves the port of torch's store instead: the port is
-bound, but does not listen, so that only torch's store can use it. At the end it removes the key file.
+`torchrun_script.sh` starts it once on every node. It prints a `Rendezvous` as one line of JSON, and runs
+until its parent ends. On the first node it serves the store for the rendezvous of the agents. For torch's
+rendezvous backend c10d it reserves the port of torch's store instead: the port is bound, but does not listen,
+so that only torch's store can use it. At the end it removes the key file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -35,10 +35,11 @@ from ddp_hpc.discovery.rank_communication import Comm, finalize_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.address import LOOPBACK, choose_address, rendezvous_point
-from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, join_store, serve_store, wait_for_ranks
+from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, Joining, serve_store, wait_for_ranks
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret
-from ddp_hpc.rendezvous.listener import open_listener
+from ddp_hpc.rendezvous.listener import open_listener, reserve_port
 from ddp_hpc.rendezvous.store_process import StoreProcess
+from ddp_hpc.torchrun.step import Rendezvous
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ def _without_mpi(
     key, note = shared_secret(environ, f"agents of {point.launch}")
     if node_rank != 0:
         name = f"node {world.hostname}"
-        store, answer = join_store(point, lambda: key, node_rank, name, timeout_s, timeout_s + 10.0)
+        joining = Joining(point, lambda: key, node_rank, name)
+        store = joining.connect(timeout_s)
+        answer = joining.join(store, timeout_s + 10.0)
         store.close()
         return AgentEndpoint(point.host, int(answer["port"]), key, note)
     process, store = serve_store(point, key, world.hostname)
@@ -122,21 +125,6 @@ def _without_mpi(
     wait_for_ranks(store, list(range(1, num_nodes)), timeout_s, {"port": str(port)})
     store.close()
     return AgentEndpoint(point.host, port, key, note, kept=(process, reserved))
-
-
-def reserve_port() -> socket.socket:
-    """Returns a socket that reserves a free port for torch's TCPStore.
-
-    TCPStore sets SO_REUSEADDR, so it can listen on the port too. The kernel does not assign the port to other
-    programs.
-    """
-    for family in (socket.AF_INET6, socket.AF_INET):
-        with contextlib.suppress(OSError):  # the host may lack IPv6
-            reserved = socket.socket(family)
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("", 0))
-            return reserved
-    raise RendezvousError(f"{short_hostname()} has no free port; check that its network is up")
 
 
 def node_rank_of(world: World) -> int:
@@ -157,8 +145,8 @@ def node_rank_of(world: World) -> int:
 
 def local_address(host: str, port: int, environ: Environ) -> str:
     """Returns the address at which the other nodes can reach this node."""
-    if found := fabric_interface(environ):
-        return found[1]
+    if fabric := fabric_interface(environ):
+        return fabric.address
     if host == "127.0.0.1":
         return host
     own = local_address_towards(host, port)
@@ -215,9 +203,10 @@ def main(num_nodes: int, rendezvous: str, timeout_s: float) -> None:
         sys.exit(error.exit_code if isinstance(error, DdpHpcError) else EXIT_FAILED)
     if endpoint.note:
         click.echo(f"{prefix}note: {endpoint.note}", err=True)
+    answer = Rendezvous(endpoint.host, endpoint.port, node_rank_of(world), local, str(key_file))
     try:  # `endpoint.kept` stays open until this process ends
         with contextlib.suppress(BrokenPipeError):
-            click.echo(f"{endpoint.host} {endpoint.port} {node_rank_of(world)} {local} {key_file}")
+            click.echo(json.dumps(asdict(answer)))
             sys.stdout.flush()
         while os.getppid() == parent:
             time.sleep(0.5)

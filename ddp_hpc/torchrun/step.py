@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.torchrun_step`: one torchrun agent on this node, for `torchrun_script.sh`.
+"""`python -m ddp_hpc.torchrun.step`: one torchrun agent on this node, for `torchrun_script.sh`.
 
 The script runs once per node. Together with the other nodes, it determines the address of the
 rendezvous, and then runs torchrun with the number of ranks of this node. Its environment variables
@@ -7,6 +7,7 @@ are documented in the script. This module does not import torch, because the age
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -46,9 +47,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class _Rendezvous:
+class Rendezvous:
+    """How the agent of this node finds the others. The endpoint prints it as one line of JSON."""
+
     host: str
-    port: str
+    port: int
     node_rank: int
     local_addr: str
     key_file: str
@@ -95,7 +98,7 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
     """Runs torchrun's agent of this node, and returns its exit code."""
     rendezvous = _agree(step, python)
     if rendezvous is None:
-        return EXIT_FAILED  # torchrun_endpoint has reported the reason
+        return EXIT_FAILED  # `endpoint` has reported the reason
     variables = {
         **environ,
         # A file on this node with the secret key with which agents and ranks authenticate each other.
@@ -128,14 +131,14 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
     return code if code >= 0 else 128 - code
 
 
-def _agree(step: Step, python: str) -> _Rendezvous | None:
+def _agree(step: Step, python: str) -> Rendezvous | None:
     """Agrees with the other nodes on the rendezvous; None if that failed.
 
-    torchrun_endpoint prints one line and runs until its parent, this process, has ended: it serves or
+    The module `endpoint` prints one line and runs until its parent, this process, has ended: it serves or
     reserves the port, and then removes the key file. It must not be killed: under Hydra, a process that ends
     without MPI_Finalize ends the MPI job.
     """
-    words = [python, "-m", "ddp_hpc.rendezvous.torchrun_endpoint", "--nodes", str(step.num_nodes)]
+    words = [python, "-m", "ddp_hpc.torchrun.endpoint", "--nodes", str(step.num_nodes)]
     words += ["--rendezvous", step.backend, "--timeout-s", step.timeout_s]
     endpoint = subprocess.Popen(
         words,
@@ -145,14 +148,11 @@ def _agree(step: Step, python: str) -> _Rendezvous | None:
         close_fds=False,  # MPI needs the file descriptor PMI_FD, which Hydra has opened for this process
     )
     assert endpoint.stdout is not None
-    answer = endpoint.stdout.readline().split()
-    if len(answer) != 5:
-        return None
-    host, port, node_rank, local_addr, key_file = answer
-    return _Rendezvous(host, port, int(node_rank), local_addr, key_file)
+    line = endpoint.stdout.readline()
+    return Rendezvous(**json.loads(line)) if line else None
 
 
-def _agent_command(step: Step, rendezvous: _Rendezvous, environ: Mapping[str, str], python: str) -> list[str]:
+def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str], python: str) -> list[str]:
     nodes = f"{step.num_nodes}" if step.min_nodes == step.num_nodes else f"{step.min_nodes}:{step.num_nodes}"
     conf = f"join_timeout={step.timeout_s}"
     if step.backend == "c10d":
@@ -209,14 +209,14 @@ def _nodes_of_pbs(environ: Mapping[str, str]) -> str:
 
 
 def _ranks_per_node(environ: Mapping[str, str]) -> str:
-    found = environ.get("DDP_HPC_RANKS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE")
-    if not found and (devices := environ.get("CUDA_VISIBLE_DEVICES")):
-        found = str(len(devices.split(",")))
-    elif not found and (command := shutil.which("nvidia-smi")):
+    number = environ.get("DDP_HPC_RANKS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE")
+    if not number and (devices := environ.get("CUDA_VISIBLE_DEVICES")):
+        number = str(len(devices.split(",")))
+    elif not number and (command := shutil.which("nvidia-smi")):
         # Without a driver, nvidia-smi prints its error message to stdout.
         listed = subprocess.run([command, "-L"], capture_output=True, text=True, check=False).stdout
-        found = str(sum(line.startswith("GPU ") for line in listed.splitlines()))
-    return found if found and found != "0" else "1"
+        number = str(sum(line.startswith("GPU ") for line in listed.splitlines()))
+    return number if number and number != "0" else "1"
 
 
 def _is_surplus(environ: Mapping[str, str]) -> bool:

@@ -19,8 +19,8 @@ from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover
 from ddp_hpc.rendezvous.address import LAUNCH_ID, LOOPBACK, read_port
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
+from ddp_hpc.rendezvous.listener import reserve_port
 from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.rendezvous.torchrun_endpoint import reserve_port
 
 _TIMEOUT = "DDP_HPC_INIT_TIMEOUT_S"
 _TIMEOUT_S = 300.0
