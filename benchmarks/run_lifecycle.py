@@ -180,7 +180,7 @@ def main() -> None:
     result = report.document("run_lifecycle", rows, machine=report.machine())
     print(table(COLUMNS, rows))
     if args.json is not None:
-        report.write_files(result, args.json, None, [], "")
+        report.save(result, args.json)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     result = report.document("save_memory", rows, machine=report.machine())
     print(table(COLUMNS, rows))
     if args.json is not None:
-        report.write_files(result, args.json, None, [], "")
+        report.save(result, args.json)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> None:
     print(table(COLUMNS, rows))
     if args.json is not None:
         result = report.document("snapshot_index", rows, machine=report.machine())
-        report.write_files(result, args.json, None, [], "")
+        report.save(result, args.json)
 
 
 if __name__ == "__main__":

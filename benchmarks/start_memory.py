@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     document = report.document("start_memory", rows, machine=report.machine())
     print(table(COLUMNS, rows))
     if args.json is not None:
-        report.write_files(document, args.json, None, [], "")
+        report.save(document, args.json)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def main() -> None:
     rows = measure(args.steps, device_kind(args.device), args.window, args.embedding)
     print(table(COLUMNS, rows))
     if args.json is not None:
-        report.write_files(report.document("step", rows, machine=report.machine()), args.json, None, [], "")
+        report.save(report.document("step", rows, machine=report.machine()), args.json)
 
 
 if __name__ == "__main__":

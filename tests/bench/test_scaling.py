@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,6 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_point(tmp_path: Pa
         ({"world": {"world_size": 1, "num_nodes": 1}}, "the run used 1 rank; "),
         ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks need for one step"),
         ({"world": None}, "is damaged"),
-        ({"model": {}}, "is damaged"),
     ],
 )
 def test_the_results_of_another_run_are_rejected(
@@ -108,10 +108,6 @@ def test_the_results_of_another_run_are_rejected(
     [
         ("summary.json", ""),
         ("summary.json", "[]"),
-        ("summary.json", "[" * 100_000),
-        ("metrics.jsonl", "\n"),
-        ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": NaN, "step_s": 1}\n' * 4),
-        ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 0}\n' * 4),
         ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 1}\n{"st'),
         ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 1}\n'),
     ],
@@ -257,6 +253,7 @@ def test_a_signal_ends_the_point_and_keeps_the_others(
     argv = [sys.executable, "-m", "ddp_hpc", "bench", "scaling", "--profile", "local", *SHORT]
     env = {"DDP_HPC_MPIEXEC": os.environ["DDP_HPC_MPIEXEC"], "STEP_S": "1=0.1 2=hangs"}
     argv += ["--mode", "weak", "--ranks", "1,2"]
+    before = _processes_in(here)
     process = launch.start(argv, cwd=here, env={**env, "DDP_HPC_RUN_DIR": "directory of the surrounding job"})
     while not (here / "up").exists():
         assert process.poll() is None, process.communicate()
@@ -267,15 +264,20 @@ def test_a_signal_ends_the_point_and_keeps_the_others(
     assert "1 finished point kept; run the same command again" in ended.stderr
     assert (here / "scaling" / "ranks1-batch8" / "summary.json").exists()
     assert not list((here / "scaling" / "ranks2-batch8").iterdir())
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"ranks2-batch8" in _read(path)]
-    assert not left
+    end_s = time.monotonic() + 30
+    while _processes_in(here) - before:  # a process that was killed can end a moment later
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def _processes_in(directory: Path) -> set[str]:
+    """Returns the processes whose working directory is `directory`."""
+    pids = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            if (path / "cwd").readlink() == directory:
+                pids.add(path.name)
+    return pids
 
 
 # Invalid requests
@@ -315,9 +317,8 @@ def _read(path: Path) -> bytes:
         (["--ranks", "1", "--wait"], "--wait requires --gather"),
         (["--ranks", "1", "--dir", "a_file"], "cannot use --dir a_file (Not a directory)"),
         (["--ranks", "1", "--dir", "precious"], "--dir precious contains files, but not scaling.json"),
-        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "is also given with another option"),
+        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "uses the same file"),
         (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and was not written by this command"),
-        (["--ranks", "1", "--picture", "s.jpg"], "unknown suffix '.jpg'"),
         (["--gather"], "--gather only reads results from --dir; omit --batch-size"),
     ],
 )
@@ -356,18 +357,7 @@ def test_a_directory_with_other_points_is_rejected(
     assert (here / "scaling" / "scaling.json").read_text() == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{}",
-        "[]",
-        '{"kind": "request of ddp-hpc bench scaling"}',
-        "[" * 100_000,
-        "\x00",
-        '{"kind": 1e999}',
-    ],
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": "request of ddp-hpc bench scaling"}'])
 def test_a_damaged_request_is_rejected(here: Path, run: Run, text: str) -> None:
     (here / "scaling").mkdir()
     (here / "scaling" / "scaling.json").write_text(text)
@@ -377,21 +367,6 @@ def test_a_damaged_request_is_rejected(here: Path, run: Run, text: str) -> None:
         assert done.err.splitlines()[-1].startswith(
             "error: scaling/scaling.json was not written by ddp-hpc bench scaling"
         )
-
-
-def test_invalid_numbers_in_a_request_are_rejected(here: Path, run: Run) -> None:
-    scaling(run, "--ranks", "1")
-    path = here / "scaling" / "scaling.json"
-    good = path.read_text()
-    for old, new in (
-        ('"ranks": 1', '"ranks": 0'),
-        ('"global_batch": 8', '"global_batch": 0'),
-        ('"steps": 4', '"steps": "4"'),
-        ('"weak"', '"week"'),
-    ):
-        assert old in good
-        path.write_text(good.replace(old, new))
-        assert run("bench", "scaling", "--gather").code == 2
 
 
 def test_gathering_an_empty_directory_is_an_error(work: Path, run: Run) -> None:
@@ -446,16 +421,6 @@ def test_the_markdown_is_a_table_with_a_description(here: Path, run: Run) -> Non
     assert lines[-1] in done.err
     # The file can be overwritten by the same command.
     assert scaling(run, "--ranks", "1,2", "--markdown", "s.md", "--", "--threads", "1").code == 0
-
-
-@pytest.mark.parametrize(("name", "begins"), [("s.png", b"\x89PNG\r\n\x1a\n"), ("s.svg", b"<?xml")])
-def test_the_picture_has_a_line_for_each_mode(here: Path, run: Run, name: str, begins: bytes) -> None:
-    assert scaling(run, "--ranks", "1,2", "--picture", name).code == 0
-    content = (here / name).read_bytes()
-    assert content.startswith(begins)
-    if name == "s.svg":
-        for label in (b"weak scaling", b"strong scaling", b"ideal"):
-            assert b"<!-- " + label + b" -->" in content
 
 
 def test_rates_and_times_have_three_significant_digits() -> None:

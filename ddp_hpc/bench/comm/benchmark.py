@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.bench.comm import output as comm_output
-from ddp_hpc.bench.comm.baseline import key_of, read_baseline
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
 from ddp_hpc.training.config import TrainConfig
@@ -28,15 +27,12 @@ from ddp_hpc.training.session import introduce, session, watching_of
 
 if TYPE_CHECKING:
     from ddp_hpc.bench.comm.collectives import Members
-    from ddp_hpc.bench.comm.gradient_buckets import Bucket
     from ddp_hpc.bench.comm.measure_cases import Case
     from ddp_hpc.bench.comm.rank_subsets import Division
     from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.group import Group
 
     Plan: TypeAlias = dict[Division, list[list[Case]]]
-
-T = TypeVar("T")
 
 # Options of `ddp-hpc bench comm` that are also options of TrainConfig.
 _RANK_OPTIONS = ("backend", "device", "discovery", "init_timeout", "timeout", "hang_timeout")
@@ -63,8 +59,7 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbe
 
     Raises:
         RequestError: raised on all ranks if the request cannot be fulfilled here.
-        DdpHpcError: raised on all ranks if a result was wrong, a row is slower than the baseline
-            allows, or nothing could be measured.
+        DdpHpcError: raised on all ranks if a result was wrong, or nothing could be measured.
     """
     from ddp_hpc.bench.comm.measure_cases import cases_of
     from ddp_hpc.bench.comm.rank_subsets import divide, gather_members, nodes_of
@@ -81,16 +76,14 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbe
     introduce(group, heartbeat, progress)
     nodes = nodes_of(group)
     settings = _settings(bench, group, len(set(nodes)))
-    medians = _on_rank_0(group, lambda: _check_files(bench, settings))
-    buckets = _make_buckets(bench, group)
+    _check_json_file(bench, group)
     try:
         divisions, notes = divide(nodes, bench.ranks_per_node)
     except RequestError as error:
         stop_together(world.rank, error)
     for note in notes:
         progress.say(f"note: {note}")
-    plan = {division: cases_of(bench, buckets, len(division.ranks)) for division in divisions}
-    _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
+    plan = {division: cases_of(bench, len(division.ranks)) for division in divisions}
     group.agree(_memory_problem(plan, group))
 
     rows: list[Row] = []
@@ -104,27 +97,24 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbe
     transports = group.comm.allgather(transport_of_rank(group.backend, log, os.environ))
     transport = summary(group.backend, transports, log.user_settings)
     progress.say(f"transport: {transport['line']}")
-    problem = comm_output.write(bench, rows, settings, transport, medians or {}) if world.rank == 0 else ""
+    problem = comm_output.write(bench, rows, settings, transport) if world.rank == 0 else ""
     if problem := group.comm.bcast(problem):
         stop_together(world.rank, DdpHpcError(problem))
     heartbeat.close()
 
 
-def _on_rank_0(group: Group, work: Callable[[], T]) -> T | None:
-    """Returns the result of `work` on rank 0, and None on other ranks. Collective: every rank must call this.
-
-    Raises:
-        RequestError: raised on all ranks if `work` raises it.
+def _check_json_file(bench: CommBench, group: Group) -> None:
+    """Raises RequestError on all ranks if rank 0 cannot write the results. Collective: every rank must call
+    this.
     """
-    found, problem = None, ""
+    problem = ""
     if group.world.rank == 0:
         try:
-            found = work()
+            report.check_files(bench.json_file)
         except RequestError as error:
             problem = str(error)
     if problem := group.comm.bcast(problem):
         stop_together(group.world.rank, RequestError(problem))
-    return found
 
 
 def _settings(bench: CommBench, group: Group, num_nodes: int) -> dict[str, Any]:
@@ -142,51 +132,6 @@ def _settings(bench: CommBench, group: Group, num_nodes: int) -> dict[str, Any]:
         "threads": group.threads,
         **vars(bench.effort),
     }
-
-
-def _check_files(bench: CommBench, settings: dict[str, Any]) -> dict[Hashable, float]:
-    """Checks the output files, and returns the medians of the baseline if there is one.
-
-    Raises:
-        RequestError: the baseline cannot be used, or an output cannot be written.
-    """
-    report.check_files(bench.json_file, bench.picture)
-    if bench.baseline is None:
-        return {}
-    medians = read_baseline(bench.baseline, settings)
-    if bench.json_file is not None and bench.json_file.exists() and bench.json_file.samefile(bench.baseline):
-        raise RequestError(
-            f"--json {bench.json_file} would overwrite the file given with --baseline; choose another file"
-        )
-    return medians
-
-
-def _make_buckets(bench: CommBench, group: Group) -> list[Bucket]:
-    """Returns the gradient buckets of the model created on rank 0. Collective: every rank must call this."""
-    from ddp_hpc.bench.comm.gradient_buckets import Bucket, buckets_of, make_model
-
-    if not bench.model:
-        return []
-    made = _on_rank_0(group, lambda: buckets_of(make_model(**bench.model), bench.bucket_mib))
-    numbers, dtypes = group.comm.bcast(
-        ([bucket.num_elements for bucket in made or []], [bucket.dtype for bucket in made or []])
-    )
-    return [Bucket(num, dtype) for num, dtype in zip(numbers, dtypes, strict=True)]
-
-
-def _check_baseline(plan: Plan, bench: CommBench, medians: dict[Hashable, float] | None) -> None:
-    """Raises RequestError if the baseline contains none of the rows to be measured."""
-    keys = {
-        key_of(case.identity(division))
-        for division, collectives in plan.items()
-        for cases in collectives
-        for case in cases
-    }
-    if bench.baseline is not None and not keys & set(medians or {}):
-        raise RequestError(
-            f"--baseline {bench.baseline} contains none of the {len(keys)} requested rows. Use the same "
-            "collectives, sizes, dtype and ranks per node, or create a new baseline."
-        )
 
 
 def _memory_problem(plan: Plan, group: Group) -> str:
@@ -228,7 +173,7 @@ def _measure_all(
 
     least, most = (format_bytes(extreme(case.num_bytes for case in cases)) for extreme in (min, max))
     sizes = f"{len(cases)} sizes, {least} to {most}" if len(cases) > 1 else least
-    say(f"{cases[0].kind} on {division}: {sizes}")
+    say(f"{cases[0].name} on {division}: {sizes}")
     rows = []
     for case, step in zip(cases, steps, strict=False):
         where = (step, f"{case} on {division}") if members is not None else (step + 1, RESTING)

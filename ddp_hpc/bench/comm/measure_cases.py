@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ from ddp_hpc.base.errors import DdpHpcError, stop_together
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench.comm.collectives import MAKERS, Members
-from ddp_hpc.bench.comm.gradient_buckets import Bucket
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm.rank_subsets import Division
 from ddp_hpc.bench.comm.timing import speeds, time_operation
@@ -30,52 +29,34 @@ class RefusedError(DdpHpcError):
 class Case:
     """One row of the results: a collective with a number of elements and their data type."""
 
-    name: str
-    kind: str  # the collective, one of parse_options.KINDS
+    name: str  # the collective, one of parse_options.KINDS
     count: int  # total number of elements
     dtype: str
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the elements."""
-        found = getattr(torch, self.dtype)
-        assert isinstance(found, torch.dtype)
-        return found
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def num_bytes(self) -> int:
         """The size as defined by nccl-tests."""
         return self.count * self.torch_dtype.itemsize
 
-    def identity(self, division: Division) -> Row:
-        """Returns the fields of the row that are known before the measurement."""
-        return {
-            "name": self.name,
-            "bytes": self.num_bytes,
-            "dtype": self.dtype,
-            "ranks": len(division.ranks),
-            "ranks_per_node": division.per_node,
-        }
-
     def __str__(self) -> str:
         return f"{self.name} of {format_bytes(self.num_bytes)}"
 
 
-def cases_of(bench: CommBench, buckets: Sequence[Bucket], num_ranks: int) -> list[list[Case]]:
-    """Returns the cases for a number of ranks, grouped by collective, or those of a model's buckets."""
-    if buckets:
-        return [
-            [
-                Case(f"bucket_{number}", "all_reduce", bucket.num_elements, bucket.dtype)
-                for number, bucket in enumerate(buckets)
-            ]
-        ]
-    itemsize = Case("", "", 1, bench.dtype).num_bytes
-    found = []
+def cases_of(bench: CommBench, num_ranks: int) -> list[list[Case]]:
+    """Returns the cases for a number of ranks, grouped by collective."""
+    itemsize = Case("", 1, bench.dtype).num_bytes
+    groups = []
     for name in bench.collectives:
         counts = [num_elements(name, size, itemsize, num_ranks) for size in bench.sizes]
-        found.append([Case(name, name, count, bench.dtype) for count in dict.fromkeys(counts)])
-    return found
+        groups.append([Case(name, count, bench.dtype) for count in dict.fromkeys(counts)])
+    return groups
 
 
 def measure(
@@ -100,7 +81,7 @@ def measure(
     tick()
     if members is not None:
         try:
-            operation = MAKERS[case.kind](members, case.count, case.torch_dtype)
+            operation = MAKERS[case.name](members, case.count, case.torch_dtype)
             wrong = operation.find_wrong(members)
         except RuntimeError as error:  # also NotImplementedError and torch's errors, which are subclasses
             if explain_lost_contact(error, 0.0):
@@ -126,9 +107,13 @@ def measure(
     if members is None:
         return None
     return {
-        **case.identity(division),
+        "name": case.name,
+        "bytes": case.num_bytes,
+        "dtype": case.dtype,
+        "ranks": len(division.ranks),
+        "ranks_per_node": division.per_node,
         "iterations": num,
-        **speeds(taken_s, case.num_bytes, busbw_factor(case.kind, members.size)),
+        **speeds(taken_s, case.num_bytes, busbw_factor(case.name, members.size)),
         "correct": not problems,
     }
 

@@ -74,7 +74,7 @@ class IoBench:
     directory: Path | None = None
 
 
-def command(json_file: Path | None, picture: Path | None, **options: Any) -> None:
+def command(json_file: Path | None, **options: Any) -> None:
     """Runs `ddp-hpc bench io` with its options, which are None if they were not given."""
     names = ("num_samples", "src_shape", "tgt_shape", "dtype", "formats", "directory")
     given: dict[str, Any] = {name: value for name in names if (value := options.pop(name)) is not None}
@@ -95,10 +95,10 @@ def command(json_file: Path | None, picture: Path | None, **options: Any) -> Non
             )
     given |= {name: parse_shape(given[name]) for name in ("src_shape", "tgt_shape") if name in given}
     config = IoBench(recipe=Recipe(**given), **options)
-    report.check_files(json_file, picture, config.data)
+    report.check_files(json_file, config.data)
     result = run(config)
     try:
-        report.write_files(result, json_file, picture, panels(result), "microseconds per batch, median")
+        report.save(result, json_file)
     finally:
         click.echo(table(result))
 
@@ -166,15 +166,6 @@ def table(result: dict[str, Any]) -> str:
 
 def _ratio(value: float) -> str:
     return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
-
-
-def panels(result: dict[str, Any]) -> list[report.Panel]:
-    """Returns the medians of the result as bars, with a panel per access and batch size."""
-    found: dict[str, list[tuple[str, float, str]]] = {}
-    for row in result["rows"]:
-        bars = found.setdefault(f"{row['access']}, batches of {row['batch_size']}", [])
-        bars.append((row["name"], row["median_us"], f"{row['median_us']:,.0f}"))
-    return [report.Panel(title, bars) for title, bars in found.items()]
 
 
 def make_files(config: IoBench, stack: ExitStack) -> dict[str, Path]:

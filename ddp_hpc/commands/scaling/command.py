@@ -13,17 +13,15 @@ from click.core import ParameterSource
 from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 from ddp_hpc.base.pip_extras import install_command
-from ddp_hpc.bench.results_output import say
+from ddp_hpc.bench.results_output import save, say
 from ddp_hpc.bench.scaling import output as scaling_report
 from ddp_hpc.bench.scaling import results as scaling_results
 from ddp_hpc.bench.scaling import scaling_directory
-from ddp_hpc.bench.scaling.exposed_communication import missing
 from ddp_hpc.bench.scaling.points import Point, check_training
-from ddp_hpc.bench.scaling.scaling_directory import Asked
+from ddp_hpc.bench.scaling.scaling_directory import Plan
 from ddp_hpc.commands.scaling.point_states import State, look
-from ddp_hpc.training.telemetry.metrics_file import write_json
 
-_GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")
+_GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "markdown")
 # Job options that `ddp-hpc launch` has too.
 _COMMON_OPTIONS = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
 _SUBMIT_OPTIONS = (
@@ -35,18 +33,18 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 2.0, 30.0
 
 def run(context: click.Context, **options: Any) -> None:
     """Runs the command with the options parsed by click."""
-    files = {name: options[name] for name in ("json_file", "picture", "markdown")}
+    files = {name: options[name] for name in ("json_file", "markdown")}
     scaling_report.check_files(**files)
     _check_combination(_given(context), options)
     folder: Path = options["folder"]
     if options["gather"]:
-        asked = scaling_directory.read_folder(folder)
-        if asked is None:
+        plan = scaling_directory.read_plan(folder)
+        if plan is None:
             raise RequestError(
                 f"--dir {folder} contains no scaling benchmark; use the directory that was "
                 "given as --dir when the benchmark was started"
             )
-        context.exit(_print_results(asked, _gather(folder, asked, waits=options["wait"]), **files))
+        context.exit(_print_results(plan, _gather(folder, plan, waits=options["wait"]), **files))
     check_training(options["training"])
     if options["submit"]:
         from ddp_hpc.commands.scaling.submit_points import submit_points
@@ -57,7 +55,7 @@ def run(context: click.Context, **options: Any) -> None:
 
     request, states = run_here(options)
     if not options["dry_run"]:
-        context.exit(_print_results(request.asked, states, **files))
+        context.exit(_print_results(request.plan, states, **files))
 
 
 def _given(context: click.Context) -> dict[str, str]:
@@ -78,7 +76,7 @@ def _check_combination(given: Mapping[str, str], options: Mapping[str, Any]) -> 
     elif options["wait"]:
         raise RequestError("--wait requires --gather")
     elif options["submit"]:
-        if outputs := [given[name] for name in ("json_file", "picture", "markdown") if name in given]:
+        if outputs := [given[name] for name in ("json_file", "markdown") if name in given]:
             raise RequestError(
                 f"{outputs[0]} cannot be used with --submit; use it with --gather after the jobs have ended"
             )
@@ -86,16 +84,16 @@ def _check_combination(given: Mapping[str, str], options: Mapping[str, Any]) -> 
         raise RequestError(f"{others[0]} requires --submit")
 
 
-def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
+def _gather(folder: Path, plan: Plan, *, waits: bool) -> dict[Point, State]:
     """Returns the states of all points; with `waits`, waits for live points and prints each one that ends."""
     states: dict[Point, State] = {}
     pause_s = _FIRST_PAUSE_S
     while True:
         in_use = scaling_directory.is_in_use(folder)
-        for point in asked.points():
+        for point in plan.points():
             before = states.get(point)
             if before is None or before.is_live:
-                states[point] = look(folder, point, asked.settings, in_use=in_use)
+                states[point] = look(folder, point, plan.settings, in_use=in_use)
                 if before is not None and not states[point].is_live:
                     say(states[point].line(point))
         num_live = sum(state.is_live for state in states.values())
@@ -108,29 +106,24 @@ def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
 
 
 def _print_results(
-    asked: Asked,
-    states: Mapping[Point, State],
-    json_file: Path | None,
-    picture: Path | None,
-    markdown: Path | None,
+    plan: Plan, states: Mapping[Point, State], json_file: Path | None, markdown: Path | None
 ) -> int:
     """Writes the files, prints the table and the points that are not done, and returns the exit code."""
-    found = {point: state.measured for point, state in states.items() if state.measured is not None}
-    if found:
-        result = scaling_results.document(asked, found)
+    measured = {point: state.measured for point, state in states.items() if state.measured is not None}
+    if measured:
+        result = scaling_results.document(plan, measured)
         try:
-            if json_file is not None:
-                write_json(json_file, result)
+            save(result, json_file)
             if markdown is not None:
                 write_atomically(markdown, scaling_report.markdown(result).encode(), "bench")
-            if picture is not None:
-                scaling_report.draw(picture, result)
         finally:
             click.echo(scaling_report.table(result))
             say(scaling_report.caption(result))
-        for line in scaling_results.differences(found):
+        for line in scaling_results.differences(measured):
             say(f"note: {line}")
-        if (package := missing()) and any(row["comm_share"] is None for row in result["rows"]):
+        if (package := scaling_results.missing_package()) and any(
+            row["comm_share"] is None for row in result["rows"]
+        ):
             say(
                 f"note: communication is not shown, since {package} is not installed; "
                 f"run {install_command('report')}"

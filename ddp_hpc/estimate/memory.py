@@ -52,15 +52,14 @@ class Strategy:
 
     shards_states: bool = False
     shards_all: bool = False
-    reduces_in_buckets: bool = False
     offloads: bool = False
     one_rank: bool = False
 
 
 STRATEGIES = {
     "single": Strategy(one_rank=True),
-    "ddp": Strategy(reduces_in_buckets=True),
-    "zero1": Strategy(reduces_in_buckets=True, shards_states=True),
+    "ddp": Strategy(),
+    "zero1": Strategy(shards_states=True),
     "fsdp": Strategy(shards_all=True, shards_states=True),
     "fsdp-offload": Strategy(shards_all=True, shards_states=True, offloads=True),
 }
@@ -87,7 +86,6 @@ class Training:
     attention: str = "flash"
     dropout: bool = False
     checkpointing: bool = False
-    bucket_view: bool = True
     fused: bool = False  # Adam's fused kernel, which needs no temporary tensors
     overhead_bytes: int = 2 * GIB
 
@@ -129,7 +127,6 @@ class Footprint:
     master_copy_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
-    ddp_buckets_bytes: int
     cast_weights_bytes: int
     gathered_bytes: int
     activations_bytes: int
@@ -234,8 +231,6 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
         "gradients_bytes": held * precision.gradients,
         "optimizer_bytes": stepped * precision.states * OPTIMIZERS[training.optimizer],
     }
-    # Without gradient_as_bucket_view, DDP's buckets are as large as the gradients, as its documentation says.
-    buckets = states["gradients_bytes"] if how.reduces_in_buckets and not training.bucket_view else 0
     passing = {
         "cast_weights_bytes": 0 if how.shards_all else training.params * precision.cast,
         "gathered_bytes": _gathered_bytes(training) if how.shards_all else 0,
@@ -249,7 +244,6 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
     return Footprint(
         **(dict.fromkeys(states, 0) if how.offloads else states),
         **passing,
-        ddp_buckets_bytes=buckets,
         optimizer_step_bytes=step,
         overhead_bytes=training.overhead_bytes,
         host_bytes=sum(states.values()) if how.offloads else 0,
@@ -280,5 +274,5 @@ def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> boo
 def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
     """Returns the smallest number of GPUs on which the training fits; None if it does not fit on 2**20."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
-    found = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
-    return candidates[found] if found < len(candidates) else None
+    first = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
+    return candidates[first] if first < len(candidates) else None
