@@ -49,9 +49,9 @@ def write(bench: CommBench, rows: list[Row], settings: dict[str, Any], transport
         click.echo(table(rows))
     except OSError as error:
         problems.append(f"cannot write the table to stdout ({error.strerror})")
-    about = {"machine": report.machine(), "settings": settings, "transport": transport}
+    document = report.document("comm", rows, machine=report.machine(), settings=settings, transport=transport)
     try:
-        report.save(report.document("comm", rows, **about), bench.json_file)
+        report.save(document, bench.json_file)
     except DdpHpcError as error:
         problems.append(str(error))
     wrong = [row for row in rows if not row["correct"]]

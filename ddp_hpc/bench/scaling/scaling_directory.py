@@ -186,6 +186,7 @@ def _unusable(directory: Path, why: str | None) -> RequestError:
 def _parse(value: Any) -> Plan:
     if value["kind"] != _KIND:
         raise ValueError
-    settings = {name: tuple(of) if isinstance(of, list) else of for name, of in value["settings"].items()}
+    settings = dict(value["settings"])
+    settings |= {name: tuple(settings[name]) for name in ("training", "launch")}
     sizes = {mode: tuple(Size(**size) for size in value["sizes"][mode]) for mode in value["sizes"]}
     return Plan(settings=Settings(**settings), sizes=sizes)
