@@ -131,9 +131,6 @@ def io(json_file: Path | None, **options: Any) -> None:
     default="float32",
     help="Data type of the elements of the messages.",
 )
-@click.option("--ranks-per-node", default="all", metavar="N,...,all",
-              help="Comma-separated list of numbers of ranks per node, which are measured one after another, "
-              "such as 1,all.")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0, 10_000), default=5,
               help="Number of warm-up calls per row, which are not timed.")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(1, 100_000), default=100,
@@ -176,7 +173,7 @@ def comm(**options: Any) -> None:
     Examples:
       mpiexec -n 4 ddp-hpc bench comm
       srun ddp-hpc bench comm --collectives all_reduce --max-bytes 1GiB --json comm.json
-      ddp-hpc launch -n 8 -- ddp-hpc bench comm --ranks-per-node 1,all
+      ddp-hpc launch --ranks-per-node 1 -- ddp-hpc bench comm
       mpiexec -n 4 ddp-hpc bench comm --collectives all_reduce --bytes 1MiB --bytes 25MiB
       torchrun --standalone --nproc-per-node 4 -m ddp_hpc bench comm
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
@@ -213,13 +210,10 @@ def comm(**options: Any) -> None:
     is_flag=True,
     help="Print the table of the finished points in --dir without starting a new one.",
 )
-@click.option("--wait", is_flag=True, help="With --gather: wait until all jobs have ended.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the job scripts or launch commands without running them."
 )
 @_json_option
-@click.option("--markdown", type=_PATH, metavar="FILE",
-              help="Write the table and a description of the measurement to this Markdown file.")  # fmt: skip
 @job_options_without("nodes", "run_dir", "max_attempts", "min_nodes")
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 def scaling(**options: Any) -> None:
@@ -239,7 +233,7 @@ def scaling(**options: Any) -> None:
       ddp-hpc bench scaling --mode strong --global-batch 256 -- --model-option width=64 --model mine:net
       ddp-hpc bench scaling --submit --nodes 1,2,4,8 --walltime 00:10:00 --account MYPROJECT
       ddp-hpc bench scaling --submit --ranks 1,2,4,8 --walltime 00:10:00 --dry-run -- --amp bf16 --fused
-      ddp-hpc bench scaling --gather --wait --markdown scaling.md
+      ddp-hpc bench scaling --gather --json scaling.json
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     from ddp_hpc.commands.scaling.command import run
 

@@ -75,12 +75,6 @@ def _number(text: str) -> Fraction | None:
     "--ffn", callback=_count, metavar="N", help="Width of the MLP in each layer.  [default: 4 x hidden]"
 )
 @click.option(
-    "--heads",
-    callback=_count,
-    metavar="N",
-    help="Number of attention heads; required for --attention stored.",
-)
-@click.option(
     "--vocab",
     callback=_count,
     metavar="N",
@@ -100,13 +94,6 @@ def _number(text: str) -> Fraction | None:
     show_default=True,
     metavar="sgd|momentum|adam|adamw",
     help="Optimizer used for training.",
-)
-@click.option(
-    "--attention",
-    default="flash",
-    show_default=True,
-    metavar="flash|stored",
-    help="Attention implementation; stored keeps the seq x seq scores of each head.",
 )
 @click.option("--dropout", is_flag=True, help="Include the memory of the dropout masks.")
 @click.option(

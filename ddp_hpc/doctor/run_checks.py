@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.doctor import allreduce, gpus, limits, mpi, network, storage
+from ddp_hpc.doctor import gpus, limits, mpi, network, storage
 from ddp_hpc.doctor.check_result import Check, Here, Result
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 
@@ -27,7 +27,6 @@ CHECKS = (
     Check("shm", "free space in /dev/shm", limits.shared_memory),
     Check("work-space", "free space in the working directory", storage.work_space),
     Check("tmp-space", "free space in TMPDIR", storage.temp_space),
-    Check("allreduce", "an all-reduce of two ranks over loopback", allreduce.two_ranks, 75.0),
 )
 
 

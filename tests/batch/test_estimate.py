@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -78,7 +76,7 @@ def num_bytes(tensors: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: bool = False) -> int:
+def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False) -> int:
     """Bytes of the distinct storages that a forward pass keeps, parameters excluded."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -89,11 +87,9 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: b
             kept[storage.data_ptr()] = storage  # kept alive, so that no address is reused
         return tensor
 
-    kernel = sdpa_kernel(SDPBackend.MATH) if math else contextlib.nullcontext()
     with (
         saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=amp),
-        kernel,
     ):
         model(x.requires_grad_())
     return sum(storage.nbytes() for storage in kept.values())
@@ -111,10 +107,10 @@ def peak_bytes(work: Any) -> tuple[int, int]:
     return top, now
 
 
-def training_of(model: Stack, shape: tuple[int, ...], **more: Any) -> Training:
-    layers, hidden, heads, seq, batch = shape
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "seq": seq, "batch": batch}
-    return Training(params=num_params(model), **sizes, **more)
+def training_of(model: Stack, shape: tuple[int, ...], **options: Any) -> Training:
+    layers, hidden, _, seq, batch = shape
+    sizes = {"layers": layers, "hidden": hidden, "seq": seq, "batch": batch}
+    return Training(params=num_params(model), **sizes, **options)
 
 
 # --- against real models
@@ -179,15 +175,6 @@ def test_autocast_keeps_half_activations_whole_norm_inputs_and_cast_weights(shap
     assert need.activations_bytes + need.cast_weights_bytes == pytest.approx(measured, rel=0.02)
 
 
-def test_stored_scores_grow_with_the_square_of_the_sequence():
-    # PyTorch's own kernel keeps scaled copies of query and key too; a hand-written one does not.
-    layers, hidden, heads, seq, batch = shape = (2, 64, 8, 128, 2)
-    model = Stack(layers, hidden, heads)
-    measured = saved_bytes(model, torch.rand(batch, seq, hidden), math=True)
-    assert activation_bytes(training_of(model, shape, attention="stored")) == pytest.approx(measured, rel=0.1)
-    assert activation_bytes(training_of(model, shape)) < measured / 1.8
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "amp"])
 @pytest.mark.parametrize(
     ("shape", "vocab", "checkpointing"),
@@ -222,13 +209,12 @@ def test_the_estimate_is_slightly_above_the_measured_peak_of_a_step(dtype, shape
 
 
 def test_activations_in_sixteen_bits_match_the_formula_of_the_paper():
-    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes per layer; GPT-3's 5 a s / h is 80.
-    seq, batch, hidden, heads = 2048, 1, 12288, 96
+    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes per layer; fused attention keeps no scores.
+    seq, batch, hidden = 2048, 1, 12288
     gpt3 = Training(
-        params=175 * 10**9, layers=96, hidden=hidden, heads=heads, seq=seq, batch=batch, dtype="mixed",
-        attention="stored", dropout=True,
-    )  # fmt: skip
-    assert layer_activation_bytes(gpt3) == pytest.approx(seq * batch * hidden * (34 + 80), rel=1e-4)
+        params=175 * 10**9, layers=96, hidden=hidden, seq=seq, batch=batch, dtype="mixed", dropout=True
+    )
+    assert layer_activation_bytes(gpt3) == pytest.approx(seq * batch * hidden * 34, rel=1e-4)
 
 
 @pytest.mark.parametrize(("strategy", "gigabytes"), [("single", 120), ("ddp", 120), ("fsdp", 1.9)])
@@ -396,8 +382,6 @@ def test_an_invalid_count_is_refused(text):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--heads", "3"], "Give a number of heads that divides the hidden size"),
-        (["--attention", "stored"], "requires --heads"),
         (["--dtype", "bf61"], 'did you mean "bf16"'),
         (["--optimizer", "adam8bit"], "must be one of sgd, momentum, adam, adamw"),
         (["--strategy", "zer1"], 'did you mean "zero1"'),
@@ -412,9 +396,7 @@ def test_an_impossible_request_is_refused_with_a_remedy(args, said):
 
 
 def test_the_largest_allowed_sizes_are_estimated(capsys):
-    every = ["--params", "--layers", "--hidden", "--seq", "--batch", "--heads", "--vocab", "--ranks"]
+    every = ["--params", "--layers", "--hidden", "--seq", "--batch", "--vocab", "--ranks"]
     huge = [word for option in every for word in (option, "1e18")]
-    assert (
-        rows_of(capsys, *huge, "--attention", "stored", "--gpu-memory-gib", "1")["fsdp"]["min_gpus"] is None
-    )
+    assert rows_of(capsys, *huge, "--gpu-memory-gib", "1")["fsdp"]["min_gpus"] is None
     command.main(huge, standalone_mode=False)

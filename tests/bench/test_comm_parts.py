@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.comm import timing
-from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_ranks_per_node, parse_sizes
-from ddp_hpc.bench.comm.rank_subsets import Division, divide
+from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_sizes
 from ddp_hpc.bench.comm.timing import speeds
 from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
 from ddp_hpc.bench.comm.verification_data import PERIOD, fill_pattern, sum_table, table
@@ -131,34 +129,6 @@ def test_a_table_can_be_repeated_from_any_position() -> None:
 
 
 # Groups of ranks.
-
-
-def test_one_rank_per_node_and_all_ranks() -> None:
-    found, notes = divide(["a", "a", "b", "b"], parse_ranks_per_node("1,all"))
-    assert found == [Division((0, 2), 1), Division((0, 1, 2, 3), 2)]
-    assert notes == []
-
-
-def test_nodes_of_different_sizes_have_no_number_per_node() -> None:
-    found, _ = divide([0, 0, 0, 1], (2, None))
-    assert found == [Division((0, 1, 3), None), Division((0, 1, 2, 3), None)]
-    assert str(found[0]) == "3 ranks"
-
-
-def test_ranks_may_be_assigned_to_nodes_round_robin() -> None:
-    found, _ = divide(["a", "b", "a", "b"], (1,))
-    assert found == [Division((0, 1), 1)]
-
-
-def test_one_rank_per_node_is_skipped_on_a_single_node() -> None:
-    found, notes = divide(["a", "a"], parse_ranks_per_node("1,all"))
-    assert found == [Division((0, 1), 2)]
-    assert notes == ["--ranks-per-node 1: skipped, since it is a single rank on one node"]
-
-
-def test_no_group_is_an_error() -> None:
-    with pytest.raises(RequestError, match=r"single rank on one node\. Use a larger number"):
-        divide(["a", "a"], (1,))
 
 
 # The buckets of a model.

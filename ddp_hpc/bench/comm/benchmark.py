@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.base.text_table import Row
@@ -28,11 +29,8 @@ from ddp_hpc.training.session import introduce, session, watching_of
 if TYPE_CHECKING:
     from ddp_hpc.bench.comm.collectives import Members
     from ddp_hpc.bench.comm.measure_cases import Case
-    from ddp_hpc.bench.comm.rank_subsets import Division
     from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.group import Group
-
-    Plan: TypeAlias = dict[Division, list[list[Case]]]
 
 # Options of `ddp-hpc bench comm` that are also options of TrainConfig.
 _RANK_OPTIONS = ("backend", "device", "discovery", "init_timeout", "timeout", "hang_timeout")
@@ -51,18 +49,18 @@ def command(**options: Any) -> None:
     # Nothing slow happens before the first row, so the first row can have the same time limit as all others.
     watching = replace(watching_of(config), first_s=config.health.hang_timeout_s)
     with session(config.process_group, parts, watching) as (group, heartbeat):
-        _run(bench, config, group, heartbeat, log)
+        _run(bench, group, heartbeat, log)
 
 
-def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbeat, log: NcclLog) -> None:
+def _run(bench: CommBench, group: Group, heartbeat: Heartbeat, log: NcclLog) -> None:
     """Runs the benchmark after the ranks have been connected. Collective: every rank must call this.
 
     Raises:
         RequestError: raised on all ranks if the request cannot be fulfilled here.
         DdpHpcError: raised on all ranks if a result was wrong, or nothing could be measured.
     """
+    from ddp_hpc.bench.comm.collectives import Members
     from ddp_hpc.bench.comm.measure_cases import cases_of
-    from ddp_hpc.bench.comm.rank_subsets import divide, gather_members, nodes_of
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     world = group.world
@@ -74,26 +72,18 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbe
         )
     progress = Progress(world.rank == 0, sys.stderr)
     introduce(group, heartbeat, progress)
-    nodes = nodes_of(group)
-    settings = _settings(bench, group, len(set(nodes)))
+    sizes = Counter(_nodes_of(group)).values()
+    settings = _settings(bench, group, len(sizes))
     _check_json_file(bench, group)
-    try:
-        divisions, notes = divide(nodes, bench.ranks_per_node)
-    except RequestError as error:
-        stop_together(world.rank, error)
-    for note in notes:
-        progress.say(f"note: {note}")
-    plan = {division: cases_of(bench, len(division.ranks)) for division in divisions}
+    plan = cases_of(bench, world.world_size)
     group.agree(_memory_problem(plan, group))
+    per_node = next(iter(sizes)) if len(set(sizes)) == 1 else None
+    members = Members(world.world_size, per_node, world.rank, group.device)
 
     rows: list[Row] = []
     steps = count(1)
-    for division, collectives in plan.items():
-        members = gather_members(division, group, config.process_group.timeout_s)
-        for cases in collectives:
-            rows += _measure_all(
-                cases, division, members, bench.effort, group, heartbeat, steps, progress.say
-            )
+    for cases in plan:
+        rows += _measure_all(cases, members, bench.effort, group, heartbeat, steps, progress.say)
     transports = group.comm.allgather(transport_of_rank(group.backend, log, os.environ))
     transport = summary(group.backend, transports, log.user_settings)
     progress.say(f"transport: {transport['line']}")
@@ -101,6 +91,16 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbe
     if problem := group.comm.bcast(problem):
         stop_together(world.rank, DdpHpcError(problem))
     heartbeat.close()
+
+
+def _nodes_of(group: Group) -> list[Hashable]:
+    """Returns an identifier of the node of each rank. Collective: every rank must call this.
+
+    This is the node rank of the launcher, since hostnames may not be unique, or else the hostname.
+    """
+    nodes = group.comm.allgather([group.world.node_rank, group.world.hostname])
+    known = all(node_rank is not None for node_rank, _ in nodes)
+    return [node_rank if known else hostname for node_rank, hostname in nodes]
 
 
 def _check_json_file(bench: CommBench, group: Group) -> None:
@@ -134,11 +134,11 @@ def _settings(bench: CommBench, group: Group, num_nodes: int) -> dict[str, Any]:
     }
 
 
-def _memory_problem(plan: Plan, group: Group) -> str:
+def _memory_problem(plan: Sequence[Sequence[Case]], group: Group) -> str:
     """Returns why the largest buffers do not fit into the memory of this rank, or an empty string."""
     import torch
 
-    largest = max(case.num_bytes for collectives in plan.values() for cases in collectives for case in cases)
+    largest = max(case.num_bytes for cases in plan for case in cases)
     on_cpu = group.device.type == "cpu"
     # Five arrays are needed: the sent, received and expected data, a copy that is made to create the expected
     # data, and a mask of errors.
@@ -158,29 +158,25 @@ def _memory_problem(plan: Plan, group: Group) -> str:
 
 
 def _measure_all(
-    cases: list[Case],
-    division: Division,
-    members: Members | None,
+    cases: Sequence[Case],
+    members: Members,
     effort: Effort,
     group: Group,
     heartbeat: Heartbeat,
     steps: Iterator[int],
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Returns the rows of one collective on its members. Collective: every rank must call this."""
+    """Returns the rows of one collective. Collective: every rank must call this."""
     from ddp_hpc.bench.comm.measure_cases import RefusedError, measure
-    from ddp_hpc.training.health.heartbeat import RESTING
 
     least, most = (format_bytes(extreme(case.num_bytes for case in cases)) for extreme in (min, max))
-    sizes = f"{len(cases)} sizes, {least} to {most}" if len(cases) > 1 else least
-    say(f"{cases[0].name} on {division}: {sizes}")
+    say(f"{cases[0].name}: {f'{len(cases)} sizes, {least} to {most}' if len(cases) > 1 else least}")
     rows = []
     for case, step in zip(cases, steps, strict=False):
-        where = (step, f"{case} on {division}") if members is not None else (step + 1, RESTING)
+        tick = partial(heartbeat.at, step, str(case))
         try:
-            row = measure(case, division, members, group, effort, partial(heartbeat.at, *where), say)
+            rows.append(measure(case, members, group, effort, tick, say))
         except RefusedError as refusal:
-            say(f"{where[1]}: skipped with all larger sizes, because {group.backend} failed: {refusal}")
+            say(f"{case}: skipped with all larger sizes, because {group.backend} failed: {refusal}")
             break
-        rows += [row] if row is not None else []
     return rows

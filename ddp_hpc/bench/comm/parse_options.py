@@ -50,7 +50,6 @@ class CommBench:
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]  # in bytes
     dtype: str
-    ranks_per_node: tuple[int | None, ...]  # None: all ranks of a node
     effort: Effort
     json_file: Path | None = None
 
@@ -68,7 +67,6 @@ def parse(**options: Any) -> CommBench:
     return CommBench(
         collectives=parse_collectives(options.pop("collectives")),
         sizes=parse_sizes(sweep.pop("bytes"), **sweep),
-        ranks_per_node=parse_ranks_per_node(options.pop("ranks_per_node")),
         effort=effort,
         **options,
     )
@@ -118,19 +116,3 @@ def _bytes(option: str, text: str) -> int:
         return parse_bytes(text)
     except RequestError as error:
         raise RequestError(f"{option} {error}") from None
-
-
-def parse_ranks_per_node(text: str) -> tuple[int | None, ...]:
-    """Parses a list such as `1,all`, with None for `all`.
-
-    Raises:
-        RequestError: an element is neither `all` nor a positive integer.
-    """
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word != "all" and not (word.isascii() and word.isdigit() and int(word[:9]) > 0):
-            raise RequestError(
-                f"invalid --ranks-per-node {text}; use positive integers and `all`, separated by commas, "
-                "such as 1,all"
-            )
-    return tuple(dict.fromkeys(None if word == "all" else int(word[:9]) for word in words))

@@ -1,16 +1,12 @@
-"""Formats the result of a scaling benchmark as text and as Markdown."""
+"""Formats the result of a scaling benchmark as text."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base import text_table as tables
-from ddp_hpc.base.atomic_files import begins_with
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import counted
-from ddp_hpc.training.telemetry.metrics_file import check_outputs
 
 
 def _digits(value: float) -> str:
@@ -31,34 +27,11 @@ _COLUMNS = [
     tables.Column("comm_share", "communication", "{:.1%}".format),
     tables.Column("data_share", "data", "{:.1%}".format),
 ]
-_MARKDOWN_BEGINS = f"| {_COLUMNS[0].title} | {_COLUMNS[1].title} |"
-
-
-def check_files(json_file: Path | None, markdown: Path | None) -> None:
-    """Raises RequestError if an output cannot be written or would overwrite an unrelated file."""
-    is_file = markdown is not None and markdown.is_file()
-    if markdown is not None and is_file and not begins_with(markdown, _MARKDOWN_BEGINS.encode()):
-        raise RequestError(
-            f"--markdown {markdown} exists and was not written by this command; choose another file, or "
-            "remove this one"
-        )
-    if why := check_outputs({"--json": json_file, "--markdown": None if is_file else markdown}, None):
-        raise RequestError(why)
 
 
 def table(result: dict[str, Any]) -> str:
     """Formats the rows of the result as aligned text."""
     return tables.table(_COLUMNS, result["rows"])
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """Formats the result as a Markdown table with a description of the measurement below it."""
-    cells = [[column.title for column in _COLUMNS], ["---", *["---:"] * (len(_COLUMNS) - 1)]]
-    cells += [
-        ["-" if row[column.field] is None else column.write(row[column.field]) for column in _COLUMNS]
-        for row in result["rows"]
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + f"\n\n{caption(result)}\n"
 
 
 def caption(result: dict[str, Any]) -> str:
