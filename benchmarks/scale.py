@@ -267,15 +267,8 @@ def serve_heartbeats(num_ranks: int, per_node: int) -> None:
 
 def measure_heartbeat(num_ranks: int, per_node: int) -> dict[str, float]:
     """Connects all ranks to the monitor, and sends beats."""
-    command = [
-        sys.executable,
-        __file__,
-        "--serve-heartbeats",
-        "--ranks",
-        str(num_ranks),
-        "--per-node",
-        str(per_node),
-    ]
+    command = [sys.executable, __file__, "--serve-heartbeats"]
+    command += ["--ranks", str(num_ranks), "--per-node", str(per_node)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None

@@ -51,10 +51,13 @@ def available_bytes() -> int:
 
 
 def document(name: str, rows: list[Row], packages: Sequence[str] = (), **about: Any) -> dict[str, Any]:
-    """Returns the JSON document of a benchmark, with the fields in `about` and the versions of `packages`."""
+    """Returns the JSON document of a benchmark, with the machine, the fields in `about` and the versions of
+    `packages`.
+    """
     created = datetime.now(UTC).isoformat(timespec="seconds")
     installed = versions() | {package: version(package) for package in packages}
-    return {"name": name, "created": created, "versions": installed, **about, "rows": rows}
+    fields = {"machine": machine()} | about
+    return {"name": name, "created": created, "versions": installed, **fields, "rows": rows}
 
 
 def check_files(json_file: Path | None, data: Path | None = None) -> None:

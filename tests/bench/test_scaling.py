@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.bench.scaling import output as scaling_report
+from ddp_hpc.bench.scaling import output as scaling_output
 from ddp_hpc.bench.scaling.results import NotMeasuredError, differences, read_point, rows
 from ddp_hpc.commands.bench import scaling as bench_scaling
 from tests.bench.scaling_points import STEPS, WARM_UP, point, settings, write_mpiexec, write_point
@@ -410,7 +410,7 @@ def test_rates_and_times_have_three_significant_digits() -> None:
     row: dict[str, Any] = {"name": "weak", "ranks": 1, "nodes": 1, "batch_size": 1, "global_batch": 1}
     row |= {"samples_per_s": 1234567.8, "step_s": 0.000234567, "speedup": 1.0, "efficiency": 1.0}
     row |= {"comm_share": None, "data_share": 0.0}
-    assert scaling_report.table({"rows": [row]}).splitlines()[1].split() == [
+    assert scaling_output.table({"rows": [row]}).splitlines()[1].split() == [
         *("weak", "1", "1", "1", "1", "1,234,568", "0.235", "1.00", "100%", "-", "0.0%")
     ]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.bench.comm import output as comm_output
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
@@ -110,7 +110,7 @@ def _check_json_file(bench: CommBench, group: Group) -> None:
     problem = ""
     if group.world.rank == 0:
         try:
-            report.check_files(bench.json_file)
+            results_output.check_files(bench.json_file)
         except RequestError as error:
             problem = str(error)
     if problem := group.comm.bcast(problem):
@@ -144,7 +144,7 @@ def _memory_problem(plan: Sequence[Sequence[Case]], group: Group) -> str:
     # data, and a mask of errors.
     needed = 5 * largest * (group.world.local_size if on_cpu else 1)
     free = (
-        report.available_bytes()
+        results_output.available_bytes()
         if on_cpu
         else torch.get_device_module(group.device).mem_get_info(group.device)[0]
     )

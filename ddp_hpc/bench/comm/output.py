@@ -11,7 +11,7 @@ from ddp_hpc.base import text_table as tables
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.text_table import Column, Row
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.bench.comm.parse_options import CommBench
 from ddp_hpc.bench.results_output import format_us
 
@@ -49,9 +49,9 @@ def write(bench: CommBench, rows: list[Row], settings: dict[str, Any], transport
         click.echo(table(rows))
     except OSError as error:
         problems.append(f"cannot write the table to stdout ({error.strerror})")
-    document = report.document("comm", rows, machine=report.machine(), settings=settings, transport=transport)
+    document = results_output.document("comm", rows, settings=settings, transport=transport)
     try:
-        report.save(document, bench.json_file)
+        results_output.save(document, bench.json_file)
     except DdpHpcError as error:
         problems.append(str(error))
     wrong = [row for row in rows if not row["correct"]]

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.bench.results_output import check_files, save, say
-from ddp_hpc.bench.scaling import output as scaling_report
+from ddp_hpc.bench.scaling import output as scaling_output
 from ddp_hpc.bench.scaling import results as scaling_results
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, check_training
@@ -92,8 +92,8 @@ def _print_results(plan: Plan, states: Mapping[Point, State], json_file: Path | 
         try:
             save(result, json_file)
         finally:
-            click.echo(scaling_report.table(result))
-            say(scaling_report.caption(result))
+            click.echo(scaling_output.table(result))
+            say(scaling_output.caption(result))
         for line in scaling_results.differences(measured):
             say(f"note: {line}")
         if (package := scaling_results.missing_package()) and any(
