@@ -50,9 +50,9 @@ def _check_places(resources: tuple[str, ...]) -> None:
             raise RequestError(f"{text!r} has an unmatched brace. Write placeholders as {{nodes}}.")
 
 
-def _check_numbers(**values: int) -> None:
-    for name, value in values.items():
-        if value < 0:
+def _check_numbers(table: object) -> None:
+    for name, value in vars(table).items():
+        if isinstance(value, int) and value < 0:
             raise RequestError(f"{name} must not be negative (got {value})")
 
 
@@ -158,15 +158,7 @@ class Node:
         return variable, f"{slash}{below}".rstrip("/")
 
     def __post_init__(self) -> None:
-        _check_numbers(
-            cores=self.cores,
-            threads=self.threads,
-            devices=self.devices,
-            device_memory_gib=self.device_memory_gib,
-            cores_per_device=self.cores_per_device,
-            threads_per_device=self.threads_per_device,
-            memory_mib_per_device=self.memory_mib_per_device,
-        )
+        _check_numbers(self)
         if self.threads and self.threads < self.cores:
             raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
         if self.cpu_only and self.devices:
@@ -208,7 +200,7 @@ class Queue:
     resources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_numbers(min_nodes=self.min_nodes, max_nodes=self.max_nodes, max_devices=self.max_devices)
+        _check_numbers(self)
         least_s, most_s = (
             parse_walltime_s(text) if text else 0 for text in (self.min_walltime, self.max_walltime)
         )

@@ -19,11 +19,11 @@ _HOME = re.compile(r"/(home|users?)/[^/\s'\"]+")
 def as_text(site: Site, facts: Sequence[Fact], environ: Mapping[str, str]) -> str:
     """Returns the table, the lines of TOML to change, and how to send the result."""
     rows = [("fact", "profile", "machine", "result")]
-    rows += [(one.key, one.profile, one.machine, one.verdict) for one in facts]
+    rows += [(fact.key, fact.profile, fact.machine, fact.verdict) for fact in facts]
     cells = [[cut(_clean(cell, environ), _MAX_CELL) for cell in row] for row in rows]
     lines = aligned(cells, num_left=4)
     for verdict, title in ((DIFFERS, "Change in"), (NEW, "Add to")):
-        if changes := list(_changes([one for one in facts if one.verdict == verdict])):
+        if changes := list(_changes([fact for fact in facts if fact.verdict == verdict])):
             lines += ["", f"{title} the profile:", *(f"  {_clean(line, environ)}" for line in changes)]
     how = (
         "To share the result, run this command again with --json and send its output to the maintainers of "
@@ -34,21 +34,23 @@ def as_text(site: Site, facts: Sequence[Fact], environ: Mapping[str, str]) -> st
 
 
 def as_data(
-    site: Site, answers: Answers, found: MachineFacts, facts: Sequence[Fact], environ: Mapping[str, str]
+    site: Site, answers: Answers, machine: MachineFacts, facts: Sequence[Fact], environ: Mapping[str, str]
 ) -> dict[str, object]:
     """Returns the comparison and what the machine reports as plain data, without names of users and hosts."""
     queues = [
         {"name": printable(name), "qos": printable(qos), **asdict(limits)}
-        for (name, qos), limits in sorted(found.queues.items())
+        for (name, qos), limits in sorted(machine.queues.items())
     ]
-    nodes = [{name: value for name, value in asdict(one).items() if name != "name"} for one in found.nodes]
+    nodes = [
+        {name: value for name, value in asdict(kind).items() if name != "name"} for kind in machine.nodes
+    ]
     return {
         "profile": site.name,
         "checked": site.checked,
-        "version": found.version,
+        "version": machine.version,
         "facts": [
-            {name: _clean(value, environ) for name, value in asdict(one).items() if name != "change"}
-            for one in facts
+            {name: _clean(value, environ) for name, value in asdict(fact).items() if name != "change"}
+            for fact in facts
         ],
         "queues": queues,
         "nodes": nodes,

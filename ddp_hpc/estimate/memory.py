@@ -3,7 +3,7 @@
 The sizes of parameters, gradients and optimizer states are exact: the number of elements times the bytes per
 element. All other sizes are estimates. The states are those of ZeRO (arXiv:1910.02054, section 3). The
 activations follow Korthikanti et al. (arXiv:2205.05198, section 4), for layers of self-attention and an MLP
-with one hidden layer, without tensor parallelism.
+with one hidden layer and fused attention, without tensor parallelism.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ PRECISIONS = {
 }
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-ATTENTIONS = ("flash", "stored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +51,14 @@ class Strategy:
 
     shards_states: bool = False
     shards_all: bool = False
-    reduces_in_buckets: bool = False
     offloads: bool = False
     one_rank: bool = False
 
 
 STRATEGIES = {
     "single": Strategy(one_rank=True),
-    "ddp": Strategy(reduces_in_buckets=True),
-    "zero1": Strategy(reduces_in_buckets=True, shards_states=True),
+    "ddp": Strategy(),
+    "zero1": Strategy(shards_states=True),
     "fsdp": Strategy(shards_all=True, shards_states=True),
     "fsdp-offload": Strategy(shards_all=True, shards_states=True, offloads=True),
 }
@@ -71,7 +69,7 @@ class Training:
     """A model and its training settings; `batch` is the number of samples per rank and micro-batch.
 
     Raises:
-        RequestError: a size is below 1, a name is unknown, or `heads` does not divide `hidden`.
+        RequestError: a size is below 1, or a name is unknown.
     """
 
     params: int
@@ -80,35 +78,21 @@ class Training:
     seq: int
     batch: int
     ffn: int | None = None  # width of the MLP; None: 4 x hidden
-    heads: int | None = None
     vocab: int | None = None  # None: no output layer over a vocabulary
     dtype: str = "fp32"
     optimizer: str = "adam"
-    attention: str = "flash"
     dropout: bool = False
     checkpointing: bool = False
-    bucket_view: bool = True
     fused: bool = False  # Adam's fused kernel, which needs no temporary tensors
     overhead_bytes: int = 2 * GIB
 
     def __post_init__(self) -> None:
-        for name in ("params", "layers", "hidden", "seq", "batch", "ffn", "heads", "vocab"):
+        for name in ("params", "layers", "hidden", "seq", "batch", "ffn", "vocab"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"--{name} must be at least 1 (got {value})")
         _check_name("--dtype", self.dtype, PRECISIONS)
         _check_name("--optimizer", self.optimizer, OPTIMIZERS)
-        _check_name("--attention", self.attention, ATTENTIONS)
-        if self.heads and self.hidden % self.heads:
-            raise RequestError(
-                f"--hidden {self.hidden} is not divisible by --heads {self.heads}. "
-                "Give a number of heads that divides the hidden size."
-            )
-        if self.attention == "stored" and not self.heads:
-            raise RequestError(
-                "--attention stored requires --heads, because the seq x seq attention scores of each head "
-                "are kept; give --heads"
-            )
 
     @property
     def precision(self) -> Precision:
@@ -129,7 +113,6 @@ class Footprint:
     master_copy_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
-    ddp_buckets_bytes: int
     cast_weights_bytes: int
     gathered_bytes: int
     activations_bytes: int
@@ -168,8 +151,8 @@ def layer_activation_bytes(training: Training) -> int:
 
     These are tensors of seq x batch x hidden elements: the inputs and outputs of two norms, the query, key
     and value, and the output of the attention; and the hidden layer of the MLP before and after GELU. With
-    dropout, bfloat16 and stored scores, the sum is Korthikanti's sbh (34 + 5as/h) bytes plus the statistics
-    of the norms.
+    dropout and bfloat16, the sum is Korthikanti's 34 sbh bytes plus the statistics of the norms. Fused
+    attention keeps no scores.
     """
     precision = training.precision
     tokens = training.seq * training.batch
@@ -178,12 +161,6 @@ def layer_activation_bytes(training: Training) -> int:
     kept += tokens * 4 * 4  # mean and reciprocal standard deviation of two norms, in float32
     if training.dropout:
         kept += 2 * tokens * training.hidden  # masks of one byte
-    if training.attention == "stored":
-        scores = tokens * training.seq * (training.heads or 0)
-        kept += scores * precision.compute
-        kept += scores * (precision.compute + 1) if training.dropout else 0
-    else:
-        kept += tokens * (training.heads or 0) * 4  # the log-sum-exp of each row of scores
     return kept
 
 
@@ -234,8 +211,6 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
         "gradients_bytes": held * precision.gradients,
         "optimizer_bytes": stepped * precision.states * OPTIMIZERS[training.optimizer],
     }
-    # Without gradient_as_bucket_view, DDP's buckets are as large as the gradients, as its documentation says.
-    buckets = states["gradients_bytes"] if how.reduces_in_buckets and not training.bucket_view else 0
     passing = {
         "cast_weights_bytes": 0 if how.shards_all else training.params * precision.cast,
         "gathered_bytes": _gathered_bytes(training) if how.shards_all else 0,
@@ -249,7 +224,6 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
     return Footprint(
         **(dict.fromkeys(states, 0) if how.offloads else states),
         **passing,
-        ddp_buckets_bytes=buckets,
         optimizer_step_bytes=step,
         overhead_bytes=training.overhead_bytes,
         host_bytes=sum(states.values()) if how.offloads else 0,
@@ -280,5 +254,5 @@ def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> boo
 def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
     """Returns the smallest number of GPUs on which the training fits; None if it does not fit on 2**20."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
-    found = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
-    return candidates[found] if found < len(candidates) else None
+    first = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
+    return candidates[first] if first < len(candidates) else None
