@@ -17,11 +17,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.array_readers import check_regular
 from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc.base import data_file_layout
 from ddp_hpc.base.errors import DataError, RequestError
+from ddp_hpc.data.open_file import check_readable_file
 
 SUFFIX = ".txt"
 LENGTH = 128
@@ -139,19 +139,18 @@ def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequenc
     Raises:
         DataError: an input does not exist or cannot be read, or a directory contains no such file.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for path in inputs:
-        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
-            if not check_regular(path).st_size:
-                raise DataError(f"{path} is empty; omit this file")
-            found.add(os.path.realpath(path))
-        elif files := _in_directory(path, suffixes, exclude):
-            found |= {os.path.realpath(file) for file in files if check_regular(file).st_size}
-        else:
-            raise DataError(
-                f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it, or set --suffix"
-            )
-    return [Path(name) for name in sorted(found)]
+        files = [path]
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
+            files = _in_directory(path, suffixes, exclude)
+            if not files:
+                raise DataError(
+                    f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it, or set "
+                    "--suffix"
+                )
+        names |= {os.path.realpath(file) for file in files if check_readable_file(file).st_size}
+    return [Path(name) for name in sorted(names)]
 
 
 def _in_directory(directory: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:

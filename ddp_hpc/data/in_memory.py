@@ -16,20 +16,20 @@ from ddp_hpc.data.memory_mapped import gather_from
 from ddp_hpc.data.samples import Gather, OpenArrays, Samples, check_array, check_pair, first_line
 
 # Used in place of a path in error messages.
-_NAME = Path("the dataset")
+_DATASET = Path("the dataset")
 # The maximum number of keys that an error message lists.
 _MOST_KEYS = 8
 
 
-def samples_of_arrays(src: Any, tgt: Any) -> Samples:
-    """Wraps two arrays or CPU tensors of shape (samples, ...) without copying them.
+def samples_of_arrays(src: Any, tgt: Any, name: Path = _DATASET) -> Samples:
+    """Wraps two arrays or CPU tensors of shape (samples, ...) without copying them. Errors begin with `name`.
 
     Raises:
         DataError: the lengths differ, there are no samples, or the values are not numeric.
     """
     arrays = _as_array("src", src), _as_array("tgt", tgt)
     shapes = [(array.shape, array.dtype) for array in arrays]
-    return _samples(shapes, gather_from(arrays[0]), gather_from(arrays[1]), "memory")
+    return _samples(shapes, gather_from(arrays[0]), gather_from(arrays[1]), "memory", name)
 
 
 def samples_of_dataset(dataset: Any) -> Samples:
@@ -93,11 +93,12 @@ def _samples(
     read_src: Gather,
     read_tgt: Gather,
     reader: str,
+    name: Path = _DATASET,
 ) -> Samples:
-    src, tgt = (check_array(_NAME, key, *shape) for key, shape in zip(("src", "tgt"), shapes, strict=True))
-    check_pair(_NAME, src, tgt)
+    src, tgt = (check_array(name, key, *shape) for key, shape in zip(("src", "tgt"), shapes, strict=True))
+    check_pair(name, src, tgt)
     opened = OpenArrays(read_src, read_tgt, check=lambda: None, close=lambda: None)
-    return Samples(path=_NAME, src=src, tgt=tgt, reader=reader, open_arrays=lambda: opened)
+    return Samples(path=name, src=src, tgt=tgt, reader=reader, open_arrays=lambda: opened)
 
 
 def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:

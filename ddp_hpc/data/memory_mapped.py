@@ -77,7 +77,7 @@ def check_within(path: Path, identity: FileIdentity, place: ArrayPlace) -> None:
 
 def gather_from(array: NDArray[Any]) -> Gather:
     """Returns a function that copies the requested samples of an array, and nothing else, to a buffer."""
-    if not array.flags.c_contiguous:
+    if not array.flags.c_contiguous or not array.dtype.isnative:
 
         def gather_strided(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
             out[...] = array[indices]

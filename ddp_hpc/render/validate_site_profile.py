@@ -23,7 +23,6 @@ AGEING = (
     "fallbacks",
     "flux",
     "launch",
-    "lustre",
     "node",
     "pbs",
     "proxy",

@@ -25,7 +25,6 @@ from ddp_hpc.sites.profile_tables import (
     Fallback,
     Flux,
     Launch,
-    Lustre,
     Node,
     Pbs,
     Proxy,
@@ -80,7 +79,6 @@ class Site:
     env: Env = field(default_factory=Env)
     fallbacks: tuple[Fallback, ...] = ()
     fabric: Fabric = field(default_factory=Fabric)
-    lustre: Lustre = field(default_factory=Lustre)
     proxy: Proxy | None = None
     software: tuple[str, ...] = ()
     container: Container = field(default_factory=Container)

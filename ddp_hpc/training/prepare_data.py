@@ -158,7 +158,5 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
     path = config.data.data_dir / default_file_name(recipe)
     with report_progress(f"making {path.name}") as report:
         made = generate(recipe, path, progress=report, comm=group.comm)
-    if made.note:
-        progress.say(f"warning: {made.note}")
     progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
     return path

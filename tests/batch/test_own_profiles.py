@@ -25,7 +25,6 @@ from ddp_hpc.sites.profile_tables import (
     Fallback,
     Flux,
     Launch,
-    Lustre,
     Node,
     Pbs,
     Proxy,
@@ -357,7 +356,6 @@ class TestThePage:
         tables |= {
             "fallbacks": Fallback,
             "fabric": Fabric,
-            "lustre": Lustre,
             "proxy": Proxy,
             "sources": Source,
         }

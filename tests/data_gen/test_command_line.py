@@ -47,7 +47,7 @@ def test_options_become_the_recipe(tmp_path, run_generator):
         (["digit"], "No such command 'digit'"),
         (["--seed", "1", "digits"], "put options for digits after that word"),
         (["idx", "images"], "Missing argument 'LABELS'"),
-        (["idx", "images", "labels"], "images cannot be read"),
+        (["idx", "images", "labels"], "no such file: images"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path, run_generator, arguments, message):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import h5py
@@ -127,8 +126,10 @@ def test_a_text_that_changes_while_it_is_read_makes_no_file(book, tmp_path, monk
 def test_missing_or_empty_text_is_rejected(book, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
-    assert "empty.txt is empty" in refused(book, empty)
-    assert "nowhere.txt cannot be read" in refused(book, tmp_path / "nowhere.txt")
+    assert "has only 0 bytes" in refused(empty)
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe is not a regular file" in refused(tmp_path / "pipe")
+    assert "no such file" in refused(book, tmp_path / "nowhere.txt")
     assert "contains no files with the suffix .rst or .md" in refused(tmp_path, suffixes=[".rst", ".md"])
     assert "--length 20000 needs 20001" in refused(book, length=20000)
     assert "selects none of them" in refused(book, length=5000)
@@ -142,20 +143,6 @@ def test_numbers_out_of_range_are_rejected(book, options):
     assert " must be " in refused(book, kind=RequestError, **options)
 
 
-def test_a_pipe_is_rejected_without_waiting_for_it(tmp_path):
-    def give_up(*_: object) -> None:
-        raise AssertionError("still waiting")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(5)
-    try:
-        os.mkfifo(tmp_path / "pipe")
-        assert "pipe is not a regular file" in refused(tmp_path / "pipe")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_unreadable_files_are_reported(open_folder, as_nobody):
     texts = open_folder / "texts"
     (texts / "closed").mkdir(parents=True)
@@ -163,13 +150,13 @@ def test_unreadable_files_are_reported(open_folder, as_nobody):
     (texts / "closed" / "a.txt").write_text("a")
     (texts / "own.txt").chmod(0)
     with as_nobody():
-        assert "own.txt cannot be read: Permission denied" in refused(texts / "own.txt")
+        assert "own.txt: Permission denied" in refused(texts / "own.txt")
     (texts / "own.txt").chmod(0o644)
     for mode in (0, 0o644):
         (texts / "closed").chmod(mode)
         with as_nobody():
             for path in (texts, texts / "closed" / "a.txt"):
-                assert "cannot be read: Permission denied" in refused(texts / "own.txt", path)
+                assert ": Permission denied" in refused(texts / "own.txt", path)
     (texts / "closed").chmod(0o755)
 
 
