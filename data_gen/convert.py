@@ -27,10 +27,10 @@ from ddp_hpc.base.data_file_layout import (
     TGT,
 )
 from ddp_hpc.base.errors import DataError, RequestError
+from ddp_hpc.data.file_arrays import wanted_keys
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.data.open_file import check_readable_file, open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
-from ddp_hpc.data.tensor_files import wanted_keys
 
 FLOATS = ("float32", "float64", "float16", BFLOAT16)
 NPZ_SUFFIX = ".npz"

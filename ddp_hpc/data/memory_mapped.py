@@ -36,12 +36,12 @@ class FileIdentity:
             DataError: the file no longer exists.
         """
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             raise DataError(
                 f"{path} no longer exists: {error}; restore it and restart the program"
             ) from error
-        return cls(found.st_ino, found.st_size)
+        return cls(status.st_ino, status.st_size)
 
     def check(self, path: Path) -> None:
         """Raises DataError if the name now belongs to another file."""

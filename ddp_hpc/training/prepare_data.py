@@ -11,7 +11,6 @@ from data_gen.progress import report_progress
 from ddp_hpc.base.errors import DataError, RequestError, stop_together
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.check_finite import first_bad_sample
-from ddp_hpc.data.check_in_child import first_bad_sample_in_child
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
@@ -128,9 +127,7 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
         start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
         problem = ""
         try:
-            # The HDF5 library crashes on some damaged files, and memory-mapped files do not use it.
-            find = first_bad_sample_in_child if split.reader == "hdf5 chunked" else first_bad_sample
-            if bad := find(split, start, stop):
+            if bad := first_bad_sample(split, start, stop):
                 problem = (
                     f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
                     "Fix the file, or omit --check-data"
