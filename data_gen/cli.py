@@ -74,8 +74,8 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     "--distribution",
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
-    help="Distribution of the values. uniform: values in [0, 1). normal: standard normal. learnable: tgt is "
-    "a fixed linear map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
+    help="Distribution of the values. uniform: values in [0, 1). learnable: tgt is a fixed linear "
+    "map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
     "vocabulary size, except that a tenth of tgt is random.",
 )
 @click.option(
@@ -279,8 +279,7 @@ def _write(
                 ),
             )
         try:
-            with report_progress(f"writing {path.name}") as progress:
-                result = write(progress, comm)
+            result = write(report_progress(f"writing {path.name}"), comm)
         except ModuleNotFoundError as error:
             raise RequestError(
                 f"writing {path} requires {error.name}, which is not installed; "

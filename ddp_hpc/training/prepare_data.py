@@ -107,13 +107,13 @@ def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Pa
 def _copy(path: Path, directory: Path, shows_progress: bool) -> Staged:
     """Copies the file and, if requested, shows the progress of a long copy."""
     begin_s = time.monotonic()
-    with report_progress(f"copying {path.name}") as report:
+    report = report_progress(f"copying {path.name}")
 
-        def show(done_bytes: int, total_bytes: int) -> None:
-            if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
-                report(done_bytes, total_bytes)
+    def show(done_bytes: int, total_bytes: int) -> None:
+        if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
+            report(done_bytes, total_bytes)
 
-        return stage_file(path, directory, progress=show)
+    return stage_file(path, directory, progress=show)
 
 
 def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
@@ -153,7 +153,6 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
         distribution="learnable" if config.model.name == "linear" else "uniform",
     )
     path = config.data.data_dir / default_file_name(recipe)
-    with report_progress(f"making {path.name}") as report:
-        made = generate(recipe, path, progress=report, comm=group.comm)
+    made = generate(recipe, path, progress=report_progress(f"making {path.name}"), comm=group.comm)
     progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
     return path

@@ -161,17 +161,3 @@ def inverse(permutation, number):
         number = digits[1] * root + digits[0]
         if number < permutation.size:
             return number
-
-
-@pytest.mark.parametrize("size", [1, 10, 1000, 2**62])
-def test_a_number_out_of_range_is_an_error(size):
-    # For some of them cycle walking would never end.
-    for number in [-1, size, size + 1, 2**63 - 1, -(2**63)]:
-        with pytest.raises(IndexError):
-            KeyedPermutation(size, epoch_keys(0, 0)).forward(np.array([0, number]))
-
-
-@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
-def test_a_size_that_cannot_be_permuted_is_an_error(size):
-    with pytest.raises(ValueError, match=r"2\*\*62"):
-        KeyedPermutation(size, epoch_keys(0, 0))
