@@ -171,6 +171,7 @@ def test_an_invalid_request_of_several_ranks_is_one_line(tmp_path, launch, mpiex
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.h5"]
 
 
+@pytest.mark.check
 def test_ranks_without_mpi_are_rejected_in_one_line(tmp_path, launch):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = launch([*torchrun, "-m", "data_gen"], cwd=tmp_path)
