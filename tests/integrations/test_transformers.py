@@ -59,13 +59,16 @@ def test_a_resumed_run_is_like_an_uninterrupted_one(fits: Fits, name: str) -> No
     assert (resumed["code"], resumed["step"], resumed["weights"]) == (None, whole["step"], whole["weights"])
     # No evaluation is omitted or repeated.
     assert interrupted["evaluated"] + resumed["evaluated"] == whole["evaluated"]
-    assert whole["is_signal_default"]
 
 
 @pytest.mark.parametrize("name", COMPLETED)
 def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, name: str) -> None:
     _, signaled, following = fits[name]
     assert (signaled["code"], signaled["step"], following["resumed"]) == (None, COMPLETED[name], None)
+
+
+def test_a_signal_ends_the_program_again_after_the_training(fits: Fits) -> None:
+    assert fits["in the middle of the second epoch"][0]["is_signal_default"]
 
 
 def test_checkpoints_without_an_optimizer_are_refused(ended: Ended) -> None:
