@@ -54,7 +54,7 @@ def test_only_the_requested_range_is_read(write: Callable[..., Path], values: di
     assert first_bad_sample(samples, 23, 23) is None
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float16"])
 def test_every_float_is_checked_and_integers_are_skipped(
     write: Callable[..., Path], values: dict[str, np.ndarray], dtype: str
 ) -> None:
@@ -92,11 +92,3 @@ def test_bfloat16_nan_infinity_and_finite_bits_are_distinguished(
             file[key] = array
         file["src"].attrs[ATTR_DTYPE] = BFLOAT16
     assert first_bad_sample(open_samples(path), 0, 8) == bad
-
-
-def test_unsigned_integers_with_such_bits_are_integers(tmp_path: Path) -> None:
-    path = tmp_path / "uint16.h5"
-    with h5py.File(path, "w") as file:
-        file["src"] = np.full((8, 2), 0x7FC0, np.uint16)
-        file["tgt"] = np.zeros(8, np.float32)
-    assert first_bad_sample(open_samples(path), 0, 8) is None

@@ -207,11 +207,10 @@ def test_a_hanging_rank_ends_the_job_after_the_timeout(tmp_path, launch, mpiexec
 @pytest.mark.parametrize(
     "variables",
     [
-        {},
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
         {"MPI_LOCALRANKID": "0", "PMI_RANK": "0", "PMI_SIZE": "1"},
     ],
-    ids=["login node", "batch shell", "mpiexec -n 1"],
+    ids=["batch shell", "mpiexec -n 1"],
 )
 def test_one_process_does_not_use_mpi(tmp_path, variables):
     code = (
