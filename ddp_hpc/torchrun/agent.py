@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, DdpHpcError
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.torchrun import rendezvous_backend
 
@@ -23,7 +23,7 @@ class _Agent(LocalElasticAgent):
         # the run directory.
         is_first_start = self._remaining_restarts == worker_group.spec.max_restarts
         codes = [failure.exitcode for failure in result.failures.values()]
-        if result.state is WorkerState.FAILED and is_first_start and RequestError.exit_code in codes:
+        if result.state is WorkerState.FAILED and is_first_start and EXIT_WRONG_REQUEST in codes:
             self._remaining_restarts = 0
         return result
 
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> None:
         sys.stderr.write(f"[{short_hostname()}] error: {error}\n")
         sys.exit(error.exit_code)
     except ChildFailedError as error:
-        if error.get_first_failure()[1].exitcode != RequestError.exit_code:
+        if error.get_first_failure()[1].exitcode != EXIT_WRONG_REQUEST:
             raise
         # The ranks have printed the reason, such as an unknown option.
-        sys.exit(RequestError.exit_code)
+        sys.exit(EXIT_WRONG_REQUEST)
