@@ -35,7 +35,6 @@ class Options:
     num_nodes: int | None
     ranks_per_node: int | None
     walltime_s: int | None
-    array_index: int | None
     steps: int | None
     arguments: tuple[str, ...]
     profile: str
@@ -52,7 +51,7 @@ class Plan:
     `scheduler` is the name of the script's scheduler, or local. `is_interactive` means that the script has no
     directives, but must run in a job. `text` is the script as it is submitted; `edited` means that its
     deadline was changed. `walltime_s` is the walltime that the script requests, or 0. `array_index` is the
-    index of the only task of a job array that runs; None if the script is not an array.
+    index of the only task of a job array that runs, the first one; None if the script is not an array.
     """
 
     path: Path
@@ -122,7 +121,7 @@ def plan(path: Path, options: Options) -> Plan:
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         walltime_s=walltime_s,
-        array_index=_array_index(stand_in, script, options, _name(path)),
+        array_index=_first_index(stand_in, script),
         findings=findings,
         edited=new != text,
         is_interactive=bool(in_shell),
@@ -181,27 +180,12 @@ def _walltime_s(stand_in: StandInScheduler | None, script: Script) -> int:
         return 0  # the stand-in refuses the script at submission, with the message of the scheduler
 
 
-def _array_index(
-    stand_in: StandInScheduler | None, script: Script, options: Options, name: str
-) -> int | None:
-    """Returns the index of the task of a job array to rehearse: that of the option, or the first."""
+def _first_index(stand_in: StandInScheduler | None, script: Script) -> int | None:
     try:
         indices = stand_in.array_indices(script) if stand_in else ()
     except RefusedError:
         return None  # as in _walltime_s
-    if options.array_index is None:
-        return indices[0] if indices else None
-    if not indices:
-        raise RequestError(f"--array-index was given, but {name} is not a job array; omit the option")
-    if options.array_index not in indices:
-        raise RequestError(
-            f"--array-index {options.array_index} was given, but the array of {name} has the indices "
-            f"{indices[0]} to {indices[-1]}; use one of these"
-            if len(indices) == indices[-1] - indices[0] + 1
-            else f"--array-index {options.array_index} is not an index of the array of {name}; use for "
-            f"example {indices[0]}"
-        )
-    return options.array_index
+    return indices[0] if indices else None
 
 
 def _mpiexec(script: Script, site: Site | None, stand_in: StandInScheduler | None) -> str:

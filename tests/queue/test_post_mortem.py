@@ -349,6 +349,7 @@ def test_a_successful_or_running_job_has_no_post_mortem() -> None:
             "the job can never start",
         ),
         ("job held, too many failed attempts to run", "check that the directory of its log exists"),
+        ("it is held by its user", "release the job with: qrls 12"),
     ],
 )
 def test_there_is_advice_for_waiting_jobs_that_cannot_start(reason: str, advice: str) -> None:
