@@ -18,7 +18,7 @@ from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
-from ddp_hpc.queue.training_progress import Progress, read_progress
+from ddp_hpc.queue.training_progress import Progress, progress_in
 from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
@@ -106,7 +106,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         next_job=next_job,
         resume=resume,
         logs=tuple(map(str, paths)),
-        progress=_progress(job, run_dir if is_last else None, log, starts),
+        progress=None if job and job.phase == "waiting" else progress_in(last_attempt(log)),
         log_age_s=age_s(paths, time.time()) if running else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
         warning=warning_in(read_head(paths) + log),
@@ -166,25 +166,6 @@ def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
         if state_path(run_dir).stat().st_mtime >= begin_s:
             return read_state(run_dir)
     return None
-
-
-def _progress(
-    job: JobState | None, run_dir: Path | None, log: str, starts: tuple[ledger.Attempt, ...]
-) -> Progress | None:
-    """Returns the progress of the last attempt; logs and metrics files can contain several attempts.
-
-    `run_dir` is None if the files in the run directory belong to a later job.
-    """
-    if job is not None and job.phase == "waiting":
-        return None
-    start = starts[-1] if run_dir is not None and starts else None
-    return read_progress(
-        last_attempt(log),
-        run_dir,
-        job.work_dir if job else "",
-        after_step=start.first_step if start else 0,
-        since_s=start.at_s if start else 0,
-    )
 
 
 def _next_job(run_dir: Path | None, job_id: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool) -> str:

@@ -99,6 +99,7 @@ def test_an_unwritable_ledger_is_an_error_and_a_missing_one_is_empty(
         ledger.record(open_folder, submission("12"))
 
 
+@pytest.mark.check
 def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.queue.test_ledger import submission\n"
@@ -196,10 +197,3 @@ def test_an_inaccessible_directory_does_not_hide_other_runs(
     make_run(open_folder / "runs" / "closed", "1 13 0 2000").chmod(0)
     with as_nobody():
         assert ledger.runs_in(open_folder) == [run]
-
-
-def test_every_line_of_the_ledger_is_json(tmp_path: Path) -> None:
-    ledger.record(tmp_path, submission("12"))
-    line = json.loads((tmp_path / "submitted").read_text())
-    assert line["job_id"] == "12"
-    assert line["argv"] == ["sbatch", "--parsable", "/w/job.sh"]

@@ -273,11 +273,3 @@ def test_an_error_of_sacct_does_not_mean_that_the_job_is_unknown(programs: Progr
     job = read_job("12")
     assert job is not None
     assert (job.end, job.reason) == ("cancelled", ""), "only the user who cancelled it is missing"
-
-
-def test_another_error_of_scontrol_is_reported(programs: Programs) -> None:
-    programs.answers("scontrol", "", code=1, err="scontrol: error: fetch_config: DNS SRV lookup failed\n")
-    with pytest.raises(
-        DdpHpcError, match=r"scontrol failed: scontrol: error: fetch_config: DNS SRV lookup failed."
-    ):
-        read_job("12")
