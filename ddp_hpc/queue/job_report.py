@@ -170,18 +170,23 @@ def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
 
 def _next_job(run_dir: Path | None, job_id: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool) -> str:
     """Returns the job that resumed or will resume the run after this job, except jobs that never started."""
-    found = ledger.next_job(run_dir, job_id) if run_dir else ""
+    successor = ledger.next_job(run_dir, job_id) if run_dir else ""
     seen = {job_id}
-    while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
-        seen.add(found)
+    while (
+        is_over
+        and successor
+        and successor not in seen
+        and not any(same_job(successor, s.job_id) for s in starts)
+    ):
+        seen.add(successor)
         try:
-            later = read_job(check_job_id(found))
+            later = read_job(check_job_id(successor))
         except DdpHpcError:  # the successor may still be active
-            return found
+            return successor
         if later is None or later.end not in ("cancelled", "dropped"):
-            return found
-        found = ledger.next_job(run_dir, found) if run_dir else ""
-    return "" if found in seen else found
+            return successor
+        successor = ledger.next_job(run_dir, successor) if run_dir else ""
+    return "" if successor in seen else successor
 
 
 def check_run_dir(run_dir: Path | None) -> None:
@@ -254,11 +259,11 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
     """
     check_run_dir(run_dir)
     run_dirs = [run_dir] if run_dir is not None else ledger.runs_in(Path.cwd())[-_MAX_RUNS:]
-    for one in run_dirs:
-        if jobs := ledger.job_ids(one):
+    for directory in run_dirs:
+        if jobs := ledger.job_ids(directory):
             try:
                 # Each task of an array has its own run directory, unless no task has started.
                 job = next(iter(read_jobs(check_job_id(jobs[-1]))), None)
             except RequestError:  # the run directory was copied from another machine, or is damaged
                 job = None
-            yield combine(jobs[-1], job, one)
+            yield combine(jobs[-1], job, directory)

@@ -181,24 +181,24 @@ def _append(path: Path, line: bytes) -> None:
 
 def submissions(run_dir: Path) -> list[SubmissionRecord]:
     """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
-    found = []
+    records = []
     for line in _lines(run_dir / SUBMITTED):
         try:
-            one = json.loads(line)
-            known = {field.name: one[field.name] for field in fields(SubmissionRecord)}
+            read = json.loads(line)
+            known = {field.name: read[field.name] for field in fields(SubmissionRecord)}
             at_s, argv = known.pop("at_s"), known.pop("argv")
             strings = {key: str(value) for key, value in known.items()}
             in_time = isinstance(at_s, int) and 0 <= at_s < _MAX_S
             if in_time and isinstance(argv, list) and is_job_id(strings["job_id"]):
-                found.append(SubmissionRecord(**strings, at_s=at_s, argv=tuple(map(str, argv))))
+                records.append(SubmissionRecord(**strings, at_s=at_s, argv=tuple(map(str, argv))))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return found
+    return records
 
 
 def submission_of(run_dir: Path, job_id: str) -> SubmissionRecord | None:
     """Returns the submission of a job; None if it was not queued by `ddp-hpc submit`."""
-    return next((one for one in reversed(submissions(run_dir)) if same_job(one.job_id, job_id)), None)
+    return next((s for s in reversed(submissions(run_dir)) if same_job(s.job_id, job_id)), None)
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
@@ -210,25 +210,25 @@ def attempts(run_dir: Path) -> list[Attempt]:
         number: at + cluster
         for number, at, cluster in (s.job_id.partition("@") for s in submissions(run_dir))
     }
-    found, cluster = [], ""
+    starts, cluster = [], ""
     for start in filter(None, map(parse_attempt, _lines(run_dir / ATTEMPTS))):
         # A successor is queued on the same cluster as the previous job.
         cluster = clusters.get(start.job_id, cluster)
-        found.append(replace(start, job_id=start.job_id + cluster))
-    return found
+        starts.append(replace(start, job_id=start.job_id + cluster))
+    return starts
 
 
 def job_ids(run_dir: Path) -> list[str]:
     """Returns the ids of the jobs in the run directory, in the order in which they were first recorded."""
     first_seen = [(s.at_s, s.job_id) for s in submissions(run_dir)]
     first_seen += [(a.at_s, a.job_id) for a in attempts(run_dir)]
-    return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
+    return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda pair: pair[0])))
 
 
 def chained_job(run_dir: Path, job_id: str) -> str:
     """Returns the job that was submitted to start after this job; empty if there is none."""
-    waiting = (one for one in reversed(submissions(run_dir)) if one.after and same_job(one.after, job_id))
-    return next((one.job_id for one in waiting), "")
+    waiting = (s.job_id for s in reversed(submissions(run_dir)) if s.after and same_job(s.after, job_id))
+    return next(waiting, "")
 
 
 def next_job(run_dir: Path, job_id: str) -> str:
@@ -253,7 +253,7 @@ def run_dir_in(text: str, work_dir: Path) -> Path | None:
 
 def last_script(run_dir: Path, submitted: Sequence[SubmissionRecord]) -> str:
     """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
-    paths = [(one.at_s, Path(one.script)) for one in submitted]
+    paths = [(submission.at_s, Path(submission.script)) for submission in submitted]
     started = run_dir / JOB
     with suppress(OSError):
         paths.append((int(started.stat().st_mtime), started))
@@ -286,8 +286,8 @@ def check_program(run_dir: Path, before: str, now: str, remedy: str) -> None:
 def _program_in(text: str) -> Program | None:
     script = parse_script(text)
     launches = script.launches() or list(filter(None, [script.supervised]))
-    found = program_of(launches[-1].launched or launches[-1].argv) if launches else None
-    return replace(found, name=os.path.normpath(found.name)) if found else None
+    program = program_of(launches[-1].launched or launches[-1].argv) if launches else None
+    return replace(program, name=os.path.normpath(program.name)) if program else None
 
 
 def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
@@ -307,7 +307,7 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
         named = run_dir_in(text, Path(job.work_dir))
         index = task_index(job_id)
         own = named / f"task-{index}" if named is not None and index is not None else named
-        return next((one for one in (own, named) if one is not None and one.is_dir()), None)
+        return next((path for path in (own, named) if path is not None and path.is_dir()), None)
     except OSError:
         return None
 
@@ -320,14 +320,13 @@ def runs_in(directory: Path) -> list[Path]:
     """
     try:
         places = [directory, *sorted((directory / "runs").glob("*"))]
-        found = [one for place in places for one in _runs(place)]
+        return sorted((run_dir for place in places for run_dir in _runs(place)), key=_last_s)
     except OSError:
         return []
-    return sorted(found, key=_last_s)
 
 
 def _runs(run_dir: Path) -> list[Path]:
-    tasks = [one for one in sorted(run_dir.glob("task-*")) if _is_run(one)]
+    tasks = [task for task in sorted(run_dir.glob("task-*")) if _is_run(task)]
     # `submit` records the array itself in the directory of the array, in which no job runs.
     is_own = _is_run(run_dir) and (not tasks or is_plain(run_dir / ATTEMPTS))
     return [*tasks, run_dir] if is_own else tasks
@@ -347,7 +346,7 @@ def _is_run(run_dir: Path) -> bool:
 
 
 def _last_s(run_dir: Path) -> int:
-    times = [*(one.at_s for one in submissions(run_dir)), *(one.at_s for one in attempts(run_dir))]
+    times = [*(s.at_s for s in submissions(run_dir)), *(start.at_s for start in attempts(run_dir))]
     return max(times, default=0)
 
 

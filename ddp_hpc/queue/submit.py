@@ -118,7 +118,7 @@ def submission_of_script(
     work_dir: Path,
     *,
     account: str,
-    asked: Overrides,
+    overrides: Overrides,
     arguments: tuple[str, ...],
     site: Site | None,
 ) -> Submission:
@@ -130,7 +130,7 @@ def submission_of_script(
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
-        prefixes = " or ".join(one.reader.prefix for one in MONITORED.values())
+        prefixes = " or ".join(known.reader.prefix for known in MONITORED.values())
         raise RequestError(
             f"{path} is not a job script: it contains no {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
@@ -141,7 +141,7 @@ def submission_of_script(
             f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
             f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
         )
-    options = [word for words in scheduler.commands.overrides(asked, script, site) for word in words]
+    options = [word for words in scheduler.commands.overrides(overrides, script, site) for word in words]
     if account:
         options += scheduler.commands.account_arguments(account, site.account.option if site else "")
     return Submission(
@@ -161,20 +161,20 @@ def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -
     """Returns the environment of this ddp-hpc, if the script starts ddp-hpc and names no environment."""
     if not script.is_supervised or script.sets("VIRTUAL_ENV"):
         return ""
-    found = environment_for_job(work_dir, os.environ)
+    python_env = environment_for_job(work_dir, os.environ)
     if scheduler.commands.passes_environment:
-        return found
+        return python_env
     # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
-    is_usable = not re.search(r"""[\\'",\s]""", found) and (Path(found) / "bin" / "activate").exists()
-    return found if is_usable else ""
+    is_usable = not re.search(r"""[\\'",\s]""", python_env)
+    return python_env if is_usable and (Path(python_env) / "bin" / "activate").exists() else ""
 
 
-def as_linted(submission: Submission, asked: Overrides, site: Site | None) -> tuple[str, range]:
+def as_linted(submission: Submission, overrides: Overrides, site: Site | None) -> tuple[str, range]:
     """Returns the script with directives for the options that override its own, and their line numbers."""
     lines = submission.script.text.splitlines(keepends=True)
-    last = max((one.line for one in submission.script.read()), default=1)
-    words = submission.scheduler.commands.overrides(asked, submission.script, site)
-    added = [f"{submission.scheduler.reader.prefix} {' '.join(one)}\n" for one in words]
+    last = max((directive.line for directive in submission.script.read()), default=1)
+    words = submission.scheduler.commands.overrides(overrides, submission.script, site)
+    added = [f"{submission.scheduler.reader.prefix} {' '.join(option)}\n" for option in words]
     return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
@@ -267,8 +267,8 @@ def check_chain(submission: Submission, num_jobs: int) -> None:
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
             "omit it, as the other scripts of ddp-hpc requeue themselves"
         )
-    found = _MAX_ATTEMPTS.search(submission.script.text)
-    max_attempts = int(found[1]) if found else DEFAULT_MAX_ATTEMPTS
+    match = _MAX_ATTEMPTS.search(submission.script.text)
+    max_attempts = int(match[1]) if match else DEFAULT_MAX_ATTEMPTS
     if num_jobs > max_attempts:
         raise RequestError(
             f"--chain {num_jobs} was given, but the script runs at most {max_attempts} attempts; use a "

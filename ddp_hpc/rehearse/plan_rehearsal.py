@@ -11,15 +11,16 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
-from ddp_hpc.rehearse import interactive_jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
+from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 from ddp_hpc.sites.site import Site, load_site
 
 # Ranks are slow if there are more ranks than cores, but testing node ranks and local ranks requires two nodes
 # with two ranks each.
 _MIN_RANKS = 4
 _MAX_RANKS = 64
+_INTERACTIVE_NODES = 2
 _OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
 _OTHER_DIRECTIVE = re.compile(rf"^#\s?({'|'.join(map(re.escape, _OTHERS))})", re.MULTILINE)
 _PALS_OPTIONS = ("--cpu-bind", "--depth", "-d", "--mem-bind", "--gpu-bind", "--pmi", "--no-vni")
@@ -95,9 +96,7 @@ def plan(path: Path, options: Options) -> Plan:
             f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm, and "
             "scripts without directives, can be rehearsed"
         )
-    in_shell = (
-        "" if script.scheduler else interactive_jobs.scheduler_of(script, site, _mpiexec(script, site, None))
-    )
+    in_shell = "" if script.scheduler else _scheduler_of_shell(script, site)
     scheduler = script.scheduler or in_shell or "local"
     stand_in = find_stand_in(scheduler)
     if stand_in is None and options.walltime_s is not None:
@@ -107,7 +106,7 @@ def plan(path: Path, options: Options) -> Plan:
         )
     requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(stand_in, script)
     if in_shell:
-        requested = options.num_nodes or interactive_jobs.NUM_NODES
+        requested = options.num_nodes or _INTERACTIVE_NODES
     num_nodes, per_node = _part(requested, options)
     new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(
@@ -126,6 +125,27 @@ def plan(path: Path, options: Options) -> Plan:
         edited=new != text,
         is_interactive=bool(in_shell),
     )
+
+
+def _scheduler_of_shell(script: Script, site: Site | None) -> str:
+    """Returns the scheduler in whose interactive job a script without directives runs; empty if it needs no
+    job.
+    """
+    body = "\n".join(line for line in script.lines if not line.lstrip().startswith("#"))
+    # A script that gives a default for a variable also runs without a job.
+    optional = set(re.findall(r"\$\{(\w+):?[-+=]", body))
+    launchers = {command.name for command in script.launches()}
+    for name, scheduler in SCHEDULERS.items():
+        stand_in = find_stand_in(name)
+        if stand_in is None or not stand_in.interactive:
+            continue
+        prefix = scheduler.inside_job.job_id_variable.partition("_")[0]
+        used = set(re.findall(rf"\$\{{?({prefix}_\w+)", body)) - optional
+        needs_hosts = bool(launchers) and _mpiexec(script, site, None) == stand_in.mpiexec_in_jobs
+        is_site = site is not None and is_same_scheduler(site, name)
+        if used or stand_in.launcher in launchers or needs_hosts or is_site:
+            return name
+    return ""
 
 
 def _with_walltime(text: str, before_s: int, after_s: int | None) -> str:

@@ -23,7 +23,7 @@ from ddp_hpc.base.assets import asset_directory
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.rehearse import install_stand_ins, interactive_jobs, jobs
+from ddp_hpc.rehearse import install_stand_ins, jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
@@ -143,15 +143,16 @@ def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
     run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
     text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
     copy.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
-    if not plan.is_interactive:
+    stand_in = find_stand_in(plan.scheduler)
+    if not plan.is_interactive or stand_in is None:
         return copy
     # A script that is not copied by a scheduler can use files in its own directory.
     script = plan.path if is_here and text == plan.text else copy
     shell = root / "submitted" / "interactive"
-    log = root / "interactive.log"
-    shell.write_text(
-        interactive_jobs.script_of_shell(plan.scheduler, plan.requested_nodes, script, work, log)
-    )
+    log = shlex.quote(str(root / "interactive.log"))
+    head = stand_in.interactive.format(nodes=plan.requested_nodes, log=log)
+    command = f"cd {shlex.quote(str(work))} && exec bash {shlex.quote(str(script))}"
+    shell.write_text(f"#!/bin/bash\n{head}{command}\n")
     return shell
 
 

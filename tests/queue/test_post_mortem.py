@@ -349,9 +349,10 @@ def test_a_successful_or_running_job_has_no_post_mortem() -> None:
             "the job can never start",
         ),
         ("job held, too many failed attempts to run", "check that the directory of its log exists"),
-        ("it is held by its user", "release the job with: qrls 12"),
+        # PBS holds and releases whole arrays only.
+        ("it is held by its user", "release the job with: qrls '12[]'"),
     ],
 )
 def test_there_is_advice_for_waiting_jobs_that_cannot_start(reason: str, advice: str) -> None:
-    job = JobState(job_id="12", scheduler="pbs", phase="waiting", word="Q", reason=reason)
+    job = JobState(job_id="12[3]", scheduler="pbs", phase="waiting", word="Q", reason=reason)
     assert (advice in advice_while_waiting(job)) if advice else advice_while_waiting(job) == ""

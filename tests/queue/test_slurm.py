@@ -54,10 +54,8 @@ def test_every_kind_of_end_is_recognized(
 @pytest.mark.parametrize(
     ("state", "phase"),
     [
-        ("POWER_UP_NODE", "waiting"),
         ("EXPEDITING", "waiting"),
         ("UPDATE_DB", "running"),
-        ("COMPLETING", "running"),
         ("DANCING", "running"),
     ],
 )

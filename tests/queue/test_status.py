@@ -17,7 +17,7 @@ from ddp_hpc.base.rank_ends import RankEnd, write_first_failure
 from ddp_hpc.base.run_state import RunState, State, write_state
 from ddp_hpc.queue import submission_ledger as ledger
 from tests.conftest import clean_environ
-from tests.queue.answers import NO_RECORD, pbs, pbs_array, slurm
+from tests.queue.answers import NO_RECORD, pbs, slurm
 from tests.queue.conftest import Programs, Run
 from tests.queue.test_ledger import make_run, submission
 
@@ -261,36 +261,6 @@ def test_the_logs_of_all_tasks_of_an_array_are_printed(work: Path, programs: Pro
         "error: job 12 is a job array, but --follow prints the log of one job. Follow one of its tasks: "
         "ddp-hpc logs --follow 12_2\n"
     )
-
-
-def test_an_array_of_pbs_is_shown_by_the_states_of_its_tasks(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.answers("qstat", json.dumps(pbs_array()))
-    done = run("status", "12[]")
-    assert done.code == 1
-    lines = done.out.splitlines()
-    assert lines[:2] == [
-        "job       12[].pbs-srv (ddp of me): failed",
-        "tasks     1 done, 1 cancelled, 2 unknown, 3 waiting, 1 running, 1 failed",
-    ]
-    assert lines[2].startswith("task      12[2].pbs-srv: failed; failed: exit code 3; Job run at ")
-    # A shell would replace [2] by the name of a file.
-    assert lines[-1] == "details   ddp-hpc status '12[2].pbs-srv'"
-
-
-def test_an_array_that_its_user_holds_is_released_as_a_whole(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer = pbs_array()
-    parent = {**answer["Jobs"]["12[].pbs-srv"], "job_state": "H", "Hold_Types": "u"}
-    answer["Jobs"] = {"12[].pbs-srv": {**parent, "comment": "", "array_indices_remaining": "1-9"}}
-    programs.answers("qstat", json.dumps(answer))
-    assert run("status", "12[]").out.splitlines()[1:] == [
-        "tasks     9 waiting",
-        "reason    it is held by its user",
-        "action    release the job with: qrls '12[].pbs-srv'",
-    ]
 
 
 def test_the_jobs_that_resume_tasks_of_an_array_are_named_and_not_cancelled(

@@ -58,12 +58,11 @@ def test_the_job_gets_the_umask_of_the_user(work: Path, programs: Programs, run:
     assert programs.called("qsub")[-1].startswith("qsub -W umask=027 ")
 
 
-@pytest.mark.parametrize("command", [("submit",), ("render", "-o", "job.sh")])
 def test_one_line_says_that_no_job_resumes_the_program_and_what_to_do(
-    work: Path, sbatch: Programs, run: Run, command: tuple[str, ...]
+    work: Path, sbatch: Programs, run: Run
 ) -> None:
     (work / "train.py").write_text("import torch\n")
-    done = run(*command, *REQUEST, "--walltime", "00:02:00", "--", "python", "train.py")
+    done = run("submit", *REQUEST, "--walltime", "00:02:00", "--", "python", "train.py")
     assert done.code == 0
     [line] = [line for line in done.err.splitlines() if "resumed" in line]
     assert line.startswith("warning: ")

@@ -51,14 +51,7 @@ def wait_for(site: Site, job_id: str, path: Path, text: str = "") -> None:
     [
         (["-l", "select=1:ncpus=x"], f"{ILLEGAL} select.ncpus", 166),
         (["-l", "select="], f"{ILLEGAL} Resource_List.select", 166),
-        (["-l", "select=1,place=everywhere"], f"{ILLEGAL} Resource_List.place", 166),
-        (["-l", "place=free"], 'Cannot have "place" without "select"', 7),
-        (
-            ["-l", "select=1", "-l", "ncpus=4"],
-            '"-lresource=" cannot be used with "select" or "place", resource is: ncpus',
-            5,
-        ),
-        (["-l", "select=1", "-l", "nodes=1"], "Cannot be used with select or place: nodes", 6),
+        (["-l", "walltime=foo"], f"{ILLEGAL} Resource_List.walltime", 166),
         (["-N", "n$USER"], "illegal -N value", 2),
         (["-v", "NOT_SET_HERE"], "cannot send environment with the job", 1),
         (["-W", "depend=x"], "illegal -W value", 2),

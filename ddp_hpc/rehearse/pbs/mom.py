@@ -117,16 +117,10 @@ class Mom(Daemon):
             return
         for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
             spooled, destination = self.spooled(ending), Path(self.job[name].partition(":")[2])
-            if not spooled.exists():
-                continue
-            try:
+            with suppress(OSError):  # a log that cannot be delivered stays where it is
                 shutil.copy(spooled, destination)
                 destination.chmod(0o600)
                 spooled.unlink()
-            except OSError:
-                undelivered = self.root / "undelivered"
-                undelivered.mkdir(exist_ok=True)
-                spooled.replace(undelivered / spooled.name)
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of the login shell, which has no variables of the submitting shell."""

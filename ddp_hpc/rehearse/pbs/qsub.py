@@ -16,7 +16,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
-from ddp_hpc.rehearse.pbs.resources import Chunk, check, place, select_of, walltime_s
+from ddp_hpc.rehearse.pbs.resources import Chunk, place, select_of, walltime_s
 from ddp_hpc.rehearse.pbs.server import Settings
 
 _DEFAULT_QUEUE = "workq"
@@ -34,13 +34,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
         raise RefusedError(USAGE, 2)
     script = _script(operands)
     request = read_request(argv, script, environ)
-    check(request, settings)
     number = jobs.next_number(root / "next_job", settings.first_job)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
     job = _attributes(request, settings, root, number, name, argv, environ)
-    _save(root, number, job, script) if not request.indices else _save_array(
-        root, number, job, script, request
-    )
+    if request.indices:
+        _save_array(root, number, job, script, request)
+    else:
+        _save(root, number, job, script)
     server.schedule(root)
     sys.stdout.write(f"{number}{'[]' if request.indices else ''}.{settings.server}\n")
 

@@ -11,7 +11,6 @@ from ddp_hpc.rehearse.pbs.server import Settings
 
 _ILLEGAL = "qsub: Illegal attribute or resource value"
 _MAX_CHUNKS = 10_000
-_PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=\w+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,27 +74,11 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
     return requested
 
 
-def check(request: Request, settings: Settings) -> None:
-    """Checks a request as the server does at submission. Every queue and every resource is accepted.
+def place(request: Request, settings: Settings) -> list[Chunk]:
+    """Returns the first chunks, each on a node of its own, up to the number of simulated nodes.
 
     Raises:
-        RefusedError: qsub rejects the request. The error has the message and the exit code of the real qsub.
+        RefusedError: the server would refuse the request.
     """
-    given = request.resources
-    if "nodes" in given and {"select", "place"} & set(given):
-        raise RefusedError("qsub: Cannot be used with select or place: nodes", 6)
-    if "select" in given and (chunk_wide := {"ncpus", "mem", "ngpus"} & set(given)):
-        text = '"-lresource=" cannot be used with "select" or "place", resource is: '
-        raise RefusedError(f"qsub: {text}{min(chunk_wide)}", 5)
-    if not _PLACE.fullmatch(given.get("place", "free")):
-        raise RefusedError(f"{_ILLEGAL} Resource_List.place", 166)
-    if "place" in given and "select" not in given:
-        raise RefusedError('qsub: Cannot have "place" without "select"', 7)
-    walltime_s(given.get("walltime", "0"))
-    chunks(request, settings)
-
-
-def place(request: Request, settings: Settings) -> list[Chunk]:
-    """Returns the first chunks, each on a node of its own, up to the number of simulated nodes."""
     pairs = zip(settings.nodes, chunks(request, settings), strict=False)
     return [replace(chunk, node=node) for node, chunk in pairs]
