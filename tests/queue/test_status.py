@@ -121,6 +121,18 @@ def test_the_state_of_an_earlier_run_is_not_that_of_a_job_that_failed_at_its_sta
     assert "it resumes after step 30" in out
 
 
+def test_the_state_of_a_run_without_jobs_is_not_that_of_a_job_submitted_later(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
+    folder = make_run(work / "runs" / "ddp")
+    write_state(folder, RunState(State.DONE, 40, "training complete"))
+    an_hour_ago = time.time() - 3600
+    os.utime(folder / "state", (an_hour_ago, an_hour_ago))
+    ledger.record(folder, submission("12", at_s=int(time.time()) - 60))
+    assert "cause     failed: exit code 1\n" in run("status", "12").out
+
+
 @pytest.mark.parametrize(
     ("said", "what"),
     [
