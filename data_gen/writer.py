@@ -147,10 +147,12 @@ def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
         value = action()
     except DdpHpcError as error:
         own = error
-    outcomes = comm.allgather((value, str(own or ""), own.exit_code if own else 0))
-    for rank, (_, text, code) in enumerate(outcomes):
-        if code:
-            stop_together(comm.rank, own if own is not None and rank == comm.rank else failure_of(text, code))
+    outcomes = comm.allgather((value, str(own or ""), own.cause if own else ""))
+    for rank, (_, text, cause) in enumerate(outcomes):
+        if cause:
+            stop_together(
+                comm.rank, own if own is not None and rank == comm.rank else failure_of(text, cause)
+            )
     return [value for value, _, _ in outcomes]  # type: ignore[misc]  # every value is a T if there was no error
 
 

@@ -89,8 +89,7 @@ def _recording(environ: Mapping[str, str]) -> Recording | None:
     attempt, run_dir = environ.get("DDP_HPC_THIS_ATTEMPT", ""), environ.get("DDP_HPC_RUN_DIR", "")
     if not attempt or not run_dir:
         return None
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    return Recording(run_dir=Path(run_dir), attempt=attempt, rank=rank, world_size=world_size)
+    return Recording(run_dir=Path(run_dir), attempt=attempt, rank=int(environ["RANK"]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, DdpHpcError
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.rendezvous.end_with_parent import run_guarded
 
@@ -39,7 +39,7 @@ def _run_agent() -> None:
         if not torchrun_agent.has_refused(error):
             raise
         # The ranks have printed the reason.
-        sys.exit(RequestError.exit_code)
+        sys.exit(EXIT_WRONG_REQUEST)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import read_end
 from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.base.rank_ends import first_failure
-from ddp_hpc.base.run_state import RunState, State, read_state, state_path
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, read_state, state_path
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.queue import submission_ledger as ledger
@@ -126,7 +127,7 @@ def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Pat
     """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
     if job is None or job.end != "unknown":
         return job
-    if state is not None and state.state in (State.DONE, State.FAILED):
+    if state is not None and (state.state is State.DONE or state.state.is_failure):
         return replace(job, end="done" if state.state is State.DONE else "failed")
     # With -k doe, PBS creates the log at the start of the job.
     never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
@@ -146,7 +147,7 @@ def _post_mortem(
     """`start` is the last attempt of the run; None if it belongs to another job."""
     if job is None:
         return None
-    recorded = first_failure(run_dir, start.key.partition("@")[0]) if run_dir and start else None
+    recorded = read_end(run_dir, start.key.partition("@")[0]) if run_dir and start else None
     first_step = start.first_step if start else 0
     resumption = _resumption(run_dir, job)
     return examine(job, state, log, next_job, first_step, recorded, resumption, has_command=has_command)

@@ -7,9 +7,10 @@ import shlex
 import signal
 from dataclasses import dataclass
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_REQUEUE
-from ddp_hpc.base.rank_ends import RankEnd
-from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.queue import launcher_messages
 from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
@@ -50,10 +51,8 @@ _TRAINED_ALONE = re.compile(
     re.MULTILINE,
 )
 _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
-_LAUNCHER_EXITED = re.compile(
-    r"stopped(?: at step [0-9]+)?: \S+(?: \S+)? exited with code [0-9]+ and no rank "
-)
-_ERROR = re.compile(r"^\[[^]]*\] error: ")
+# Causes about which the scheduler and the log say as much.
+_ORDINARY = (Cause.DONE, Cause.STOPPED, Cause.FAILED, Cause.EXITED)
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"
 _SHELL = {126: "the command is not executable", 127: "command not found"}
@@ -82,9 +81,9 @@ _REMEDIES = {
     ),
     "deadline": "submit it again with a later --deadline or without one",
     "dropped": "submit it again without the dependency, or after a job that ddp-hpc status knows",
-    "failed": "fix the error shown above, then submit it again",
+    "failed": Cause.FAILED.advice,
     "unknown": "check its log and its results; if it has not completed its work, submit it again",
-    "requeue": "submit the script again",
+    "requeue": Cause.STOPPED.advice,
 }
 
 # Reasons from squeue(1) and comments of PBS's scheduler for jobs that can never start.
@@ -120,7 +119,7 @@ def examine(
     log: str,
     next_job: str,
     first_step: int = 0,
-    recorded: RankEnd | None = None,
+    recorded: AttemptEnd | None = None,
     resumption: Resumption | None = None,
     *,
     has_command: bool = False,
@@ -128,17 +127,18 @@ def examine(
     """Returns the reason why a job failed; None if it succeeded or has not ended.
 
     `state` is the content of the state file; None if another job has written it. `first_step` is the step
-    after which the job resumed the run, and `recorded` the end of the first rank that failed, if it is known.
+    after which the job resumed the run, and `recorded` how its attempt ended, if it is known.
     `resumption` is how its program is resumed; None if it is not a script of ddp-hpc. `has_command` is
     whether the job has left the command that resumes the run.
     """
     if job.phase != "ended" or job.end == "done":
         return None
     own = last_attempt(log)
-    cause = _cause(job, own)
+    cause = _cause(job, own, recorded)
     # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
-    failure = first_failure(own, recorded) if cause not in _TERMINATED else None
-    lost_ranks = cause == "requeue" and _has_lost_ranks(own, failure, state)
+    failed = recorded if recorded is not None and recorded.cause.is_failure else None
+    failure = first_failure(own, failed) if cause not in _TERMINATED else None
+    lost_ranks = failed is not None or (state is not None and state.state is State.RUNNING)
     reasons = (
         _how(job, cause, failure, lost_ranks=lost_ranks),
         job.reason.removeprefix(_NO_REASON),
@@ -186,29 +186,21 @@ def advice_while_waiting(job: JobState) -> str:
     return ""
 
 
-def _cause(job: JobState, log: str) -> str:
+def _cause(job: JobState, log: str, recorded: AttemptEnd | None) -> str:
     if job.exit_code == EXIT_REQUEUE and job.end != "cancelled":
         return "requeue"
     if job.end != "failed":
         return job.end
-    return next((cause for cause, pattern in _IN_LOG if pattern.search(log)), "failed")
-
-
-def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -> bool:
-    """Returns whether the run ended because ranks were lost; False if it stopped on purpose."""
-    reported = failure is not None and any(_ERROR.search(line) for line in failure.lines)
-    return (
-        reported
-        or _LAUNCHER_EXITED.search(log) is not None
-        or (state is not None and state.state is State.RUNNING)
-    )
+    in_log = next((cause for cause, pattern in _IN_LOG if pattern.search(log)), "")
+    own = recorded.cause if recorded is not None and recorded.cause not in _ORDINARY else ""
+    return in_log or own or "failed"
 
 
 def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool = False) -> str:
     if cause == "walltime":
         limit = f" of {format_walltime(job.walltime_s)}" if job.walltime_s else ""
         return f"it reached its walltime{limit}"
-    if lost_ranks:
+    if cause == "requeue" and lost_ranks:
         return "it lost a rank or a node after it had saved a snapshot"
     if cause == "requeue":
         return "it saved its state and stopped on purpose"
@@ -228,7 +220,7 @@ def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool
     if cause == "deadline":
         return texts[cause]  # Slurm sets an exit code although the job did not run
     code, number = job.exit_code, job.signal
-    if cause == "failed" and failure is not None and failure.exit_code is not None:
+    if cause in ("failed", *Cause) and failure is not None and failure.exit_code is not None:
         # The exit code of the job can be that of a rank that was terminated because of this failure.
         code, number = failure.exit_code, None
     return ", ".join(filter(None, (texts.get(cause, ""), _code(code, number))))
@@ -259,7 +251,7 @@ def _remedy(
 ) -> str:
     if next_job and cause != "failed":
         return f"none: job {next_job} resumes the run"
-    text = _REMEDIES[cause]
+    text = _REMEDIES.get(cause) or Cause(cause).advice or _REMEDIES["failed"]
     if cause == "requeue" and has_command:
         # The script itself can lack options and variables of the job, or be that of a whole array.
         text = "resume the run with the command in `resume`"

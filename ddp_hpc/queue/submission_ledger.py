@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.run_state import State, read_state
+from ddp_hpc.base.run_state import read_state
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script, read_script
 from ddp_hpc.queue.log_files import is_plain
 from ddp_hpc.request.program import Program, program_of
@@ -275,7 +275,7 @@ def check_program(run_dir: Path, before: str, now: str, remedy: str) -> None:
     old, new, state = _program_in(before), _program_in(now), None
     with suppress(DdpHpcError):
         state = read_state(run_dir)
-    has_run = state is not None and (state.state is not State.FAILED or state.step > 0)
+    has_run = state is not None and (not state.state.is_failure or state.step > 0)
     if has_run and old is not None and new is not None and old != new:
         raise RequestError(
             f"{run_dir} contains the run of another program, {old.name}, which {new.name} cannot resume and "

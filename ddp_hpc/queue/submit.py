@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_control import umask_text
-from ddp_hpc.base.run_state import State, read_state
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import read_state
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.python_environment import environment_for_job

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.run_state import State
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.launch.rank_environment import (
     exported_names,
     launch_id,

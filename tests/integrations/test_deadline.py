@@ -36,7 +36,7 @@ for step in range(1, 100_000):
 """
 EXEC = (sys.executable, "-m", "ddp_hpc.exec", sys.executable, "-c", LOOP)
 PAST = {"DDP_HPC_DEADLINE": "1"}
-REASON = "the job's time limit is near (DDP_HPC_DEADLINE)"
+REASON = "the job's time limit is near (DDP_HPC_DEADLINE; stopping 10 s early to save)"
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(
     ended = launch([mpiexec, "-n", "2", *EXEC, name], env=env, timeout_s=90)
     assert ended.exit_code == 75, ended.stderr
     word, step, reason = state(tmp_path)
-    assert (word, reason.strip()) == ("requeue", f"a rank received {name}")
+    assert (word, reason.strip()) == ("requeue", f"rank 1 received {name}")
     assert ended.stdout.count(f"stopped after {step}\n") == 2
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.base.rank_ends import RankEnd
-from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState
 from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine
 from ddp_hpc.schedulers.job_state import End, JobState
 
@@ -228,11 +229,36 @@ def test_the_rank_that_exec_recorded_first_is_reported() -> None:
     """Slurm can report the ends of several ranks in another order."""
     job = JobState(job_id="12", scheduler="slurm", phase="ended", word="FAILED", end="failed", exit_code=143)
     log = f"{TRACEBACK}srun: error: n1: task 0: Exited with exit code 9\n"
-    end = RankEnd(rank=1, world_size=2, host="n2", exit_code=1, signal=0, at_s=1.0)
+    end = AttemptEnd(cause=Cause.EXITED, exit_code=1, reason="rank 1 exited with code 1", rank=1, host="n2")
     found = examine(job, None, log, "", recorded=end)
     assert found is not None
     assert (found.what, found.rank, found.host) == ("exit code 1", 1, "n2")
-    assert found.lines[-2:] == ("ValueError: the data is odd", "rank 1 on n2: exit code 1")
+    assert found.lines[-2:] == ("ValueError: the data is odd", "rank 1 exited with code 1")
+
+
+def _with_record(cause: Cause, exit_code: int, state: RunState | None = None) -> PostMortem:
+    job = JobState(
+        job_id="12", scheduler="slurm", phase="ended", word="FAILED", end="failed", exit_code=exit_code
+    )
+    end = AttemptEnd(cause=cause, exit_code=cause.exit_code, reason="rank 1 is stuck", rank=1, host="n2")
+    found = examine(job, state, "", "", recorded=end)
+    assert found is not None
+    return found
+
+
+def test_the_recorded_cause_says_what_to_do() -> None:
+    found = _with_record(Cause.HANG, 1)
+    assert (found.cause, found.rank, found.host) == ("hang", 1, "n2")
+    assert "raise --hang-timeout" in found.remedy
+    assert found.lines == ("rank 1 is stuck",)
+    assert _with_record(Cause.REFUSED, 2).remedy == "correct the request, then submit it again"
+
+
+def test_a_lost_rank_is_not_reported_as_an_intended_stop() -> None:
+    lost = "it lost a rank or a node after it had saved a snapshot"
+    assert _with_record(Cause.LOST_RANK, 75).what == lost
+    assert _with_record(Cause.STOPPED, 75).what == "it saved its state and stopped on purpose"
+    assert failed("", RunState(State.RUNNING, 9, ""), exit_code=75).what == lost
 
 
 @pytest.mark.parametrize("requeued", [REQUEUED, REQUEUED_26])

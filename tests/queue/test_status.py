@@ -13,8 +13,9 @@ from typing import NoReturn
 
 import pytest
 
-from ddp_hpc.base.rank_ends import RankEnd, write_first_failure
-from ddp_hpc.base.run_state import RunState, State, write_state
+from ddp_hpc.base.attempt_end import AttemptEnd, write_end
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.queue import submission_ledger as ledger
 from tests.conftest import clean_environ
 from tests.queue.answers import NO_RECORD, pbs, slurm
@@ -133,32 +134,6 @@ def test_the_state_of_a_run_without_jobs_is_not_that_of_a_job_submitted_later(
     assert "cause     failed: exit code 1\n" in run("status", "12").out
 
 
-@pytest.mark.parametrize(
-    ("said", "what"),
-    [
-        (
-            "ddp-hpc: stopped at step 9: rank 0 got SIGTERM; attempt 2 resumes the run",
-            "it saved its state and stopped on purpose",
-        ),
-        (
-            "ddp-hpc: stopped at step 9: the launcher exited with code 1 and no rank reported a reason; "
-            "attempt 2 resumes the run",
-            "it lost a rank or a node after it had saved a snapshot",
-        ),
-        (
-            "[rank 0/2 n1] error: lost contact with rank 1 on n2",
-            "it lost a rank or a node after it had saved a snapshot",
-        ),
-        ("srun: error: n1: task 0: Exited with exit code 75", "it saved its state and stopped on purpose"),
-    ],
-)
-def test_a_lost_node_is_not_reported_as_an_intended_stop(
-    work: Path, programs: Programs, run: Run, said: str, what: str
-) -> None:
-    answer(programs, work, state="FAILED", exit="75:0").write_text(f"{said}\n")
-    assert f"cause     requeue: {what}" in run("status", "12").out
-
-
 def test_a_waiting_job(work: Path, programs: Programs, run: Run) -> None:
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 5400))
     answer(programs, work, state="PENDING", reason="Resources", start=start, nodes="", run_time="00:00:00")
@@ -206,12 +181,12 @@ def test_the_failure_that_exec_recorded_in_the_last_attempt_is_reported(
 ) -> None:
     answer(programs, work, state="FAILED", exit="143:0").write_text("no word\n")
     run_dir = make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 0 2000")
-    end = RankEnd(rank=3, world_size=4, host="n2", exit_code=1, signal=0, at_s=1.0)
-    write_first_failure(run_dir, "2 12", end)
+    end = AttemptEnd(cause=Cause.EXITED, exit_code=1, reason="rank 3 exited", rank=3, host="n2")
+    write_end(run_dir, "2 12", end)
     out = run("status", "12").out
     assert "cause     failed: exit code 1\nfailed    rank 3 on n2\n" in out
-    (run_dir / "first_failure").unlink()
-    write_first_failure(run_dir, "1 12", end)
+    (run_dir / "end").unlink()
+    write_end(run_dir, "1 12", end)
     assert "cause     failed: exit code 143 (SIGTERM)\n" in run("status", "12").out
 
 

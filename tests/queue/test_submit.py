@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.base.run_state import RunState, State, write_state
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, write_state
 from tests.conftest import clean_environ
 from tests.queue.conftest import Programs, Run
 

@@ -29,6 +29,7 @@ from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.base.process_control import STOP_SIGNALS, die_with_parent
 from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
+from ddp_hpc.training.process_group.errors_of_torch import explain_lost_worker
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -185,15 +186,6 @@ class Loader:
 def batches_at_once(batch_bytes: int) -> int:
     """Returns how many batches of this size one read combines if there are no workers."""
     return max(1, min(_READ_BATCHES, _READ_BYTES // batch_bytes))
-
-
-def explain_lost_worker(error: BaseException) -> str:
-    """Describes torch's error about a worker that exited, in one line; empty for all other errors. torch
-    raises this error in a SIGCHLD handler, anywhere in the main thread, such as in a backward pass.
-    """
-    if not (isinstance(error, RuntimeError) and "DataLoader worker" in str(error)):
-        return ""
-    return f"{first_line(error)} (if a job runs out of memory, the kernel kills such processes first)"
 
 
 def _stream_of(device: torch.device) -> Any:

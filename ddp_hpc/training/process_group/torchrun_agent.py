@@ -7,7 +7,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
-from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST
 
 
 class _Agent(LocalElasticAgent):
@@ -17,7 +17,7 @@ class _Agent(LocalElasticAgent):
         # the run directory.
         is_first_start = self._remaining_restarts == worker_group.spec.max_restarts
         codes = [failure.exitcode for failure in result.failures.values()]
-        if result.state is WorkerState.FAILED and is_first_start and RequestError.exit_code in codes:
+        if result.state is WorkerState.FAILED and is_first_start and EXIT_WRONG_REQUEST in codes:
             self._remaining_restarts = 0
         return result
 
@@ -29,4 +29,4 @@ def register() -> None:
 
 def has_refused(error: ChildFailedError) -> bool:
     """Returns whether the ranks ended because their request is wrong, such as an unknown option."""
-    return error.get_first_failure()[1].exitcode == RequestError.exit_code
+    return error.get_first_failure()[1].exitcode == EXIT_WRONG_REQUEST
