@@ -82,7 +82,7 @@ def command(
     scheduler = submission.scheduler
     if chain:
         submit_module.check_chain(submission, chain)
-    _warn(submit_module.other_run(submission))
+    _warn(submit_module.conflict(submission))
     if dry_run:
         sys.stdout.buffer.write(submission.content)
         sys.stdout.flush()

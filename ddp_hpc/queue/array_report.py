@@ -13,7 +13,7 @@ from ddp_hpc.queue.job_report import (
     verdict_of,
     verdict_without_record,
 )
-from ddp_hpc.queue.submission_ledger import find_run_dir
+from ddp_hpc.queue.run_directories import find_run_dir
 from ddp_hpc.schedulers.client import read_jobs
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
 

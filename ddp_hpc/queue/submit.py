@@ -8,17 +8,16 @@ import re
 import shlex
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_control import umask_text
-from ddp_hpc.base.run_outcomes import State
-from ddp_hpc.base.run_state import read_state
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.python_environment import environment_for_job
+from ddp_hpc.queue.run_conflicts import warning_about
+from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.schedulers.client import send
@@ -100,7 +99,7 @@ def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Sub
             "(ddp-hpc render -o FILE) and start it yourself"
         )
     script = parse_script(text)
-    run_dir = ledger.run_dir_in(text, work_dir)
+    run_dir = run_dir_in(text, work_dir)
     directory = run_dir or work_dir
     name = f"job-{hashlib.sha256(script_bytes(text)).hexdigest()[:8]}.sh"
     return Submission(
@@ -151,7 +150,7 @@ def submission_of_script(
         path=path,
         is_new=False,
         work_dir=work_dir,
-        run_dir=ledger.run_dir_in(text, work_dir),
+        run_dir=run_dir_in(text, work_dir),
         options=tuple(options),
         arguments=arguments,
         python_env=_environment_to_pass(script, scheduler, work_dir),
@@ -185,50 +184,18 @@ def names_account(text: str) -> bool:
     return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].reader.names_account(script)
 
 
-def other_run(submission: Submission) -> str:
+def conflict(submission: Submission) -> str:
     """Returns a warning if the run directory contains a run that this job would not resume as intended.
-
-    This is the case for a run of another command, and for a complete run. Returns an empty string in all
-    other cases.
 
     Raises:
         RequestError: the run directory contains the run of another program.
     """
-    run_dir = submission.run_dir
-    if run_dir is None:
+    if submission.run_dir is None:
         return ""
-    state = None
-    with suppress(DdpHpcError):
-        state = read_state(run_dir)
-    submitted = ledger.submissions(run_dir)
-    step = f"step {state.step}" if state and state.step else ""
-    about = (
-        ", ".join(filter(None, (state.state, step)))
-        if state
-        else f"job {submitted[-1].job_id}"
-        if submitted
-        else ""
-    )
-    remedy = (
+    new = (
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
     )
-    last = ledger.last_script(run_dir, submitted)
-    ledger.check_program(run_dir, last, submission.script.text, f"for a new run, {remedy}")
-    before, now = _program(last), _program(submission.script.text)
-    if about and before and now and before != now:
-        return (
-            f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
-            f"or overwrite; for a new run, {remedy}"
-        )
-    if state and state.state is State.DONE:
-        return f"the run in {run_dir} is complete{f' ({step})' if step else ''}; for a new run, {remedy}"
-    return ""
-
-
-def _program(text: str) -> str:
-    """Returns the command that the launcher of a script starts; empty if it is unknown."""
-    launches = parse_script(text).launches()
-    return shlex.join(word for word in launches[-1].launched if word != "$@") if launches else ""
+    return warning_about(submission.run_dir, submission.script.text, new)
 
 
 def prepare(submission: Submission) -> None:
@@ -302,22 +269,21 @@ def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple
     problem = ""
     if submission.run_dir is not None:
         try:
-            ledger.record(submission.run_dir, _entry(submission, job_id, argv, after))
+            ledger.record(
+                submission.run_dir,
+                ledger.SubmissionRecord(
+                    job_id=job_id,
+                    scheduler=submission.scheduler.name,
+                    argv=tuple(argv),
+                    script=str(submission.work_dir / submission.path),
+                    sha256=hashlib.sha256(submission.content).hexdigest(),
+                    work_dir=str(submission.work_dir),
+                    after=after,
+                ),
+            )
         except DdpHpcError as error:
             problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
     yield job_id, problem
-
-
-def _entry(submission: Submission, job_id: str, argv: list[str], after: str) -> ledger.SubmissionRecord:
-    return ledger.submission_record(
-        job_id=job_id,
-        scheduler=submission.scheduler.name,
-        argv=argv,
-        script=submission.work_dir / submission.path,
-        content=submission.content,
-        work_dir=submission.work_dir,
-        after=after,
-    )
 
 
 def _log_directories(submission: Submission) -> Iterator[Path]:
