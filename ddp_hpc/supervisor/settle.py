@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import time
 from contextlib import suppress
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from ddp_hpc.base.attempt_end import AttemptEnd, rank_0_end
 from ddp_hpc.base.errors import EXIT_REQUEUE, EXIT_WRONG_REQUEST, DdpHpcError
 from ddp_hpc.base.run_outcomes import State
-from ddp_hpc.queue.submission_ledger import Attempt, is_cancelled, record, submission_record
+from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord, is_cancelled, record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.external_program_state import Progress, state_of_program
@@ -211,13 +212,13 @@ class _NextJob:
         with suppress(DdpHpcError, OSError):  # the disk is full, for example
             record(
                 self._files.path,
-                submission_record(
+                SubmissionRecord(
                     job_id=queued.job_id,
                     scheduler=self._settings.scheduler.name,
-                    argv=queued.argv,
-                    script=script,
-                    content=script.read_bytes(),
-                    work_dir=job.work_dir,
+                    argv=tuple(queued.argv),
+                    script=str(script),
+                    sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
+                    work_dir=str(job.work_dir),
                     after=self._attempt.job_id,
                 ),
             )
