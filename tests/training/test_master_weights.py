@@ -291,8 +291,8 @@ def test_a_killed_run_resumes_bit_for_bit(home, tiny_data, forks):
     forks.run(*options, cwd=home, ranks=2)
     assert_equal(home, whole, STEPS)
     step = home / "run" / f"step_{STEPS:08d}"
-    model = safetensors.torch.load_file(step / "model.safetensors")
-    training = safetensors.torch.load_file(step / "training.safetensors")
+    model = safetensors.torch.load_file(step / "model-00000.safetensors")
+    training = safetensors.torch.load_file(step / "training-00000.safetensors")
     assert {value.dtype for value in model.values()} == {torch.float32}
     assert any(not torch.equal(value, value.bfloat16().float()) for value in model.values())
     moments = {value.dtype for name, value in training.items() if "exp_avg" in name}

@@ -33,15 +33,15 @@ from ddp_hpc.training.snapshots.host_buffer import num_bytes_of
 from ddp_hpc.training.snapshots.joint_save import JointSave
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot, specs_of_saved
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot
 from ddp_hpc.training.snapshots.training_state import TrainingState
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 from ddp_hpc.training.telemetry.progress_bar import Progress
 
 # Write speed of a busy parallel file system, assumed until the first save has been measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
-# The parts of the description that only this rank's files need, and that can be large.
-_INDEX = ("files", "tensors")
+# The parts of the description that each rank reads itself, and that can be large.
+_INDEX = ("files", "tensors", "shards")
 
 
 class RunLifecycle:
@@ -70,8 +70,7 @@ class RunLifecycle:
     def open(self) -> Snapshot | None:
         """Locks the snapshot directory and returns its newest valid snapshot, or None if there is none.
 
-        A snapshot of whole tensors is returned only on rank 0, and a sharded one on all ranks. Collective:
-        every rank must call this.
+        Collective: every rank must call this.
 
         Raises:
             DataError: another job uses the directory, or none of its snapshots is valid.
@@ -90,15 +89,16 @@ class RunLifecycle:
         return self._on_all_ranks(snapshot)
 
     def _on_all_ranks(self, snapshot: Snapshot | None) -> Snapshot | None:
-        """Returns rank 0's snapshot on all ranks if it is sharded. Collective: every rank must call this."""
-        path = self._group.comm.bcast(str(snapshot.path) if snapshot and snapshot.is_sharded else "")
+        """Returns rank 0's snapshot on all ranks. Collective: every rank must call this."""
+        path = self._group.comm.bcast("" if snapshot is None else str(snapshot.path))
         with self._group.failing_together():
             if path and snapshot is None:
                 try:
                     return read_snapshot(Path(path), checks_sizes=False)
-                except DamagedSnapshotError as error:
+                except DdpHpcError as error:
                     raise DataError(
-                        f"{error}. Rank 0 could read it: check the file system of this node"
+                        f"{error}. Rank 0 could read it: the directory must be on a file system that all "
+                        "nodes share"
                     ) from error
         return snapshot
 
@@ -168,7 +168,7 @@ class RunLifecycle:
             about: dict[str, Any] | None = group.comm.bcast(
                 None if snapshot is None else {k: v for k, v in snapshot.about.items() if k not in _INDEX}
             )
-            if about is None:
+            if about is None or snapshot is None:
                 return None, False
             try:
                 return about, state.restore(snapshot)
@@ -342,7 +342,7 @@ def _where(position: Position, num_samples: int | None) -> str:
 def _check(snapshot: Snapshot, state: TrainingState, now: RunDescription) -> None:
     """Raises DataError unless the run can resume from the snapshot."""
     try:
-        state.check(specs_of_saved(snapshot.model), str(snapshot.path))
+        state.check(snapshot.model.specs, str(snapshot.path))
         now.check(snapshot.about, snapshot.path, state.optimizer_names)
         state.check_objects(snapshot.training, str(snapshot.path))
     except KeyError as error:
