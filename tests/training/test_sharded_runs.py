@@ -55,7 +55,7 @@ CHAINS = [
     "chain",
     [
         pytest.param(CHAINS[0], id="ranks"),
-        pytest.param(CHAINS[1], id="strategies"),
+        pytest.param(CHAINS[1], id="strategies", marks=pytest.mark.check),
         pytest.param(CHAINS[2], id="meshes", marks=pytest.mark.soak),
     ],
 )
@@ -76,6 +76,7 @@ def test_each_attempt_on_other_ranks_and_with_another_strategy_equals_one_proces
     assert found == pytest.approx(one_process[: len(found)], abs=1e-9)
 
 
+@pytest.mark.check
 def test_a_sharded_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     home: Path, tiny_data: Path, forks: Forks
 ) -> None:
@@ -130,7 +131,9 @@ def sharded(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, forks: Fo
         ("training-00001.safetensors", Path.unlink, "cannot be read"),
     ],
 )
-@pytest.mark.parametrize(("options", "ranks"), [("--strategy fsdp", 2), ("", 1)])
+@pytest.mark.parametrize(
+    ("options", "ranks"), [("--strategy fsdp", 2), pytest.param("", 1, marks=pytest.mark.check)]
+)
 def test_a_damaged_shard_is_skipped_on_all_ranks_together(
     sharded: Path, home: Path, forks: Forks, name: str, damage: object, words: str, options: str, ranks: int
 ) -> None:

@@ -21,8 +21,8 @@ from ddp_hpc.training.tasks.task import Task
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
 from .tiny import DATA, MODEL, SAVING, trained
 
-# One of each strategy; `make check` runs more, and `make soak` all. The fraction of parameters, gradients and the two states of Adam on
-# a rank: zero halves the states, fsdp all four.
+# One of each strategy; `make check` runs more, and `make soak` all. The fraction of parameters, gradients and
+# the two states of Adam on a rank: zero halves the states, fsdp all four.
 SOME = [
     ("`--strategy zero`", 2, 0.75),
     ("`--strategy fsdp --accumulate 2 --clip-norm 0.5`", 2, 0.5),
