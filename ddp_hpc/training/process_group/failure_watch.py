@@ -100,8 +100,8 @@ class FailureWatch:
     def _on_answer(self, answer: Answer) -> None:
         """Handles an answer of the store. Must not block, because it runs in the connection's thread."""
         has_verdict = answer in ([_FAILED], [_PEACE])
-        if not has_verdict:
-            self._rank_0_has_saved.set()  # rank 0 has exited, so do not wait for its snapshot
+        if answer != [_FAILED]:
+            self._rank_0_has_saved.set()  # rank 0 has exited or leaves, so do not wait for its snapshot
         self._is_over = self._is_over or answer == [_PEACE]
         if self._is_over or self._closed.is_set():
             return

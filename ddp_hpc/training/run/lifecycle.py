@@ -68,8 +68,7 @@ class RunLifecycle:
     def open(self) -> Snapshot | None:
         """Locks the snapshot directory and returns its newest valid snapshot, or None if there is none.
 
-        A snapshot of whole tensors is returned only on rank 0, and a sharded one on all ranks. Collective:
-        every rank must call this.
+        Collective: every rank must call this.
 
         Raises:
             DataError: another job uses the directory, or none of its snapshots is valid.

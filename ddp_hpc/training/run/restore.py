@@ -5,29 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.base.errors import DataError
+from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.resumable import RunDescription
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot, specs_of_saved
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot
 from ddp_hpc.training.snapshots.training_state import TrainingState
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 
-# The parts of the description that only this rank's files need, and that can be large.
-_INDEX = ("files", "tensors")
+# The parts of the description that each rank reads itself, and that can be large.
+_INDEX = ("files", "tensors", "shards")
 
 
 def on_all_ranks(snapshot: Snapshot | None, group: Group) -> Snapshot | None:
-    """Returns rank 0's snapshot on all ranks if it is sharded. Collective: every rank must call this."""
-    path = group.comm.bcast(str(snapshot.path) if snapshot and snapshot.is_sharded else "")
+    """Returns rank 0's snapshot on all ranks. Collective: every rank must call this."""
+    path = group.comm.bcast("" if snapshot is None else str(snapshot.path))
     with group.failing_together():
         if path and snapshot is None:
             try:
                 return read_snapshot(Path(path), checks_sizes=False)
-            except DamagedSnapshotError as error:
+            except DdpHpcError as error:
                 raise DataError(
-                    f"{error}. Rank 0 could read it: check the file system of this node"
+                    f"{error}. Rank 0 could read it: the directory must be on a file system that all nodes "
+                    "share"
                 ) from error
     return snapshot
 
@@ -51,7 +52,7 @@ def restore(
         about: dict[str, Any] | None = group.comm.bcast(
             None if snapshot is None else {k: v for k, v in snapshot.about.items() if k not in _INDEX}
         )
-        if about is None:
+        if about is None or snapshot is None:
             return None, False
         try:
             return about, state.restore(snapshot)
@@ -67,7 +68,7 @@ def restore(
 def _check(snapshot: Snapshot, state: TrainingState, now: RunDescription) -> None:
     """Raises DataError unless the run can resume from the snapshot."""
     try:
-        state.check(specs_of_saved(snapshot.model), str(snapshot.path))
+        state.check(snapshot.model.specs, str(snapshot.path))
         now.check(snapshot.about, snapshot.path, state.optimizer_names)
         state.check_objects(snapshot.training, str(snapshot.path))
     except KeyError as error:
