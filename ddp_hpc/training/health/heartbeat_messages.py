@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base.option_names import named
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
 
 _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
@@ -20,8 +21,8 @@ class Limits:
     """Time limits of the heartbeat, in seconds."""
 
     silent_s: float  # time until a node counts as disconnected, because its kernel does not respond
-    stuck_s: float  # time without progress until a main thread counts as stuck
-    first_s: float  # this limit replaces `stuck_s` until the first step of a process has ended
+    hang_s: float  # time without progress until a main thread counts as hanging
+    first_s: float  # this limit replaces `hang_s` until the first step of a process has ended
     connect_s: float  # this limit replaces `first_s` until the process group is connected
     gone_s: float  # time from the end of a connection without a goodbye until its rank is reported
     period_s: float  # interval between two beats
@@ -31,6 +32,19 @@ class Limits:
     def gap_s(self) -> float:
         """The delay above which a thread that wakes up late assumes that its whole process was stopped."""
         return max(2 * self.period_s, self.silent_s / 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Why the heartbeat ends the job. The rank is the first one that is lost or hangs; `step` is None before
+    the first step.
+    """
+
+    cause: Cause
+    text: str
+    rank: int
+    host: str
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,18 @@ class RankStatus:
     where: str = ""  # position in the code; empty if the rank did not answer
     stack: str = ""
     node_answers: bool = True  # False: the node's kernel did not acknowledge the request for stack traces
+
+
+def loss_of(cause: Cause, text: str, ranks: Sequence[RankStatus]) -> Loss:
+    """Returns the loss of these ranks."""
+    step = ranks[0].beat.step
+    return Loss(
+        cause=cause,
+        text=text,
+        rank=ranks[0].rank,
+        host=ranks[0].host,
+        step=None if step == NOT_BEGUN else step,
+    )
 
 
 def name_ranks(ranks: Sequence[RankStatus]) -> str:
@@ -155,7 +181,7 @@ def rank_0_gone_text(host: str) -> str:
     )
 
 
-def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks: Path | None) -> str:
+def hang_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks: Path | None) -> str:
     """Returns the error line for ranks that make no progress. `stacks` is the path of their stack traces."""
     beat = laggards[0].beat
     for_s = min(seen.for_s for seen in laggards)
