@@ -58,6 +58,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python tests/vocabulary.py
 
 docs: $(VENV)/.test
 	$(BIN)/python -m sphinx -q -W --keep-going -n -b html docs build/docs
