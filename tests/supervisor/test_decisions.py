@@ -11,7 +11,7 @@ from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.supervisor import decisions
-from ddp_hpc.supervisor.decisions import ProgramEnd, program_end, why_no_job, why_stopped
+from ddp_hpc.supervisor.decisions import program_end, why_no_job, why_stopped
 from ddp_hpc.supervisor.launcher_patience import FINAL_S, Action, LauncherView, next_action
 from ddp_hpc.supervisor.run_files import SeenState
 
@@ -25,7 +25,7 @@ WITHOUT_STATE = "mpiexec exited with code 0, but the training has not written it
 KILLED_LAUNCHER = "mpiexec did not end and was killed; look in the log for ranks that hang"
 
 
-def end_of(**given: object) -> ProgramEnd:
+def end_of(**given: object) -> AttemptEnd:
     defaults: dict[str, object] = {
         "launcher": "mpiexec",
         "code": 0,
@@ -62,7 +62,7 @@ def end_of(**given: object) -> ProgramEnd:
 )  # fmt: skip
 def test_how_a_program_ended(given: dict[str, object], code: int, reason: str) -> None:
     found = end_of(**given)
-    assert (found.code, found.reason) == (code, reason)
+    assert (found.exit_code, found.reason) == (code, reason)
 
 
 @pytest.mark.parametrize(

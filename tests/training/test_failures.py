@@ -129,7 +129,7 @@ def _without_progress(job):
     return [line for line in job.words().splitlines() if not line.startswith(fine)]
 
 
-@pytest.mark.parametrize("fault", ["raise:0", "raise:1", "pick:1"])
+@pytest.mark.parametrize("fault", [pytest.param("raise:0", marks=pytest.mark.check), "raise:1", "pick:1"])
 def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     job = _forked(forks, tmp_path, fault)
     assert job.wait() == [1, 1, 1]
@@ -177,7 +177,7 @@ def test_a_killed_rank_is_named(tmp_path, forks):
     _assert_recorded(tmp_path, cause=Cause.LOST_RANK, exit_code=1)
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.soak)])
 def test_an_error_on_all_ranks_ends_all_with_the_same_code(tmp_path, forks, times):
     """Threads that still wait at the exit can cause SIGABRT, but only sometimes."""
     for _ in range(times):
@@ -212,6 +212,7 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     assert took_s < 45
 
 
+@pytest.mark.check
 def test_a_stopped_rank_is_named(tmp_path):
     # This test needs mpiexec, which kills the stopped process at the end.
     done, _ = _run(tmp_path, "stop:2", "--hang-timeout", "6", ranks=3)
@@ -220,7 +221,7 @@ def test_a_stopped_rank_is_named(tmp_path):
     assert re.search(r"rank 2 on \S+ has been .*no answer: its process is stopped", line), line
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.check), 1])
 def test_a_rank_that_exits_with_0_in_the_middle_is_named_and_fails_the_job(tmp_path, rank):
     # Hydra kills the other ranks when it notices such an exit, and returns 0.
     done, _ = _run(tmp_path, f"leave:{rank}", *SAVING, ranks=2)
@@ -251,7 +252,7 @@ def test_a_signal_does_not_interrupt_the_report_of_a_failure(tmp_path, forks, si
 @pytest.mark.parametrize(
     ("signum", "options"),
     [
-        (signal.SIGINT, []),
+        pytest.param(signal.SIGINT, [], marks=pytest.mark.check),
         (signal.SIGTERM, ["--workers", "1"]),
     ],
 )

@@ -112,6 +112,7 @@ def test_pt_and_safetensors_files_have_the_losses_of_the_hdf5_file(tmp_path, for
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.check
 def test_device_count_starts_one_rank_per_device(tmp_path, no_gpu):
     """A CPU counts as one device; torchrun would start more ranks for several devices."""
     options = ["--max-steps", "1", "--discovery", "device_count", "--summary", "s.json"]

@@ -118,8 +118,10 @@ def test_a_job_that_lost_its_directory_ends_and_keeps_the_state(home: Path, fork
 def test_a_run_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     """With the run directory of a job script; the last resort is not reached."""
     options = [*DATA, "--epochs", "100000", "--metrics", "m.jsonl"]
-    end_s = time.time() + 8.0
+    # The margin is 15 s, so the run stops after 5 s, or after its first steps on a busy machine.
+    end_s = time.time() + 20.0
     env = {"DDP_HPC_RUN_DIR": str(home / "run"), "DDP_HPC_DEADLINE": f"{end_s:.2f}"}
+    env |= {"DDP_HPC_KILL_DELAY_S": "12"}
     job = forks.start(*options, cwd=home, ranks=2, env=env)
     assert job.wait() == [75, 0], job.words()
     assert time.time() < end_s
@@ -187,7 +189,7 @@ def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     assert stopping.stop_request() == 0
     stopping.measured(step_s=22)
     assert stopping.stop_request() == TIME_LIMIT
-    assert stopping.explain(TIME_LIMIT, 0) == (
+    assert stopping.explain(TIME_LIMIT, 0, stopping.margin_s()) == (
         "the job's time limit is near (squeue; stopping 107 s early to save)"
     )
 
@@ -242,5 +244,5 @@ def test_signal_handlers_of_the_program_are_restored() -> None:
     with _stopping(None) as stopping:
         signal.raise_signal(signal.SIGUSR2)
         assert stopping.stop_request() == signal.SIGUSR2
-        assert stopping.explain(stopping.stop_request(), 5) == "rank 5 received SIGUSR2"
+        assert stopping.explain(stopping.stop_request(), 5, 0.0) == "rank 5 received SIGUSR2"
     assert [signal.getsignal(sig) for sig in STOP_SIGNALS] == before
