@@ -12,8 +12,9 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.decisions import program_end, why_no_job, why_stopped
-from ddp_hpc.supervisor.launcher_patience import FINAL_S, Action, LauncherView, next_action
+from ddp_hpc.supervisor.launcher_process import Action
 from ddp_hpc.supervisor.run_files import SeenState
+from ddp_hpc.supervisor.run_watch import FINAL_S, next_action
 
 ATTEMPT = Attempt(number=2, job_id="17", first_step=10, at_s=1700000000)
 FAILED = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 1 on n2 exited with code 3")
@@ -233,5 +234,4 @@ def test_the_deadline_limits_the_patience_with_a_launcher(
     last_s: float | None,
     action: Action,
 ) -> None:
-    view = LauncherView(now_s=now_s, final_since_s=final_since_s, terminated_s=terminated_s, last_s=last_s)
-    assert next_action(view) == action
+    assert next_action(now_s, final_since_s, terminated_s, last_s) == action
