@@ -46,7 +46,7 @@ from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task, zeros
 from ddp_hpc.training.telemetry.metric_sinks import open_sinks
 from ddp_hpc.training.telemetry.profiler import Trace
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 _AGAINST_NON_FINITE = (

@@ -36,7 +36,7 @@ from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
 from ddp_hpc.training.snapshots.snapshot_files import Snapshot
 from ddp_hpc.training.snapshots.training_state import TrainingState
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 
 # Write speed of a busy parallel file system, assumed until the first save has been measured.
 _SLOW_DISK_BYTES_PER_S = 200e6

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 
@@ -26,29 +26,15 @@ def test_a_cpu_clock_counts_data_within_the_step():
     assert clock.samples_per_s() == pytest.approx(20 / sum(step_s for _, step_s in times[1:]))
 
 
-def test_a_batch_log_gets_plain_lines():
+def test_the_progress_is_a_line():
     log = io.StringIO()
     progress = Progress(True, log)
     progress.step(1, 10, "1/1", 2.5, 100.0)
     progress.step(10, 10, "1/1", 2.0, 100.0)
     lines = log.getvalue().splitlines()
     assert len(lines) == 2
-    assert "\r" not in log.getvalue()
     assert lines[0] == "epoch 1/1 step 1/10 loss 2.500000 100.0 samples/s eta ?"
     assert lines[1] == "epoch 1/1 step 10/10 loss 2.000000 100.0 samples/s eta 0:00:00"
-
-
-def test_a_terminal_gets_one_updating_line():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    progress = Progress(True, screen)
-    progress.step(5, 10, "1/1", 2.5, 100.0)
-    progress.say("done")
-    assert screen.getvalue().startswith("[############------------] epoch 1/1 step 5/10")
-    assert screen.getvalue().endswith("\r\x1b[Kdone\n")
 
 
 def test_the_other_ranks_are_silent():
