@@ -195,7 +195,10 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
         if isinstance(data, tuple) and len(data) == 2 and all(map(_is_for_numpy, data)):
             return PairSource(samples_of_arrays(*data), workers=0, timeout_s=timeout_s)
         tensors, num_samples = tensors_of(data)
-        return DatasetSource(reads_rows(tensors), num_samples, timeout_s)
+        values = tensors.values() if isinstance(tensors, Mapping) else tensors
+        # On a GPU, a thread would not use the stream of the script.
+        ahead = 2 if all(tensor.device.type == "cpu" for tensor in values) else 0
+        return DatasetSource(reads_rows(tensors), num_samples, timeout_s, ahead=ahead)
     if isinstance(data, list) and len(data) == 2 and all(hasattr(value, "__array__") for value in data):
         raise DataError(
             "world.loader() got a list of two arrays; pass a tuple (inputs, targets), or a Dataset if each "

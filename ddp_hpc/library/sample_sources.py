@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,18 +77,23 @@ class DatasetSource:
     """The samples of a map-style Dataset, or of several arrays in memory.
 
     Without workers, the main thread reads: random transformations then use the generators of the rank, whose
-    states are part of a snapshot. In workers, they use generators that are seeded for each batch.
+    states are part of a snapshot. In workers, they use generators that are seeded for each batch. `ahead` is
+    the number of batches that a thread reads in advance, for samples without random transformations.
     """
 
     read: Read
     num_samples: int
     timeout_s: float
     workers: WorkerOptions = field(default_factory=WorkerOptions)
+    ahead: int = 0
 
     def batches(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         """Yields the samples of each batch on the device, as `read` has combined them."""
         copies = DeviceCopies(device)
-        reads = self._from_workers(wanted, device) if self.workers.num_workers else self._direct(wanted)
+        if self.workers.num_workers:
+            reads = self._from_workers(wanted, device)
+        else:
+            reads = self._from_thread(wanted) if self.ahead else self._direct(wanted)
         with closing(reads):
             for data in reads:
                 yield _moved(data, device, copies)
@@ -94,6 +101,16 @@ class DatasetSource:
     def _direct(self, wanted: Wanted) -> Generator[Any, None, None]:
         for _, numbers in wanted:
             yield self.read(numbers.tolist())
+
+    def _from_thread(self, wanted: Wanted) -> Generator[Any, None, None]:
+        with ThreadPoolExecutor(1, "read ahead") as thread:
+            reads: deque[Future[Any]] = deque()
+            for _, numbers in wanted:
+                reads.append(thread.submit(self.read, numbers.tolist()))
+                if len(reads) > self.ahead:
+                    yield reads.popleft().result()
+            while reads:
+                yield reads.popleft().result()
 
     def _from_workers(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         options = self.workers
