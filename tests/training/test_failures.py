@@ -78,6 +78,7 @@ def test_the_snapshot_that_is_being_written_when_another_rank_fails_is_completed
     _assert_one_whole_snapshot(home)
 
 
+@pytest.mark.check
 def test_the_snapshot_that_the_failing_rank_is_writing_is_completed(tmp_path, forks):
     job = _forked(forks, tmp_path, "while_saving:0", *SAVING, ranks=2)
     assert job.wait() == [1, 1], job.words()
@@ -206,6 +207,7 @@ def test_torchrun_restarts_failed_ranks_from_the_newest_snapshot(tmp_path):
     assert (tmp_path / "s.json").exists()
 
 
+@pytest.mark.check
 def test_a_killed_rank_ends_the_job(tmp_path):
     done, took_s = _run(tmp_path, "kill:1", ranks=2)
     assert done.returncode != 0

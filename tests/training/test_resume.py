@@ -78,6 +78,7 @@ def test_under_mpiexec_a_run_killed_40_times_ends_like_an_uninterrupted_one(
     assert_equal(home, whole, 4 * 60)
 
 
+@pytest.mark.check
 def test_three_ranks_resume_bit_for_bit(home: Path, tiny_data: Path, forks: Forks) -> None:
     """With three ranks, a sum depends on the order of its terms: DDP rebuilds its buckets after step 1.
 

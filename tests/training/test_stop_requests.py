@@ -77,7 +77,9 @@ def test_with_losses_read_a_step_later_each_step_before_a_stop_is_written_once(
         assert (state.state, state.step, newest) == ("requeue", steps, f"step_{steps:08d}")
 
 
-@pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
+@pytest.mark.parametrize(
+    ("launcher", "code"), [("mpiexec", 75), pytest.param("torchrun", 0, marks=pytest.mark.check)]
+)
 def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, code: int) -> None:
     program = ["-m", PLANTED] if launcher == "mpiexec" else [str(Path(__file__).with_name("planted.py"))]
     done = train(*RUN, cwd=home, ranks=2, launcher=launcher, program=program, env={"PLANT": "SIGTERM:1"})

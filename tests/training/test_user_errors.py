@@ -162,6 +162,7 @@ def test_without_a_run_directory_the_traceback_is_in_a_new_directory(launcher, m
         assert "Traceback" not in rest.partition("Root Cause")[2]
 
 
+@pytest.mark.check
 def test_an_error_of_a_worker_is_reported_by_its_rank(mine):
     with h5py.File(mine / "d.h5", "w") as file:
         file["src"], file["tgt"] = np.zeros((64, 20), np.float32), np.zeros((64, 1), np.float32)
