@@ -33,23 +33,6 @@ def _run(tmp_path, fault, *options, launcher="mpiexec", ranks):
     return done, time.monotonic() - began
 
 
-@pytest.mark.parametrize(
-    ("launcher", "rank", "ranks"),
-    [
-        # In `make test`, the test with `failed_while_saving` covers mpiexec.
-        pytest.param("mpiexec", 0, 2, marks=pytest.mark.soak),
-        pytest.param("mpiexec", 2, 3, marks=pytest.mark.soak),
-        pytest.param(
-            "torchrun", 0, 3, marks=pytest.mark.soak
-        ),  # a run that torchrun restarts is tested below
-        pytest.param("torchrun", 2, 3, marks=pytest.mark.soak),
-    ],
-)
-def test_only_the_exception_of_the_failed_rank_is_printed(tmp_path, launcher, rank, ranks):
-    done, took_s = _run(tmp_path, f"raise:{rank}", launcher=launcher, ranks=ranks)
-    _assert_one_exception(done, took_s, rank, ranks)
-
-
 def _assert_one_exception(done, took_s, rank, ranks):
     assert done.returncode == 1
     assert took_s < 45, "no rank waits for a lost one"
