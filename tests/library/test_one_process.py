@@ -484,6 +484,7 @@ def test_a_loop_that_ends_before_the_window_is_reported(
     assert list((tmp_path / "traces").iterdir()) == []
 
 
+@pytest.mark.check
 def test_dataloader_workers_do_not_run_the_script_again(tmp_path: Path) -> None:
     with h5py.File("d.h5", "w") as file:
         file["src"], file["tgt"] = torch.rand(20, 3).numpy(), torch.rand(20, 1).numpy()

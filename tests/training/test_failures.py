@@ -206,7 +206,8 @@ def test_a_stopped_rank_is_named(tmp_path):
     assert re.search(r"rank 2 on \S+ has been .*no answer: its process is stopped", line), line
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.check), 1])
+@pytest.mark.check
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_exits_with_0_in_the_middle_is_named_and_fails_the_job(tmp_path, rank):
     # Hydra kills the other ranks when it notices such an exit, and returns 0.
     done, _ = _run(tmp_path, f"leave:{rank}", *SAVING, ranks=2)

@@ -74,9 +74,8 @@ def test_with_losses_read_a_step_later_each_step_before_a_stop_is_written_once(
         assert (state.state, state.step, newest) == ("requeue", steps, f"step_{steps:08d}")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "code"), [("mpiexec", 75), pytest.param("torchrun", 0, marks=pytest.mark.check)]
-)
+@pytest.mark.check
+@pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
 def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, code: int) -> None:
     program = ["-m", PLANTED] if launcher == "mpiexec" else [str(Path(__file__).with_name("planted.py"))]
     done = train(*RUN, cwd=home, ranks=2, launcher=launcher, program=program, env={"PLANT": "SIGTERM:1"})
@@ -86,6 +85,7 @@ def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, cod
     assert state_of(home) == RunState(State.REQUEUE, 2, "rank 1 received SIGTERM")
 
 
+@pytest.mark.check
 def test_workers_ignore_signals(home: Path, forks: Forks) -> None:
     job = forks.start(*ENDLESS, "--workers", "1", cwd=home, ranks=1)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
@@ -103,6 +103,7 @@ def test_a_deadline_in_the_past_is_rejected_in_one_line(home: Path, forks: Forks
     assert "DDP_HPC_DEADLINE" in line
 
 
+@pytest.mark.check
 def test_a_job_that_lost_its_directory_ends_and_keeps_the_state(home: Path, forks: Forks) -> None:
     job = forks.start(*ENDLESS, cwd=home, ranks=2)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)

@@ -92,6 +92,7 @@ print(why_not_compiling(group_on("cpu")))
 """
 
 
+@pytest.mark.check
 def test_compiling_is_tried_once_and_a_missing_compiler_is_named_in_one_line(tmp_path, forks):
     (tmp_path / "script.py").write_text(COMPILES)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": ""}

@@ -143,7 +143,7 @@ def test_an_item_that_is_not_a_pair_is_reported(mine, forks):
     job = forks.start(*MODEL, "--model-option", "bad='pair'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
-    assert "dataset[20] returned a dict with the keys 'src'; a pair (src, tgt) of arrays is required" in line
+    assert "dataset[20] returned a dict with 1 values; a pair (src, tgt) of arrays is required" in line
     assert "traceback" not in line
 
 

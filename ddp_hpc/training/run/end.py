@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -31,7 +31,6 @@ from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World
-from ddp_hpc.training.health.heartbeat_messages import Loss
 from ddp_hpc.training.process_group.print_error import ErrorElection, print_error
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.verdict import Verdict, verdict, with_traceback
@@ -125,7 +124,7 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     print_error(ending.prints, text, parts.world)
     _save(ending, parts)
     if ending.records:
-        parts.record_end(_end_of(error, what, text, parts, step))
+        _record(error, what, text, parts, step)
     _let_others_end(ending, parts)
     if ending.leaves == "together":
         if parts.watch is not None:
@@ -141,37 +140,22 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
 
 def end_before_kill(parts: Parts, text: str) -> NoReturn:
     """Ends this process shortly before SIGKILL. Called in a thread."""
-    world = parts.world
-    end = AttemptEnd(
-        cause=Cause.OUT_OF_TIME,
-        exit_code=Cause.OUT_OF_TIME.exit_code,
-        reason=parts.reword(text),
-        rank=None if world is None else world.rank,
-        host="" if world is None else world.hostname,
-        step=parts.step(),
-    )
+    end = parts.own_end(Cause.OUT_OF_TIME, text)
     _end_from_thread(parts, end, _role(DdpHpcError(text), parts))
 
 
-def end_after_lost_rank(parts: Parts, loss: Loss) -> NoReturn:
+def end_after_lost_rank(parts: Parts, end: AttemptEnd) -> NoReturn:
     """Ends this process because the heartbeat has lost a rank. Called in its thread."""
     parts.has_lost_rank = True
-    end = AttemptEnd(
-        cause=loss.cause,
-        exit_code=loss.cause.exit_code,
-        reason=parts.reword(loss.text),
-        rank=loss.rank,
-        host=loss.host,
-        step=loss.step,
-    )
     # If rank 0 is lost, so is the store, and the ranks cannot hold an election.
-    role = _role(DdpHpcError(loss.text), parts) if _is_rank_0(parts) else Role.WITHOUT_STORE
+    role = _role(DdpHpcError(end.reason), parts) if _is_rank_0(parts) else Role.WITHOUT_STORE
     _end_from_thread(parts, end, role)
 
 
 def _end_from_thread(parts: Parts, end: AttemptEnd, role: Role) -> NoReturn:
     """Ends this process although the main thread may never return from a collective."""
     ending = ROLES[role]
+    end = replace(end, reason=parts.reword(end.reason))
     print_error(ending.prints, end.reason, parts.world)
     parts.record_end(end)
     _save(ending, parts)
@@ -181,21 +165,13 @@ def _end_from_thread(parts: Parts, end: AttemptEnd, role: Role) -> NoReturn:
     _leave(end.exit_code)
 
 
-def _end_of(error: BaseException, what: Verdict, text: str, parts: Parts, step: int | None) -> AttemptEnd:
-    """Returns the record of an end with this error on this rank."""
-    world = parts.world
+def _record(error: BaseException, what: Verdict, text: str, parts: Parts, step: int | None) -> None:
+    """Records that this error has ended the attempt."""
     has_begun = parts.record is not None and parts.record.has_begun
     # A request that turns out to be wrong later is a failure of the run.
     cause = Cause.FAILED if what.cause is Cause.REFUSED and has_begun else what.cause
-    return AttemptEnd(
-        cause=cause,
-        exit_code=what.exit_code,
-        reason=_reason(text),
-        rank=None if world is None else world.rank,
-        host="" if world is None else world.hostname,
-        step=step,
-        exception=type(error).__name__,
-    )
+    end = parts.own_end(cause, _reason(text))
+    parts.record_end(replace(end, exit_code=what.exit_code, step=step, exception=type(error).__name__))
 
 
 def _role(error: BaseException, parts: Parts) -> Role:
@@ -240,7 +216,7 @@ def _is_rank_0(parts: Parts) -> bool:
 
 def _end_alone(error: BaseException, what: Verdict, parts: Parts, step: int | None) -> NoReturn:
     text = with_traceback(what.text, what.traceback_text, parts)
-    parts.record_end(_end_of(error, what, text, parts, step))
+    _record(error, what, text, parts, step)
     if isinstance(error, DdpHpcError):
         print_error(ErrorElection.WON, text, parts.world)
         raise SystemExit(what.exit_code) from error
