@@ -39,7 +39,7 @@ from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 
 SPEC = SampleSpec((1, 512), (20, 512), None)
 COLUMNS = [

@@ -152,7 +152,7 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     from ddp_hpc.training.summary import write_summary
     from ddp_hpc.training.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
-    from ddp_hpc.training.telemetry.progress_bar import Progress
+    from ddp_hpc.training.telemetry.progress import Progress
     from ddp_hpc.training.trainer import Trainer
     from ddp_hpc.training.tuned_options import choose_tuned
 

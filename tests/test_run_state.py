@@ -106,7 +106,7 @@ def test_the_documentation_has_a_row_for_each_state() -> None:
 
 
 def test_the_documentation_has_the_row_of_each_cause() -> None:
-    rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| ([a-z -]+) \| (\d+) \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == [(cause, str(cause.exit_code), _state_after(cause)) for cause in Cause]
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.parallel.make_strategy import Strategy
     from ddp_hpc.training.process_group.group import Group
-    from ddp_hpc.training.telemetry.progress_bar import Progress
+    from ddp_hpc.training.telemetry.progress import Progress
 
 T = TypeVar("T")
 
@@ -313,7 +313,7 @@ def _config(parts: Parts, **options: Any) -> TrainConfig:
 
 def _make_world(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> ConnectedWorld:
     """Returns the world; rank 0 prints a summary. From now on, the script may take any time between loops."""
-    from ddp_hpc.training.telemetry.progress_bar import Progress
+    from ddp_hpc.training.telemetry.progress import Progress
 
     # Messages are not printed to stdout, because only the script may write there.
     progress = Progress(group.world.rank == 0, sys.stderr)

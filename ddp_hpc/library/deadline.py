@@ -167,8 +167,8 @@ def _process_group() -> ModuleType | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    found: ModuleType = torch.distributed
-    return found
+    group: ModuleType = torch.distributed
+    return group
 
 
 def _gathered(own: RankReport, environ: Mapping[str, str]) -> list[RankReport]:

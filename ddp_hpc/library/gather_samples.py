@@ -46,7 +46,8 @@ def _gathered(group: Group, counts: bool, value: Any) -> Tensor:
     num_rows = [axes[0] for axes in of_ranks]
     padded = value.new_empty((max(num_rows), *shape[1:]), device=group.device)
     padded[:rows] = value.detach()[:rows]
-    return torch.cat([found[:num] for found, num in zip(group.gather(padded), num_rows, strict=True)])
+    of_all_ranks = zip(group.gather(padded), num_rows, strict=True)
+    return torch.cat([rows[:num] for rows, num in of_all_ranks])
 
 
 def _text(shape: tuple[Any, ...]) -> str:

@@ -45,15 +45,15 @@ def options_for(data: Any, **given: Any) -> tuple[Any, LoaderOptions]:
     own = {name: value for name, value in given.items() if value is not None}
     if not isinstance(data, DataLoader):
         return data, LoaderOptions(**own, workers=WorkerOptions(num_workers or 0))
-    found = _options_of(data)
+    options = _options_of(data)
     for name, value in {**own, "workers": num_workers}.items():
-        theirs = found.workers.num_workers if name == "workers" else getattr(found, name)
+        theirs = options.workers.num_workers if name == "workers" else getattr(options, name)
         if value is not None and value != theirs:
             raise DataError(
                 f"world.loader(..., {name}={value!r:.80}): the DataLoader has {name} {theirs!r:.80}; set it "
                 "only in the DataLoader or only in world.loader()"
             )
-    return data.dataset, found
+    return data.dataset, options
 
 
 def _options_of(loader: DataLoader[Any]) -> LoaderOptions:

@@ -187,10 +187,10 @@ def tensors_of(data: Mapping[str, Any] | tuple[Any, ...]) -> tuple[Any, int]:
         DataError: the lengths differ, there are no samples, or a value is not numeric.
     """
     entries = data.items() if isinstance(data, Mapping) else enumerate(data)
-    found = {name: _as_tensor(str(name), value) for name, value in entries}
-    if not found:
+    tensors = {name: _as_tensor(str(name), value) for name, value in entries}
+    if not tensors:
         raise DataError("world.loader() got no arrays; at least one is required")
-    (first, tensor), *others = found.items()
+    (first, tensor), *others = tensors.items()
     for name, other in others:
         if len(other) != len(tensor):
             raise DataError(
@@ -199,7 +199,7 @@ def tensors_of(data: Mapping[str, Any] | tuple[Any, ...]) -> tuple[Any, int]:
             )
     if not len(tensor):
         raise DataError("the arrays have no samples; at least one is required")
-    return (found if isinstance(data, Mapping) else tuple(found.values())), len(tensor)
+    return (tensors if isinstance(data, Mapping) else tuple(tensors.values())), len(tensor)
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -30,18 +31,18 @@ def by_name(what: str, given: Any, kind: type[T]) -> dict[str, T]:
     Raises:
         RequestError: a value has another type, or there is none.
     """
-    found: dict[str, Any] = {"": given}
+    objects: dict[str, Any] = {"": given}
     if isinstance(given, Mapping):
-        found = {str(name): one for name, one in given.items()}
+        objects = {str(name): value for name, value in given.items()}
     elif isinstance(given, list | tuple):
-        found = {str(number): one for number, one in enumerate(given)}
-    wrong = [type(one).__name__ for one in found.values() if not isinstance(one, kind)]
-    if wrong or not found:
+        objects = {str(number): value for number, value in enumerate(given)}
+    wrong = [type(value).__name__ for value in objects.values() if not isinstance(value, kind)]
+    if wrong or not objects:
         raise RequestError(
             f"ddp_hpc.snapshots({what}=): {_ARTICLE[what]} {kind.__name__}, or a list or dict of several, is "
             f"required (got {wrong[0] if wrong else 'none'})"
         )
-    return found
+    return objects
 
 
 def state_of(
@@ -56,7 +57,7 @@ def state_of(
         for name, model in models.items()
         for key, value in live_tensors(_bare(world, model)).items()
     }
-    stateful = {name: _complete(one) for name, one in objects.items()}
+    stateful = {name: _complete(value) for name, value in objects.items()}
     return TrainingState(
         group=world.group,
         model=tensors,
@@ -70,15 +71,17 @@ def _bare(world: ConnectedWorld, model: nn.Module) -> nn.Module:
     """Returns the model without the wrappers of torch.compile and `wrap`, which change the names."""
     while isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         model = compiled
-    return next((one.bare for one in world.shared if model in (one.model, one.bare)), model)
+    return next(
+        (strategy.bare for strategy in world.shared if model in (strategy.model, strategy.bare)), model
+    )
 
 
 def check_objects(objects: Mapping[str, Any], options: Iterable[str]) -> None:
     """Raises RequestError if an object has no `state_dict`. `options` are the names of other arguments."""
-    for name, one in objects.items():
-        if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
+    for name, value in objects.items():
+        if not all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")):
             raise RequestError(
-                f"ddp_hpc.snapshots({name}=) got {type(one).__name__}, which has no state_dict and "
+                f"ddp_hpc.snapshots({name}=) got {type(value).__name__}, which has no state_dict and "
                 f"load_state_dict{nearest(name, list(options))}"
             )
 
@@ -88,7 +91,7 @@ def check_state(state: TrainingState) -> None:
     object_tensors(state.objects)
     free = {id(tensor) for tensor in state.model.values()}
     for optimizer in state.optimizers:
-        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             if id(parameter) not in free:
                 raise RequestError(
                     f"ddp_hpc.snapshots(): a parameter of shape {tuple(parameter.shape)} of "
@@ -104,9 +107,9 @@ def differing_objects(state: TrainingState) -> list[str]:
     Large tensors and those on a device, such as the averages of a model, are not compared.
     """
     own = {}
-    for name, one in state.objects.items():
+    for name, value in state.objects.items():
         digest = 0
-        for tensor in object_tensors({name: one}).values():
+        for tensor in object_tensors({name: value}).values():
             if tensor.device.type == "cpu" and tensor.nbytes <= _MOST_COMPARED_BYTES:
                 digest = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, digest)
         own[name] = digest
@@ -164,11 +167,11 @@ class _WithoutDdp:
         return key
 
 
-def _complete(one: Any) -> Any:
+def _complete(value: Any) -> Any:
     """Wraps an object if its own state does not contain everything that must be restored."""
-    if isinstance(one, nn.Module):
-        return _WithoutDdp(one)
-    return _WithLearningRates(one) if isinstance(getattr(one, "optimizer", None), Optimizer) else one
+    if isinstance(value, nn.Module):
+        return _WithoutDdp(value)
+    return _WithLearningRates(value) if isinstance(getattr(value, "optimizer", None), Optimizer) else value
 
 
 class _OptimizerValues:
@@ -196,4 +199,4 @@ class _OptimizerValues:
 
 
 def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: one for key, one in values.items() if not isinstance(one, Tensor | None)}
+    return {key: value for key, value in values.items() if not isinstance(value, Tensor | None)}

@@ -86,16 +86,6 @@ def is_refusal(code: int, end: AttemptEnd | None, before: SeenState, after: Seen
     return is_wrong and (after.stamp == before.stamp or after.state is None or not after.state.is_failure)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgramEnd:
-    """How a program that did not write a state ended."""
-
-    code: int
-    reason: str
-    is_plain: bool
-    """Whether the launcher's exit code says the same."""
-
-
 def program_end(
     *,
     launcher: str,
@@ -105,26 +95,40 @@ def program_end(
     failure: AttemptEnd | None,
     rank_0: int | None,
     is_recorded: bool,
-) -> ProgramEnd:
-    """Returns how the program ended, from the exit code of the launcher and from the records of its ranks.
+) -> AttemptEnd:
+    """Returns how a program that did not write a state ended, from the launcher's exit code and its ranks.
 
-    `was_ended` is whether the supervisor had to end the launcher. `failure` is the first failure of a rank,
-    and `rank_0` the exit code of rank 0; with `is_recorded`, None means that rank 0 did not end by itself.
+    `was_ended` is whether the supervisor had to end the launcher. `failure` is the recorded failure of a
+    rank, and `rank_0` the exit code of rank 0; with `is_recorded`, None means that rank 0 did not end by
+    itself.
     """
     if failure is not None:
-        return ProgramEnd(code=failure.exit_code, reason=failure.reason, is_plain=code == failure.exit_code)
-    if was_ended and rank_0 is not None:
-        return ProgramEnd(code=rank_0, reason=f"rank 0 exited with code {rank_0}", is_plain=False)
-    if code == 0 and rank_0 == EXIT_REQUEUE:
-        return ProgramEnd(code=rank_0, reason=f"rank 0 exited with code {rank_0}", is_plain=True)
+        return failure
+    if rank_0 is not None and (was_ended or (code == 0 and rank_0 == EXIT_REQUEUE)):
+        return _exited(rank_0, f"rank 0 exited with code {rank_0}")
     if code == 0 and (writes_state or (is_recorded and rank_0 is None)):
         missing = "the training has not written its final state" if writes_state else "rank 0 did not end"
         reason = f"{launcher} exited with code 0, but {missing}; look for the cause in the log"
-        return ProgramEnd(code=EXIT_FAILED, reason=reason, is_plain=False)
+        return AttemptEnd(cause=Cause.LOST_RANK, exit_code=EXIT_FAILED, reason=reason)
     if was_ended and code:
         reason = f"{launcher} did not end and was killed; look in the log for ranks that hang"
-        return ProgramEnd(code=code, reason=reason, is_plain=False)
-    return ProgramEnd(code=code, reason=f"exit code {code}" if code else "", is_plain=True)
+        return AttemptEnd(cause=Cause.HANG, exit_code=code, reason=reason)
+    return _exited(code, f"exit code {code}" if code else "")
+
+
+def _exited(code: int, reason: str) -> AttemptEnd:
+    causes = {EXIT_DONE: Cause.DONE, EXIT_REQUEUE: Cause.STOPPED}
+    return AttemptEnd(cause=causes.get(code, Cause.EXITED), exit_code=code, reason=reason)
+
+
+def end_of_program(program: AttemptEnd, after: SeenState) -> AttemptEnd:
+    """Returns the end of an attempt whose program has led to the state `after`."""
+    if after.state is State.REQUEUE:
+        return replace(program, cause=Cause.STOPPED, reason=after.reason)
+    # For example, exit code 75 without a checkpoint.
+    if after.state is State.FAILED and not program.cause.is_failure:
+        return replace(program, cause=Cause.FAILED, reason=after.reason)
+    return program
 
 
 def end_without_record(code: int, launcher: str) -> AttemptEnd:

@@ -8,10 +8,10 @@ from glob import iglob
 from itertools import islice
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_REQUEUE
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.queue.submission_ledger import Attempt
-from ddp_hpc.supervisor.decisions import ProgramEnd
 from ddp_hpc.supervisor.run_files import SeenState
 
 # Limits the time for listing a directory of checkpoints, which can contain very many files.
@@ -41,9 +41,9 @@ class Progress:
     def _paths(self) -> Iterator[str]:
         yield str(self.file)
         for pattern in self._patterns:
-            for found in iglob(pattern):  # noqa: PTH207 - patterns can be absolute
-                yield found
-                for directory, _, names in os.walk(found):
+            for match in iglob(pattern):  # noqa: PTH207 - patterns can be absolute
+                yield match
+                for directory, _, names in os.walk(match):
                     yield directory
                     yield from (os.path.join(directory, name) for name in names)  # noqa: PTH118 - many files
 
@@ -57,7 +57,7 @@ class Progress:
 
 
 def state_of_program(
-    end: ProgramEnd, attempt: Attempt, progress: Progress, *, at_deadline: bool
+    end: AttemptEnd, attempt: Attempt, progress: Progress, *, at_deadline: bool
 ) -> SeenState:
     """Returns the state of the run after its program has ended.
 
@@ -66,7 +66,7 @@ def state_of_program(
     that of the last checkpoint, and unknown if the program does not record a greater step than before. A
     completed program has run beyond its last checkpoint, so that its step is 0.
     """
-    code, step = end.code, attempt.first_step
+    code, step = end.exit_code, attempt.first_step
     if has_progressed := progress.has_advanced():
         step = progress.step() if progress.step() > attempt.first_step else 0
     is_known = not has_progressed or step > 0

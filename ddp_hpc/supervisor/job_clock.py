@@ -33,9 +33,9 @@ class JobClock:
         if (
             reported_s is None
             and job.is_job
-            and (found := scheduler.inside_job.read_end_s(job.job_id, ask_once))
+            and (answer := scheduler.inside_job.read_end_s(job.job_id, ask_once))
         ):
-            reported_s = found[0]
+            reported_s = answer[0]
         self.is_reported = reported_s is not None
         by_directive_s = None if walltime_s is None else started_s() + walltime_s
         self.end_s = reported_s if reported_s is not None else by_directive_s
@@ -71,11 +71,11 @@ class JobClock:
     def ask_again(self) -> None:
         """Asks the scheduler for the end of the job, which a user or an administrator may have changed."""
         if self.is_reported:
-            found = self._scheduler.inside_job.read_end_s(
+            answer = self._scheduler.inside_job.read_end_s(
                 self._job.job_id, partial(ask_once, limit_s=_ASK_AGAIN_LIMIT_S)
             )
-            if found is not None:
-                self.end_s = found[0]
+            if answer is not None:
+                self.end_s = answer[0]
 
     def stop(self) -> None:
         """Records that SIGTERM has arrived, and asks the scheduler for the cause in the background."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.supervisor.launcher_patience import Action
 
+Action = Literal["wait", "terminate", "kill"]
 _LOOK_S = 0.5
 _KILLED_S = 5.0
 # A busy controller must not delay the end of the job.

@@ -100,8 +100,8 @@ class RunFiles:
             status = path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             with suppress(DdpHpcError):
-                if found := read_state(self.path):
-                    return SeenState(found.state, found.step, found.reason, stamp, found.is_step_known)
+                if state := read_state(self.path):
+                    return SeenState(state.state, state.step, state.reason, stamp, state.is_step_known)
             return SeenState(stamp=stamp)
         return SeenState()
 

@@ -1,4 +1,9 @@
-"""Watches a run while its launcher runs: its final state, the deadline, and the signal before it."""
+"""Watches a run while its launcher runs: its final state, the deadline, and the signal before it.
+
+srun waits forever for the tasks of a disconnected node, and MPICH's mpiexec for ranks whose proxy was killed.
+mpiexec.hydra also stops forwarding signals and output as long as a stranger keeps a connection to its port.
+The watch therefore ends a launcher that does not end.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,37 @@ import time
 from collections.abc import Callable
 
 from ddp_hpc.supervisor.job_clock import JobClock
-from ddp_hpc.supervisor.launcher_patience import Action, LauncherView, next_action
+from ddp_hpc.supervisor.launcher_process import Action
 from ddp_hpc.supervisor.run_files import RunFiles
 
 # How often the state of the run is read, which can be on a busy file system.
 _READ_S = 2.0
 # The time in which ranks without a launcher can save their state.
 _ORPHANS_S = 10.0
+# The ranks close their process group and their files after they have written the final state.
+FINAL_S = 30.0
+_TERM_S = 5.0
+
+
+def next_action(
+    now_s: float, final_since_s: float | None, terminated_s: float | None, last_s: float | None
+) -> Action:
+    """Returns what to do with the launcher now; times are in seconds since the Unix epoch.
+
+    `final_since_s` is when the run has written its final state, and `terminated_s` when the launcher was sent
+    SIGTERM because of that; None if this has not happened. `last_s` is the last moment at which the launcher
+    can be ended so that another job can still be requested; None if there is no limit.
+    """
+    if last_s is not None and now_s >= last_s:
+        return "kill"
+    if terminated_s is not None:
+        return "kill" if now_s >= terminated_s + _TERM_S else "wait"
+    if final_since_s is None:
+        return "wait"
+    terminate_s = final_since_s + FINAL_S
+    if last_s is not None:
+        terminate_s = min(terminate_s, max(final_since_s, last_s - _TERM_S))
+    return "terminate" if now_s >= terminate_s else "wait"
 
 
 class RunWatch:
@@ -72,13 +101,7 @@ class RunWatch:
         if now_s >= self._read_s + _READ_S:
             self._read_s = now_s
             self._read_state(self._files, now_s)
-        view = LauncherView(
-            now_s=now_s,
-            final_since_s=self._final_since_s,
-            terminated_s=self._terminated_s,
-            last_s=self._last_s(),
-        )
-        action = next_action(view)
+        action = next_action(now_s, self._final_since_s, self._terminated_s, self._last_s())
         if action == "terminate":
             self._terminated_s = now_s
             waited_s = now_s - (self._final_since_s or now_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddp_hpc.base.attempt_end import AttemptEnd, rank_0_end
 from ddp_hpc.base.errors import EXIT_REQUEUE, EXIT_WRONG_REQUEST, DdpHpcError
-from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord, is_cancelled, record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
 from ddp_hpc.supervisor import decisions
@@ -71,24 +71,25 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
     if after.stamp == before.stamp:
         program = _program_end(ended, recorded, files)
         after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
+        files.write_end(attempt, decisions.end_of_program(program, after))
         if after.state is not State.REQUEUE:
             if ended.end.was_ended and after.state is not None and after.state.is_failure:
                 _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
-            return program.code
+            return program.exit_code
     elif not after.state:  # the file is damaged, or was written by other software
         return code
     if recorded is None and after.state is State.RUNNING:
         recorded = decisions.end_without_record(code, ended.launcher)
         files.write_end(attempt, recorded)
-    found = decisions.outcome(code, recorded, attempt.first_step, after)
-    if isinstance(found, int):
-        if found and after.state is State.RUNNING and after.step:
+    outcome = decisions.outcome(code, recorded, attempt.first_step, after)
+    if isinstance(outcome, int):
+        if outcome and after.state is State.RUNNING and after.step:
             _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.NOTHING_SAVED)
-        return found
-    return _NextJob(found, attempt, job, clock, files, settings).request(stop)
+        return outcome
+    return _NextJob(outcome, attempt, job, clock, files, settings).request(stop)
 
 
-def _program_end(ended: Ended, recorded: AttemptEnd | None, files: RunFiles) -> decisions.ProgramEnd:
+def _program_end(ended: Ended, recorded: AttemptEnd | None, files: RunFiles) -> AttemptEnd:
     key = ended.attempt.key
     try:
         rank_0, is_recorded = rank_0_end(files.path, key), True
@@ -106,7 +107,7 @@ def _program_end(ended: Ended, recorded: AttemptEnd | None, files: RunFiles) -> 
 
 
 def _write_state(
-    ended: Ended, program: decisions.ProgramEnd, files: RunFiles, settings: Settings, *, at_deadline: bool
+    ended: Ended, program: AttemptEnd, files: RunFiles, settings: Settings, *, at_deadline: bool
 ) -> SeenState:
     """Writes and returns the state of a run whose program did not write a state."""
     state = state_of_program(
@@ -121,7 +122,9 @@ def _write_state(
         step = decisions.at_step(state.step, " ")
         complain(f"{error}; the state of the run is: {state.state}{step} {state.reason}")
     has_failed = state.state is not None and state.state.is_failure
-    if has_failed and (program.code == EXIT_REQUEUE or not program.is_plain):
+    # The log of the launcher says the same about a program that exited with this code.
+    is_plain = program.cause is Cause.EXITED and program.exit_code == ended.end.code
+    if has_failed and not is_plain:
         complain(state.reason)
     return state
 

@@ -38,7 +38,7 @@ AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
 _AFTER_LIMIT_S, _AFTER_POLL_S = 180.0, 2.0
 # The final states of a run. torchrun's agents restart failed ranks, so only `done` is final there.
-_FINAL, _FINAL_WITH_TORCHRUN = tuple(one for one in State if one.is_final), (State.DONE,)
+_FINAL, _FINAL_WITH_TORCHRUN = tuple(state for state in State if state.is_final), (State.DONE,)
 
 
 def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -> int:
@@ -182,7 +182,7 @@ class _Launch:
         settings = self._settings
         variables = {**self._variables(), **variables}
         environ = {**self._environ, **variables}
-        argv, more = resolve(
+        argv, own_variables = resolve(
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
@@ -197,7 +197,7 @@ class _Launch:
             signal_lead_s=settings.signal_lead_s,
             say=say,
         )
-        return run_launcher(argv, {**environ, **more}, watch)
+        return run_launcher(argv, {**environ, **own_variables}, watch)
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -110,8 +110,8 @@ def _slices(
     """Returns the sample numbers of each batch of this rank, and whether the batch counts in the result."""
     start, stop = (num_samples * (rank + i) // size for i in (0, 1))
     firsts = range(start, stop, batch_size)
-    found = [(np.arange(first, min(first + batch_size, stop), dtype=np.int64), True) for first in firsts]
+    batches = [(np.arange(first, min(first + batch_size, stop), dtype=np.int64), True) for first in firsts]
     most = math.ceil(math.ceil(num_samples / size) / batch_size) if equally_many else 0
     # The repeated batch is a full one, because a pipeline compiles a schedule for each batch size.
     spare = np.zeros(min(batch_size, num_samples), dtype=np.int64)
-    return found + [(spare, False)] * (most - len(found))
+    return batches + [(spare, False)] * (most - len(batches))

@@ -49,10 +49,10 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
             return f"{text} in the data ({name})"
     if strategy.forward_is_collective:
         return _bad_gradient(strategy)
-    found: list[str] = []
+    causes: list[str] = []
     names = {module: name for name, module in strategy.bare.named_modules()}
     hooks = [
-        module.register_forward_hook(partial(_check_layer, found, name))
+        module.register_forward_hook(partial(_check_layer, causes, name))
         for module, name in names.items()
         if not any(True for _ in module.children())
     ]
@@ -70,22 +70,22 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    if found:
-        return found[0]
+    if causes:
+        return causes[0]
     if text := _bad(loss):
         return f"the loss is {text} although every layer's output is finite"
     return _bad_gradient(strategy)
 
 
-def _check_layer(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    if found:
+def _check_layer(causes: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    if causes:
         return
     where = f"{name or 'the model'} ({type(module).__name__})"
     # The inputs are checked too, because they may come from code between the layers.
     for place, values in (("input", inputs), ("output", output)):
         for value in values if isinstance(values, tuple) else (values,):
             if isinstance(value, Tensor) and value.is_floating_point() and (text := _bad(value)):
-                found.append(f"{text} first in the {place} of {where}")
+                causes.append(f"{text} first in the {place} of {where}")
                 return
 
 

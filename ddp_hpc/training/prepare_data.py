@@ -17,7 +17,7 @@ from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 
 # If a copy takes less than this time, no progress is shown.
 _PROGRESS_AFTER_S = 3.0

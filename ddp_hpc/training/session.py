@@ -39,7 +39,7 @@ from ddp_hpc.training.run.parts import Parts
 
 if TYPE_CHECKING:
     from ddp_hpc.training.process_group.group import Group
-    from ddp_hpc.training.telemetry.progress_bar import Progress
+    from ddp_hpc.training.telemetry.progress import Progress
 
 
 # Time limit for a rank to save its state and stop after torchrun's agent was killed.

@@ -21,7 +21,7 @@ from ddp_hpc.training.tasks.builtin_models import factory_of
 from ddp_hpc.training.tasks.initial_values import InitialValues, with_memory, without_memory
 from ddp_hpc.training.tasks.recorded_init import Recorder
 from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, make_task, shapes_text
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 
 
 def set_up(

@@ -46,7 +46,7 @@ from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task, zeros
 from ddp_hpc.training.telemetry.metric_sinks import open_sinks
 from ddp_hpc.training.telemetry.profiler import Trace
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 _AGAINST_NON_FINITE = (
@@ -298,7 +298,7 @@ class Trainer:
             return None
         begin_s = time.monotonic()
         try:
-            found = evaluate(
+            result = evaluate(
                 self.strategy,
                 self.samples.test,
                 batch_size=self.config.data.batch_size,
@@ -310,8 +310,8 @@ class Trainer:
             error.add_note(f"the evaluation after step {self.position.step}")
             raise
         self.lifecycle.evaluated(time.monotonic() - begin_s)
-        self.progress.say(f"epoch {epoch}/{self.config.epochs} test: {found}")
-        return found
+        self.progress.say(f"epoch {epoch}/{self.config.epochs} test: {result}")
+        return result
 
     def _finish(self, wall_s: float, stop: str) -> Result:
         """Closes the outputs, completes the last snapshot, and returns the result."""
@@ -369,8 +369,8 @@ def _described(config: TrainConfig, num_parameters: int, mesh: Mesh) -> str:
 
 def _listed(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:_MOST_SAMPLES]))
-    more = len(numbers) - _MOST_SAMPLES
-    return f"{shown} and {more} more" if more > 0 else shown
+    num_hidden = len(numbers) - _MOST_SAMPLES
+    return f"{shown} and {num_hidden} more" if num_hidden > 0 else shown
 
 
 def _strategy_name(config: TrainConfig, mesh: Mesh) -> str:

@@ -15,6 +15,7 @@ from tests.conftest import skip_without
 from tests.training.forked import Forks
 
 skip_without("accelerate")
+pytestmark = pytest.mark.check  # test_whole_loop.py has the main behavior
 PROGRAM = Path(__file__).with_name("beside_accelerate.py")
 
 

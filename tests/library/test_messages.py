@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import pytest
+
 import ddp_hpc
 from ddp_hpc.base.options import argument_names, options_of
 from ddp_hpc.training.config import TrainConfig
@@ -32,6 +34,7 @@ def _run(forks: Forks, directory: Path, script: str) -> Ended:
     return forks.script("mine.py", cwd=directory)
 
 
+@pytest.mark.check
 def test_a_handler_of_the_logger_receives_messages_and_errors_instead_of_stderr(
     forks: Forks, tmp_path: Path
 ) -> None:

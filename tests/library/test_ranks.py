@@ -191,6 +191,7 @@ def test_each_sample_is_gathered_once_and_shapes_that_differ_are_refused(
     assert "the shape is (samples, 4) on rank 1, but (samples, 3) on rank 0; only the first axis may" in line
 
 
+@pytest.mark.check
 def test_the_workers_of_each_rank_read_its_share(tmp_path: Path, mpiexec: Path, launch: Launch) -> None:
     program = "import sys; from tests.library import parts; parts.main(sys.argv[1:])"
     argv = [mpiexec, "-n", "2", sys.executable, "-c", program, "workers"]
@@ -223,6 +224,7 @@ print("freed", flush=True)
 """
 
 
+@pytest.mark.check
 def test_a_process_ends_successfully_while_gloo_still_frees_a_collective(tmp_path: Path) -> None:
     """Destroying the process group waits for gloo's thread, which needs the GIL."""
     (tmp_path / "late.py").write_text(_GLOO_IS_LATE)

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +82,12 @@ def _assert_resumes_exactly(make: Loop) -> None:
     assert _run(make, "run", 3, 2, 4) == _run(make, None, 9)
 
 
+def _first_in_make_test(names: Iterable[str], num: int) -> list[Any]:
+    """All names, of which only the first `num` are not marked with check."""
+    marked = [pytest.param(name, marks=pytest.mark.check) for name in names]
+    return [*list(names)[:num], *marked[num:]]
+
+
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4, 4], 0.5),
@@ -101,7 +107,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", _first_in_make_test(SCHEDULERS, 3))
 def test_a_resumed_schedule_has_the_same_learning_rates(name: str) -> None:
     def make() -> dict[str, Any]:
         model = nn.Linear(2, 1)
@@ -121,7 +127,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", _first_in_make_test(OPTIMIZERS, 3))
 def test_optimizers_resume_exactly(name: str) -> None:
     def make() -> dict[str, Any]:
         model = nn.Linear(2, 1)

@@ -94,6 +94,7 @@ def test_each_subjob_of_a_pbs_array_has_its_own_run_which_its_successors_resume(
     assert sorted(line for line in logs.splitlines() if line.startswith("task ")) == ["task 1", "task 2"]
 
 
+@pytest.mark.check
 def test_the_successor_of_a_subjob_is_not_the_whole_array_of_the_directives(site: Site) -> None:
     job = chain_script(site, "10", "20", "requeue", options=["--array", "1-2"])
     assert "#PBS -J 1-2\n" in job.read_text()
@@ -106,6 +107,7 @@ def test_the_successor_of_a_subjob_is_not_the_whole_array_of_the_directives(site
         assert "#PBS -J" not in (run_dir / "job.sh").read_text()
 
 
+@pytest.mark.check
 def test_the_successor_of_a_subjob_waits_until_the_subjob_has_ended(site: Site) -> None:
     """PBS itself accepts no dependency on a subjob."""
     job = chain_script(
@@ -124,6 +126,7 @@ def test_the_successor_of_a_subjob_waits_until_the_subjob_has_ended(site: Site) 
     ]
 
 
+@pytest.mark.check
 def test_status_names_the_command_that_submits_the_one_task_again(site: Site) -> None:
     program(site.root / "bin" / "qsub", "#!/bin/sh\necho 'qsub: no' >&2\nexit 1\n")
     site.submit(chain_script(site, "10", "20", "requeue", options=["--array", "1-2"]))
@@ -139,6 +142,7 @@ def test_status_names_the_command_that_submits_the_one_task_again(site: Site) ->
     assert [(runs / f"task-{index}/state").read_text().split()[0] for index in (1, 2)] == ["done", "requeue"]
 
 
+@pytest.mark.check
 def test_the_successor_of_a_subjob_gets_the_resources_of_the_command_line(site: Site) -> None:
     """OpenPBS does not copy the command line of qsub to a subjob (create_subjob in array_func.c)."""
     job = chain_script(site, "10", "20", "requeue")

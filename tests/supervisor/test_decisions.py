@@ -11,9 +11,10 @@ from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.supervisor import decisions
-from ddp_hpc.supervisor.decisions import ProgramEnd, program_end, why_no_job, why_stopped
-from ddp_hpc.supervisor.launcher_patience import FINAL_S, Action, LauncherView, next_action
+from ddp_hpc.supervisor.decisions import program_end, why_no_job, why_stopped
+from ddp_hpc.supervisor.launcher_process import Action
 from ddp_hpc.supervisor.run_files import SeenState
+from ddp_hpc.supervisor.run_watch import FINAL_S, next_action
 
 ATTEMPT = Attempt(number=2, job_id="17", first_step=10, at_s=1700000000)
 FAILED = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 1 on n2 exited with code 3")
@@ -25,7 +26,7 @@ WITHOUT_STATE = "mpiexec exited with code 0, but the training has not written it
 KILLED_LAUNCHER = "mpiexec did not end and was killed; look in the log for ranks that hang"
 
 
-def end_of(**given: object) -> ProgramEnd:
+def end_of(**given: object) -> AttemptEnd:
     defaults: dict[str, object] = {
         "launcher": "mpiexec",
         "code": 0,
@@ -62,7 +63,7 @@ def end_of(**given: object) -> ProgramEnd:
 )  # fmt: skip
 def test_how_a_program_ended(given: dict[str, object], code: int, reason: str) -> None:
     found = end_of(**given)
-    assert (found.code, found.reason) == (code, reason)
+    assert (found.exit_code, found.reason) == (code, reason)
 
 
 @pytest.mark.parametrize(
@@ -233,5 +234,4 @@ def test_the_deadline_limits_the_patience_with_a_launcher(
     last_s: float | None,
     action: Action,
 ) -> None:
-    view = LauncherView(now_s=now_s, final_since_s=final_since_s, terminated_s=terminated_s, last_s=last_s)
-    assert next_action(view) == action
+    assert next_action(now_s, final_since_s, terminated_s, last_s) == action

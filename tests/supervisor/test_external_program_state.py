@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt
-from ddp_hpc.supervisor.decisions import ProgramEnd
 from ddp_hpc.supervisor.external_program_state import Progress, state_of_program
 
 ATTEMPT = Attempt(number=2, job_id="17", first_step=100, at_s=1700000000)
@@ -44,7 +44,7 @@ def test_the_state_of_a_run(
     progress = Progress(tmp_path / "progress")
     if written is not None:
         progress.file.write_text(written)
-    end = ProgramEnd(code=code, reason=f"exit code {code}", is_plain=True)
+    end = AttemptEnd(cause=Cause.EXITED, exit_code=code, reason=f"exit code {code}")
     found = state_of_program(end, ATTEMPT, progress, at_deadline=at_deadline)
     assert (found.state, found.step if found.is_step_known else None) == (state, step)
     assert reason in found.reason

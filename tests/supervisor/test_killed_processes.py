@@ -70,6 +70,7 @@ def test_ranks_save_and_end_after_their_launcher_was_killed(directory: Path) -> 
     assert (directory / "saved").exists()
 
 
+@pytest.mark.check
 def test_a_rank_that_ignores_sigterm_is_killed_and_named(directory: Path) -> None:
     supervisor = start(directory, after="")
     os.kill(pid_of(directory, "launcher"), signal.SIGKILL)

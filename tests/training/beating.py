@@ -90,8 +90,8 @@ def main():
         rank=rank, world_size=size, local_rank=0, local_size=1, hostname=f"n{rank}", launcher="hand"
     )
 
-    def on_lost(loss):
-        print(loss.text, flush=True)
+    def on_lost(end):
+        print(end.reason, flush=True)
         os._exit(LOST)
 
     comm = FileComm(rank, size, folder)

@@ -36,18 +36,10 @@ def left_in(folder):
     ("options", "words"),
     [
         (["--epochs", "0"], ["--epochs must be greater than 0 (got 0)"]),
-        (["--batch-size", "-1"], ["--batch-size must be greater than 0 (got -1)"]),
-        (["--dropout", "1"], ["--dropout must be less than 1 (got 1.0)"]),
-        (["--weight-decay", "nan"], ["--weight-decay must be at least 0 (got nan)"]),
         (["--model", "transformr"], ["transformr", 'did you mean "transformer"']),
-        (["--src-shape", "1,0"], ["1,0", "positive sizes"]),
-        (["--workers", "1000"], ["--workers must be from 0 to 64 (got 1000)"]),
-        (["--src-shape", "1,512;rm"], ["invalid shape"]),
         (["--epoch", "3"], ["No such option", "--epochs"]),
         (["--model", "classifier"], ["--data", "data_gen digits"]),
-        (["--model", "decoder"], ["--data", "data_gen text"]),
         (["--backend", "nccl", "--device", "cpu"], ["nccl", "CUDA"]),
-        (["--discovery", "slrum"], ["slrum"]),
         (["--discovery", "slurm"], ["SLURM_STEP_ID", "srun"]),
     ],
 )
@@ -105,12 +97,6 @@ def test_a_truncated_file_is_rejected(tmp_path, refused):
     assert "cut.h5" in refused("--data", str(path), ranks=2)
 
 
-def test_an_unwritable_metrics_file_is_rejected(tmp_path, refused):
-    (tmp_path / "folder").mkdir()
-    options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
-    assert "--metrics folder" in refused(*options, "--metrics", "folder", ranks=2)
-
-
 def test_an_unwritable_summary_is_rejected_before_the_training(tmp_path, refused):
     (tmp_path / "folder").mkdir()
     options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
@@ -126,14 +112,13 @@ def test_integer_data_is_converted_to_floats(tmp_path, forks):
     forks.run(*options, cwd=tmp_path, ranks=1)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_scalar_samples_are_supported(tmp_path, forks, ranks):
-    # 17 samples: a rank gets an empty share of the last step.
+def test_scalar_samples_are_supported(tmp_path, forks):
+    # 17 samples: rank 1 gets an empty share of the last step.
     with h5py.File(tmp_path / "flat.h5", "w") as file:
         file["src"] = np.arange(17, dtype=np.float32) / 17
         file["tgt"] = np.arange(17) % 3
     options = ["--model", "linear", "--data", "flat.h5", "--epochs", "1", "--batch-size", "4"]
-    forks.run(*options, cwd=tmp_path, ranks=ranks)
+    forks.run(*options, cwd=tmp_path, ranks=2)
 
 
 def test_a_label_beyond_the_number_of_classes_is_reported(tmp_path, forks):

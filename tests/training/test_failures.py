@@ -33,23 +33,6 @@ def _run(tmp_path, fault, *options, launcher="mpiexec", ranks):
     return done, time.monotonic() - began
 
 
-@pytest.mark.parametrize(
-    ("launcher", "rank", "ranks"),
-    [
-        # In `make test`, the test with `failed_while_saving` covers mpiexec.
-        pytest.param("mpiexec", 0, 2, marks=pytest.mark.soak),
-        pytest.param("mpiexec", 2, 3, marks=pytest.mark.soak),
-        pytest.param(
-            "torchrun", 0, 3, marks=pytest.mark.soak
-        ),  # a run that torchrun restarts is tested below
-        pytest.param("torchrun", 2, 3, marks=pytest.mark.soak),
-    ],
-)
-def test_only_the_exception_of_the_failed_rank_is_printed(tmp_path, launcher, rank, ranks):
-    done, took_s = _run(tmp_path, f"raise:{rank}", launcher=launcher, ranks=ranks)
-    _assert_one_exception(done, took_s, rank, ranks)
-
-
 def _assert_one_exception(done, took_s, rank, ranks):
     assert done.returncode == 1
     assert took_s < 45, "no rank waits for a lost one"
@@ -78,6 +61,7 @@ def test_the_snapshot_that_is_being_written_when_another_rank_fails_is_completed
     _assert_one_whole_snapshot(home)
 
 
+@pytest.mark.check
 def test_the_snapshot_that_the_failing_rank_is_writing_is_completed(tmp_path, forks):
     job = _forked(forks, tmp_path, "while_saving:0", *SAVING, ranks=2)
     assert job.wait() == [1, 1], job.words()
@@ -129,7 +113,7 @@ def _without_progress(job):
     return [line for line in job.words().splitlines() if not line.startswith(fine)]
 
 
-@pytest.mark.parametrize("fault", ["raise:0", "raise:1", "pick:1"])
+@pytest.mark.parametrize("fault", [pytest.param("raise:0", marks=pytest.mark.check), "raise:1", "pick:1"])
 def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     job = _forked(forks, tmp_path, fault)
     assert job.wait() == [1, 1, 1]
@@ -177,7 +161,7 @@ def test_a_killed_rank_is_named(tmp_path, forks):
     _assert_recorded(tmp_path, cause=Cause.LOST_RANK, exit_code=1)
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.soak)])
 def test_an_error_on_all_ranks_ends_all_with_the_same_code(tmp_path, forks, times):
     """Threads that still wait at the exit can cause SIGABRT, but only sometimes."""
     for _ in range(times):
@@ -206,12 +190,14 @@ def test_torchrun_restarts_failed_ranks_from_the_newest_snapshot(tmp_path):
     assert (tmp_path / "s.json").exists()
 
 
+@pytest.mark.check
 def test_a_killed_rank_ends_the_job(tmp_path):
     done, took_s = _run(tmp_path, "kill:1", ranks=2)
     assert done.returncode != 0
     assert took_s < 45
 
 
+@pytest.mark.check
 def test_a_stopped_rank_is_named(tmp_path):
     # This test needs mpiexec, which kills the stopped process at the end.
     done, _ = _run(tmp_path, "stop:2", "--hang-timeout", "6", ranks=3)
@@ -220,6 +206,7 @@ def test_a_stopped_rank_is_named(tmp_path):
     assert re.search(r"rank 2 on \S+ has been .*no answer: its process is stopped", line), line
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_exits_with_0_in_the_middle_is_named_and_fails_the_job(tmp_path, rank):
     # Hydra kills the other ranks when it notices such an exit, and returns 0.
@@ -251,7 +238,7 @@ def test_a_signal_does_not_interrupt_the_report_of_a_failure(tmp_path, forks, si
 @pytest.mark.parametrize(
     ("signum", "options"),
     [
-        (signal.SIGINT, []),
+        pytest.param(signal.SIGINT, [], marks=pytest.mark.check),
         (signal.SIGTERM, ["--workers", "1"]),
     ],
 )

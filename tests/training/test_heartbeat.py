@@ -121,6 +121,7 @@ def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, k
     assert "no answer: its process is stopped, or Python is blocked in a C call" in text
 
 
+@pytest.mark.check
 def test_the_limit_of_the_first_step_ends_with_it_even_if_the_rank_then_sends_nothing(ranks):
     """A rank that stops directly after its first step, in the interval between two beats."""
     text, code = ranks("stop:1:1", "hang_s=2", "first_s=60").words_of(0)
@@ -169,6 +170,7 @@ def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
         ),
     ],
 )
+@pytest.mark.check
 def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path, limits, of_rank_0, of_rank_1):
     """An unplugged cable closes no connection, so only a time limit detects it."""
     if subprocess.run(["unshare", "-rnpf", "true"], capture_output=True).returncode != 0:
@@ -300,7 +302,7 @@ def test_a_rank_with_a_better_error_has_time_to_report_first():
     assert lost == []
     for heartbeat in heartbeats:
         heartbeat.thread.thread.join(5)
-    assert sorted((loss.rank, loss.text[:6]) for loss in lost) == [(0, "rank 0"), (1, "rank 1")]
+    assert sorted((end.rank, end.reason[:6]) for end in lost) == [(0, "rank 0"), (1, "rank 1")]
 
 
 @pytest.mark.parametrize("first", [0, 1])

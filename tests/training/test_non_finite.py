@@ -146,6 +146,7 @@ def test_with_allow_non_finite_loss_training_continues_while_parameters_are_fini
     assert ("warning: step 3: the loss of rank 1 is nan" in job.words()) == (kind == "loss")
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_under_real_launchers_one_error_is_printed_and_the_valid_snapshot_kept(launcher, mine):
     done = train(*MODEL, *SAVING, *options(bad_at=3), cwd=mine, ranks=2, launcher=launcher)

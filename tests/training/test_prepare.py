@@ -25,7 +25,7 @@ from ddp_hpc.training import prepare_data as prepare
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 from tests.discovery.simulated_mpi import on_all_ranks
 from tests.stores import store_in_thread
 

@@ -30,7 +30,7 @@ def _start(name, folder):
     return ranks, succeeded(done), folder
 
 
-@pytest.mark.parametrize("name", ["single", "hydra", "torchrun"])
+@pytest.mark.parametrize("name", ["single", "hydra", pytest.param("torchrun", marks=pytest.mark.check)])
 def test_every_launcher_starts_the_same_training(started, name):
     ranks, done, folder = started(name)
     summary = json.loads((folder / "s.json").read_text())
@@ -46,7 +46,7 @@ def test_every_launcher_starts_the_same_training(started, name):
     assert f"{ranks} rank" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["hydra", "torchrun"])
+@pytest.mark.parametrize("name", ["hydra", pytest.param("torchrun", marks=pytest.mark.check)])
 def test_a_good_placement_is_one_line_and_a_table(started, name):
     _, done, folder = started(name)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(("placement: ", "warning: "))]
@@ -112,6 +112,7 @@ def test_pt_and_safetensors_files_have_the_losses_of_the_hdf5_file(tmp_path, for
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.check
 def test_device_count_starts_one_rank_per_device(tmp_path, no_gpu):
     """A CPU counts as one device; torchrun would start more ranks for several devices."""
     options = ["--max-steps", "1", "--discovery", "device_count", "--summary", "s.json"]

@@ -5,21 +5,13 @@ import json
 
 import pytest
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace.summarize_run import read_capture
+from ddp_hpc.training.telemetry.config import TelemetryConfig
 
-WORDS = [
-    "--model",
-    "linear",
-    "--src-shape",
-    "20",
-    "--tgt-shape",
-    "1",
-    "--num-samples",
-    "96",
-    "--batch-size",
-    "4",
-]
-WORDS += ["--epochs", "1"]
+from .runs import LINEAR
+
+WORDS = [*LINEAR, "--num-samples", "96", "--batch-size", "4", "--epochs", "1"]
 
 
 def _events(folder, rank, ranks):
@@ -60,36 +52,21 @@ def test_chosen_ranks_and_steps(tmp_path, forks):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--trace-window 1,1,2", "expected four numbers"),
-        ("--trace-window 1,1,0,1", "expected four numbers"),
-        ("--trace-window 1,x,2,1", "expected whole numbers separated by commas"),
-        ("--trace-ranks some", "expected whole numbers separated by commas"),
+        ({"trace_window": (1, 1, 2)}, "expected four numbers"),
+        ({"trace_window": (1, 1, 0, 1)}, "expected four numbers"),
     ],
 )
-def test_an_invalid_window_is_rejected(options, words, tmp_path, forks):
-    job = forks.start(*WORDS, "--trace-dir", "traces", *options.split(), cwd=tmp_path, ranks=1)
-    assert job.wait() == [2]
-    (line,) = job.errors()
-    assert words in line
-    assert not (tmp_path / "traces").exists()
+def test_an_invalid_window_is_rejected(options, words):
+    with pytest.raises(RequestError, match=words):
+        TelemetryConfig(**options)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "warning", "num_files"),
-    [
-        ("5", "warning: traces: no trace of rank 5: the ranks are 0 to 1", 0),
-        ("7,0,5", "warning: traces: no trace of ranks 5, 7: the ranks are 0 to 1", 2),
-    ],
-)
-def test_ranks_that_do_not_exist_are_a_warning(ranks, warning, num_files, tmp_path, forks):
-    job = forks.run(*WORDS, "--trace-dir", "traces", "--trace-ranks", ranks, cwd=tmp_path, ranks=2)
-    assert [line for line in job.words().splitlines() if line.startswith("warning")] == [warning]
-    assert len(list((tmp_path / "traces").glob("*"))) == num_files
-
-
-def test_a_training_that_ends_before_the_window_is_a_warning(tmp_path, forks):
-    job = forks.run(*WORDS, "--trace-dir", "traces", "--max-steps", "2", cwd=tmp_path, ranks=1)
-    assert "no trace: the loop ended before step 3" in job.words()
+def test_ranks_that_do_not_exist_are_a_warning(tmp_path, forks):
+    job = forks.run(*WORDS, "--trace-dir", "traces", "--trace-ranks", "7,0,5", cwd=tmp_path, ranks=2)
+    assert [line for line in job.words().splitlines() if line.startswith("warning")] == [
+        "warning: traces: no trace of ranks 5, 7: the ranks are 0 to 1"
+    ]
+    assert len(list((tmp_path / "traces").glob("*"))) == 2
 
 
 def test_a_snapshot_has_a_separate_region(tmp_path, forks):

@@ -92,6 +92,7 @@ print(why_not_compiling(group_on("cpu")))
 """
 
 
+@pytest.mark.check
 def test_compiling_is_tried_once_and_a_missing_compiler_is_named_in_one_line(tmp_path, forks):
     (tmp_path / "script.py").write_text(COMPILES)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": ""}
@@ -112,19 +113,9 @@ def test_on_a_cpu_nothing_is_chosen_and_the_log_says_so(tmp_path, forks):
     assert "--tuned changes nothing, because it needs CUDA devices, not cpu" in job.words()
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--cuda-graph"], "--cuda-graph needs a CUDA device, but this rank uses cpu; omit it"),
-        (["--cuda-graph", "--strategy", "fsdp"], "only steps of --strategy ddp can be captured"),
-        (["--cuda-graph", "--optimizer", "sgd"], "--optimizer sgd, which torch cannot capture"),
-        (["--cuda-graph", "--amp", "fp16"], "--amp fp16, whose loss scale changes on the host"),
-        (["--cuda-graph", "--compile=reduce-overhead"], "makes CUDA graphs of its own"),
-    ],
-)
-def test_a_graph_that_is_not_possible_is_refused_in_one_line(options, text, tmp_path, forks):
-    job = forks.start(*LINEAR, *options, cwd=tmp_path, ranks=1)
+def test_a_graph_without_a_gpu_is_refused_in_one_line(tmp_path, forks):
+    job = forks.start(*LINEAR, "--cuda-graph", cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
     [line] = job.errors()
-    assert text in line
+    assert "--cuda-graph needs a CUDA device, but this rank uses cpu; omit it" in line
     assert not (tmp_path / "data").exists()

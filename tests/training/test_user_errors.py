@@ -143,25 +143,21 @@ def test_an_item_that_is_not_a_pair_is_reported(mine, forks):
     job = forks.start(*MODEL, "--model-option", "bad='pair'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
-    assert "dataset[20] returned a dict with the keys 'src'; a pair (src, tgt) of arrays is required" in line
+    assert "dataset[20] returned a dict with 1 values; a pair (src, tgt) of arrays is required" in line
     assert "traceback" not in line
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.soak)])
-def test_without_a_run_directory_the_traceback_is_in_a_new_directory(launcher, mine):
+def test_without_a_run_directory_the_traceback_is_in_a_new_directory(mine):
     words = [*MODEL, "--model-option", "bad='forward'"]
-    done = train(*words, cwd=mine, ranks=2, launcher=launcher, env={"TMPDIR": str(mine)})
+    done = train(*words, cwd=mine, ranks=2, env={"TMPDIR": str(mine)})
     assert done.returncode == 1, done.stderr
     (line,) = [line for line in error_lines(done) if line.startswith("[rank ")]
     path = assert_told(line, mine, 2, 1, ["step 3, samples 20, 21, 22, 23: "], f"{mine}/ddp-hpc-")
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    rest = done.stderr.replace(line, "")
-    if launcher == "mpiexec":
-        assert "ArithmeticError" not in rest
-    else:  # torchrun's report repeats the message of the rank that failed first
-        assert "Traceback" not in rest.partition("Root Cause")[2]
+    assert "ArithmeticError" not in done.stderr.replace(line, "")
 
 
+@pytest.mark.check
 def test_an_error_of_a_worker_is_reported_by_its_rank(mine):
     with h5py.File(mine / "d.h5", "w") as file:
         file["src"], file["tgt"] = np.zeros((64, 20), np.float32), np.zeros((64, 1), np.float32)

@@ -61,7 +61,7 @@ def _run(bench: CommBench, group: Group, heartbeat: Heartbeat, log: NcclLog) -> 
     """
     from ddp_hpc.bench.comm.collectives import Members
     from ddp_hpc.bench.comm.measure_cases import cases_of
-    from ddp_hpc.training.telemetry.progress_bar import Progress
+    from ddp_hpc.training.telemetry.progress import Progress
 
     world = group.world
     if world.world_size == 1:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.rank_communication import Comm, first_text
@@ -28,7 +29,6 @@ from ddp_hpc.training.health.heartbeat_messages import (
     NOT_BEGUN,
     Beat,
     Limits,
-    Loss,
     rank_0_cut_off_text,
     rank_0_gone_text,
     rank_0_mute_text,
@@ -65,7 +65,7 @@ def start_heartbeat(
     hang_s: float,
     first_s: float,
     stacks: Path | None,
-    on_lost: Callable[[Loss], None],
+    on_lost: Callable[[AttemptEnd], None],
     connect_s: float = 300.0,
     silent_s: float = 60.0,
     gone_s: float = 10.0,
@@ -80,7 +80,7 @@ def start_heartbeat(
         hang_s: time limit for the main thread at one position after the first step.
         first_s: time limit for the main thread at one position before and during the first step.
         stacks: the directory for files with stack traces, such as `rank00003.txt`; None: none are written.
-        on_lost: called in the heartbeat's thread. Rank 0 detects
+        on_lost: called in the heartbeat's thread with the end of the attempt. Rank 0 detects
             the loss of any other rank; the others detect only the loss of rank 0. The function should end
             the process; if it returns, this heartbeat stops. On ranks other than 0, the function must not
             use the store, which may hang.
@@ -253,7 +253,7 @@ class _BeatSender(HeartbeatThread):
         host: str,
         limits: Limits,
         now: Callable[[float], Beat],
-        on_lost: Callable[[Loss], None],
+        on_lost: Callable[[AttemptEnd], None],
     ) -> None:
         super().__init__()
         self._connection, self._rank, self._host = connection, rank, host
@@ -278,7 +278,10 @@ class _BeatSender(HeartbeatThread):
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(self._doorbell, selectors.EVENT_READ)
             if text := self._beat_until_lost(selector):
-                self._on_lost(Loss(cause=Cause.LOST_RANK, text=text, rank=0, host=self._host))
+                cause = Cause.LOST_RANK
+                self._on_lost(
+                    AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=text, rank=0, host=self._host)
+                )
             self._send("bye")
             # Closing with unread data would reset the connection and lose the last message.
             with suppress(OSError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.option_names import named
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
@@ -32,19 +33,6 @@ class Limits:
     def gap_s(self) -> float:
         """The delay above which a thread that wakes up late assumes that its whole process was stopped."""
         return max(2 * self.period_s, self.silent_s / 4)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loss:
-    """Why the heartbeat ends the job. The rank is the first one that is lost or hangs; `step` is None before
-    the first step.
-    """
-
-    cause: Cause
-    text: str
-    rank: int
-    host: str
-    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,15 +89,12 @@ class RankStatus:
     node_answers: bool = True  # False: the node's kernel did not acknowledge the request for stack traces
 
 
-def loss_of(cause: Cause, text: str, ranks: Sequence[RankStatus]) -> Loss:
-    """Returns the loss of these ranks."""
-    step = ranks[0].beat.step
-    return Loss(
-        cause=cause,
-        text=text,
-        rank=ranks[0].rank,
-        host=ranks[0].host,
-        step=None if step == NOT_BEGUN else step,
+def end_of_lost(cause: Cause, reason: str, ranks: Sequence[RankStatus]) -> AttemptEnd:
+    """Returns the end of the attempt that has lost these ranks, the first of which is blamed."""
+    first = ranks[0]
+    step = None if first.beat.step == NOT_BEGUN else first.beat.step
+    return AttemptEnd(
+        cause=cause, exit_code=cause.exit_code, reason=reason, rank=first.rank, host=first.host, step=step
     )
 
 

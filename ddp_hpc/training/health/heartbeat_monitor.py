@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.in_time import in_time
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.world import World
@@ -25,12 +26,11 @@ from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answ
 from ddp_hpc.training.health.heartbeat_messages import (
     Beat,
     Limits,
-    Loss,
     RankStatus,
     cut_off_text,
+    end_of_lost,
     gone_text,
     hang_text,
-    loss_of,
     name_ranks,
 )
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
@@ -116,7 +116,7 @@ class Monitor(HeartbeatThread):
         own_beat: Callable[[float], Beat],
         listener_and_nonce: tuple[socket.socket, str] | None,  # the greeting must contain the nonce
         stacks: Path | None,
-        on_lost: Callable[[Loss], None],
+        on_lost: Callable[[AttemptEnd], None],
     ) -> None:
         super().__init__()
         self._limits, self._own_beat, self._stacks, self._on_lost = limits, own_beat, stacks, on_lost
@@ -149,8 +149,8 @@ class Monitor(HeartbeatThread):
                 if time.monotonic() < self._updated_s + self._limits.period_s / 2:
                     continue
                 self._update()
-                if self._begun.is_set() and (loss := self._loss()):
-                    self._on_lost(loss)
+                if self._begun.is_set() and (end := self._end()):
+                    self._on_lost(end)
                     break
         finally:
             self._say_goodbye()
@@ -271,8 +271,8 @@ class Monitor(HeartbeatThread):
         self._updated_s = now
         self._ranks[0].beat, self._ranks[0].beat_s = self._own_beat(self._resumed_s), now
 
-    def _loss(self) -> Loss | None:
-        """Returns the loss with which the job ends; None if no rank has failed."""
+    def _end(self) -> AttemptEnd | None:
+        """Returns how the job ends; None if no rank has failed."""
         now, limits = time.monotonic(), self._limits
         gone = [r for r in self._ranks if r.gone_s is not None]
         # The ranks of a node that is cut off are not detected as lost at the same time, so wait for all.
@@ -280,8 +280,8 @@ class Monitor(HeartbeatThread):
         if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
             cut_off = [r for r in gone if r.cut_off]
             if cut_off:
-                return loss_of(Cause.LOST_RANK, cut_off_text(cut_off, limits.silent_s), cut_off)
-            return loss_of(Cause.LOST_RANK, gone_text(gone, limits.gone_s), gone)
+                return end_of_lost(Cause.LOST_RANK, cut_off_text(cut_off, limits.silent_s), cut_off)
+            return end_of_lost(Cause.LOST_RANK, gone_text(gone, limits.gone_s), gone)
         if not self._laggards():
             return None
         self._collect_stacks()
@@ -289,7 +289,7 @@ class Monitor(HeartbeatThread):
         if not laggards:
             return None
         written = _write_stacks(self._stacks, laggards, limits.answer_s) if self._stacks is not None else None
-        return loss_of(Cause.HANG, hang_text(laggards, self._active(), written), laggards)
+        return end_of_lost(Cause.HANG, hang_text(laggards, self._active(), written), laggards)
 
     def _active(self) -> list[_Rank]:
         return [r for r in self._ranks if not r.left and r.gone_s is None]

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -31,7 +31,6 @@ from ddp_hpc.base.process_control import STOP_SIGNALS
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World
-from ddp_hpc.training.health.heartbeat_messages import Loss
 from ddp_hpc.training.process_group.print_error import ErrorElection, print_error
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.verdict import Verdict, verdict, with_traceback
@@ -43,6 +42,7 @@ class Role(Enum):
     """What a process is among those that end."""
 
     TOGETHER = "all ranks have the same error at the same point, and none is stuck in a collective"
+    WITH_RANK_0 = "like TOGETHER; rank 0 reports the error"
     FIRST = "the first rank that failed, or the only one"
     LATER = "another rank has already reported an error"
     WITHOUT_STORE = "no rank can ask the others, since the store is not available"
@@ -51,38 +51,27 @@ class Role(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What a process does before it ends. The snapshot is the one that is being written at the time."""
+    """What a process does before it ends."""
 
     prints: ErrorElection
     records: bool
     """Whether it records the end in the run directory."""
-    waits_for: Literal["its own snapshot", "the snapshot of rank 0", "nothing"]
+    saves: bool
+    """Whether rank 0 completes the snapshot that it is writing, and the others wait for that."""
     leaves: Literal["together", "with the others"]
     """`together`: through MPI_Finalize. Otherwise, it aborts the other ranks, which may be stuck."""
     patience_s: float = 0.0
     """How long it waits before it aborts the others, one of which reports the error."""
 
 
+_WON, _LOST, _NO_STORE = ErrorElection.WON, ErrorElection.LOST, ErrorElection.NO_STORE
 ROLES = {
-    Role.TOGETHER: Ending(
-        prints=ErrorElection.WON, records=True, waits_for="its own snapshot", leaves="together"
-    ),
-    Role.FIRST: Ending(
-        prints=ErrorElection.WON, records=True, waits_for="the snapshot of rank 0", leaves="with the others"
-    ),
-    Role.LATER: Ending(
-        prints=ErrorElection.LOST,
-        records=False,
-        waits_for="the snapshot of rank 0",
-        leaves="with the others",
-        patience_s=5.0,
-    ),
-    Role.WITHOUT_STORE: Ending(
-        prints=ErrorElection.NO_STORE, records=True, waits_for="nothing", leaves="with the others"
-    ),
-    Role.UNCONNECTED: Ending(
-        prints=ErrorElection.NO_STORE, records=True, waits_for="nothing", leaves="together"
-    ),
+    Role.TOGETHER: Ending(prints=_WON, records=True, saves=True, leaves="together"),
+    Role.WITH_RANK_0: Ending(prints=_LOST, records=False, saves=True, leaves="together"),
+    Role.FIRST: Ending(prints=_WON, records=True, saves=True, leaves="with the others"),
+    Role.LATER: Ending(prints=_LOST, records=False, saves=True, leaves="with the others", patience_s=5.0),
+    Role.WITHOUT_STORE: Ending(prints=_NO_STORE, records=True, saves=False, leaves="with the others"),
+    Role.UNCONNECTED: Ending(prints=_NO_STORE, records=True, saves=False, leaves="together"),
 }
 # The thread of the heartbeat or of the last resort ends a process in less time.
 _PATIENCE_OF_THREADS_S = 1.0
@@ -128,20 +117,21 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
         _end_alone(error, what, parts, step)
     role = _role(error, parts)
     ending, text, code = ROLES[role], what.text, what.exit_code
-    if role is not Role.LATER:
+    if ending.prints is not _LOST:
         text = with_traceback(text, what.traceback_text, parts)
     elif what.cause is Cause.SIGNALLED:
         code = EXIT_FAILED  # the failure watch of this process sent that signal
     print_error(ending.prints, text, parts.world)
-    _wait_for_snapshot(ending, parts)
+    _save(ending, parts)
     if ending.records:
-        parts.record_end(_end_of(error, what, text, parts, step))
+        _record(error, what, text, parts, step)
+    _let_others_end(ending, parts)
     if ending.leaves == "together":
         if parts.watch is not None:
             parts.watch.close()
         finalize_mpi(then_exits=True)
         _leave(code)
-    if parts.world is not None and parts.world.launcher == "torchrun" and role is not Role.LATER:
+    if parts.world is not None and parts.world.launcher == "torchrun" and ending.prints is not _LOST:
         _report_to_torchrun(text)
     # MPI_Finalize would wait for ranks that are stuck in a collective: abort them instead.
     abort_mpi(code, patience_s=ending.patience_s)
@@ -150,67 +140,45 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
 
 def end_before_kill(parts: Parts, text: str) -> NoReturn:
     """Ends this process shortly before SIGKILL. Called in a thread."""
-    world = parts.world
-    end = AttemptEnd(
-        cause=Cause.OUT_OF_TIME,
-        exit_code=Cause.OUT_OF_TIME.exit_code,
-        reason=text,
-        rank=None if world is None else world.rank,
-        host="" if world is None else world.hostname,
-        step=parts.step(),
-    )
+    end = parts.own_end(Cause.OUT_OF_TIME, text)
     _end_from_thread(parts, end, _role(DdpHpcError(text), parts))
 
 
-def end_after_lost_rank(parts: Parts, loss: Loss) -> NoReturn:
+def end_after_lost_rank(parts: Parts, end: AttemptEnd) -> NoReturn:
     """Ends this process because the heartbeat has lost a rank. Called in its thread."""
     parts.has_lost_rank = True
-    end = AttemptEnd(
-        cause=loss.cause,
-        exit_code=loss.cause.exit_code,
-        reason=loss.text,
-        rank=loss.rank,
-        host=loss.host,
-        step=loss.step,
-    )
     # If rank 0 is lost, so is the store, and the ranks cannot hold an election.
-    is_rank_0 = parts.world is not None and parts.world.rank == 0
-    role = _role(DdpHpcError(loss.text), parts) if is_rank_0 else Role.WITHOUT_STORE
+    role = _role(DdpHpcError(end.reason), parts) if _is_rank_0(parts) else Role.WITHOUT_STORE
     _end_from_thread(parts, end, role)
 
 
 def _end_from_thread(parts: Parts, end: AttemptEnd, role: Role) -> NoReturn:
     """Ends this process although the main thread may never return from a collective."""
     ending = ROLES[role]
+    end = replace(end, reason=end.reason)
     print_error(ending.prints, end.reason, parts.world)
     parts.record_end(end)
-    _let_rank_0_save(ending, parts)
+    _save(ending, parts)
+    _let_others_end(ending, parts)
     # Several ranks can fail at once, and the one that reports the error must not be aborted before that.
     abort_mpi(end.exit_code, patience_s=min(ending.patience_s, _PATIENCE_OF_THREADS_S))
     _leave(end.exit_code)
 
 
-def _end_of(error: BaseException, what: Verdict, text: str, parts: Parts, step: int | None) -> AttemptEnd:
-    """Returns the record of an end with this error on this rank."""
-    world = parts.world
+def _record(error: BaseException, what: Verdict, text: str, parts: Parts, step: int | None) -> None:
+    """Records that this error has ended the attempt."""
     has_begun = parts.record is not None and parts.record.has_begun
     # A request that turns out to be wrong later is a failure of the run.
     cause = Cause.FAILED if what.cause is Cause.REFUSED and has_begun else what.cause
-    return AttemptEnd(
-        cause=cause,
-        exit_code=what.exit_code,
-        reason=_reason(text),
-        rank=None if world is None else world.rank,
-        host="" if world is None else world.hostname,
-        step=step,
-        exception=type(error).__name__,
-    )
+    end = parts.own_end(cause, _reason(text))
+    parts.record_end(replace(end, exit_code=what.exit_code, step=step, exception=type(error).__name__))
 
 
 def _role(error: BaseException, parts: Parts) -> Role:
     """Returns the role of this process. If several ranks fail, an election decides which is the first."""
     if isinstance(error, ReportedElsewhereError):
-        return Role.LATER
+        # Before the ranks are connected, some of them may be missing.
+        return Role.LATER if parts.watch is None else Role.WITH_RANK_0
     is_together = isinstance(error, DdpHpcError) and error.on_all_ranks
     if parts.world is None:
         return Role.UNCONNECTED if is_together else Role.WITHOUT_STORE
@@ -228,24 +196,27 @@ def _role(error: BaseException, parts: Parts) -> Role:
     return results[parts.watch.run_election()]
 
 
-def _let_rank_0_save(ending: Ending, parts: Parts) -> bool:
-    """Waits for the snapshot of rank 0; returns False if this process does not wait for it."""
-    if parts.watch is None or ending.waits_for != "the snapshot of rank 0":
-        return False
-    parts.watch.let_rank_0_save()
-    return True
-
-
-def _wait_for_snapshot(ending: Ending, parts: Parts) -> None:
-    if _let_rank_0_save(ending, parts):
-        return
-    if ending.waits_for == "its own snapshot" or parts.is_alone:
+def _save(ending: Ending, parts: Parts) -> None:
+    """Completes the snapshot on rank 0, and waits for that on the others."""
+    if ending.saves and (parts.is_alone or _is_rank_0(parts)):
         parts.wait_for_snapshot(_SAVING_S)
+    elif ending.saves and parts.watch is not None:
+        parts.watch.let_rank_0_save()
+
+
+def _let_others_end(ending: Ending, parts: Parts) -> None:
+    """Tells the ranks that wait in `_save` to end. Launchers can kill rank 0 when the first of them exits."""
+    if ending.saves and parts.watch is not None and _is_rank_0(parts):
+        parts.watch.let_rank_0_save()
+
+
+def _is_rank_0(parts: Parts) -> bool:
+    return parts.world is not None and parts.world.rank == 0
 
 
 def _end_alone(error: BaseException, what: Verdict, parts: Parts, step: int | None) -> NoReturn:
     text = with_traceback(what.text, what.traceback_text, parts)
-    parts.record_end(_end_of(error, what, text, parts, step))
+    _record(error, what, text, parts, step)
     if isinstance(error, DdpHpcError):
         print_error(ErrorElection.WON, text, parts.world)
         raise SystemExit(what.exit_code) from error

@@ -37,7 +37,7 @@ from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
 from ddp_hpc.training.snapshots.snapshot_files import Snapshot
 from ddp_hpc.training.snapshots.training_state import TrainingState
-from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.progress import Progress
 
 # Write speed of a busy parallel file system, assumed until the first save has been measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
@@ -211,8 +211,8 @@ class RunLifecycle:
 
         Called before each save, so that the newest snapshot can always be resumed.
         """
-        if found := state.non_finite():
-            name, rank = found
+        if bad := state.non_finite():
+            name, rank = bad
             self.stop_failed(
                 f"step {step}: the parameter {name} is not finite on rank {rank}; training cannot continue. "
                 "Check the data, lower the learning rate, or clip the gradient norm",
@@ -309,10 +309,10 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
     """
     environ = dict(os.environ)
     directories = find_run_directories(config, environ)
-    found = group.comm.bcast(
+    paths = group.comm.bcast(
         None if directories is None else [str(directories.run), str(directories.snapshots)]
     )
-    directories = None if found is None else RunDirectories(*map(Path, found))
+    directories = None if paths is None else RunDirectories(*map(Path, paths))
     is_rank_0 = group.world.rank == 0
     deadline, delay_s = _deadline(group, environ, saves=directories is not None)
     if directories is None:
@@ -348,15 +348,15 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
 
 def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[Deadline | None, float | None]:
     """Returns rank 0's deadline and kill delay on every rank. Collective: every rank must call this."""
-    found: tuple[list[Any] | None, float | None] = None, None
+    known: tuple[list[Any] | None, float | None] = None, None
     with group.failing_together():
         if group.world.rank == 0:
             deadline = find_deadline(environ)
-            found = ([deadline.at_s, deadline.source] if deadline else None), kill_delay_s(environ)
-            if saves and deadline and (late_s := time.time() - deadline.at_s - (found[1] or 0.0)) > 0:
+            known = ([deadline.at_s, deadline.source] if deadline else None), kill_delay_s(environ)
+            if saves and deadline and (late_s := time.time() - deadline.at_s - (known[1] or 0.0)) > 0:
                 raise RequestError(
                     f"the job's time limit passed {late_s:.0f} s ago according to {deadline.source}. "
                     "Unset the variables of an earlier job, or set DDP_HPC_DEADLINE to the correct end time"
                 )
-    ends, delay_s = group.comm.bcast(found)
+    ends, delay_s = group.comm.bcast(known)
     return (Deadline(*ends) if ends else None), delay_s

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.launcher_environment import present_launchers
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.health.heartbeat_messages import NOT_BEGUN
@@ -45,6 +46,18 @@ class Parts:
         """Returns the step that this process is in; None before the first one."""
         step = self.heartbeat.now().step if self.heartbeat is not None else NOT_BEGUN
         return None if step == NOT_BEGUN else step
+
+    def own_end(self, cause: Cause, reason: str) -> AttemptEnd:
+        """Returns the end of the attempt for which this rank is to blame."""
+        world = self.world
+        return AttemptEnd(
+            cause=cause,
+            exit_code=cause.exit_code,
+            reason=reason,
+            rank=None if world is None else world.rank,
+            host="" if world is None else world.hostname,
+            step=self.step(),
+        )
 
     def record_end(self, end: AttemptEnd) -> None:
         """Records that the attempt has ended with an error."""

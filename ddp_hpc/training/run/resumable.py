@@ -148,8 +148,8 @@ def _check_form(about: Mapping[str, Any]) -> None:
     )
 
 
-def _check_whole_numbers(found: Mapping[str, Any], at_least: int) -> None:
-    for value in found.values():
+def _check_whole_numbers(numbers: Mapping[str, Any], at_least: int) -> None:
+    for value in numbers.values():
         if type(value) is not int or not at_least <= value < _MAX_NUMBER:
             raise TypeError
 

@@ -55,5 +55,5 @@ def decide(
     """
     stop_request, rank = reports.first_stop_request()
     is_due = reports.save_due() or schedule.is_due_at(step)
-    stop = requests.explain(stop_request, rank) if stop_request and not is_last else ""
+    stop = requests.explain(stop_request, rank, requests.margin_s()) if stop_request and not is_last else ""
     return Decision(save=is_due or is_last or bool(stop), stop=stop)

@@ -23,7 +23,7 @@ _SAME_SIGNAL_S = 1.0
 _SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
 
 
-class StopRequests:
+class StopRequests(OwnRequest):
     """The stop requests of a run with snapshots. A context manager, which restores the old signal handlers.
 
     `ask` is that of `OwnRequest`, and `stacks` and `end_before_kill` are those of `LastResort`: the process
@@ -41,7 +41,7 @@ class StopRequests:
         end_before_kill: Callable[[str], None],
         is_lost: Callable[[], bool],
     ) -> None:
-        self._own = OwnRequest(deadline, ask)
+        super().__init__(deadline, ask)
         self._kill_delay_s = kill_delay_s
         self._last_resort = LastResort(stacks, end_before_kill)
         self.is_lost = is_lost
@@ -61,16 +61,11 @@ class StopRequests:
 
     def stop_request(self) -> int:
         """Returns this rank's request, see `OwnRequest.number`."""
-        return self._own.number(self.margin_s())
-
-    @property
-    def deadline_s(self) -> float:
-        """The end of the job in seconds since the Unix epoch, as far as this rank knows; 0 if unknown."""
-        return self._own.deadline_s
+        return self.number(self.margin_s())
 
     def move_deadline(self, deadline_s: float) -> bool:
         """Takes over the end of the job that rank 0 has learned; returns whether it has changed."""
-        if not self._own.follow(deadline_s):
+        if not self.follow(deadline_s):
             return False
         self._end_at_deadline()
         return True
@@ -98,25 +93,21 @@ class StopRequests:
             + ERROR_REPORT_S
         )
 
-    def explain(self, stop_request: int, rank: int) -> str:
-        """Describes the request of a rank for a message."""
-        return self._own.explain(stop_request, rank, self.margin_s())
-
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del frame
         if self.is_lost():  # another rank failed, and the failure watch ends this one
             raise SystemExit(128 + signum)
         now_s = time.monotonic()
         # A terminal sends Ctrl-C to the ranks and to the launcher, which forwards it to them again.
-        is_second = self._own.signal and now_s - self._signalled_s > _SAME_SIGNAL_S
+        is_second = self.signal and now_s - self._signalled_s > _SAME_SIGNAL_S
         if signum == signal.SIGINT and is_second:
             raise KeyboardInterrupt
-        self._own.signal, self._signalled_s = signum, now_s
+        self.signal, self._signalled_s = signum, now_s
         if signum in _LAST_WARNINGS and self._kill_delay_s is not None:
             when = f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}"
             self._last_resort.end_in(self._kill_delay_s, when, once=True)
 
     def _end_at_deadline(self) -> None:
-        if deadline_s := self._own.deadline_s:
+        if deadline_s := self.deadline_s:
             left_s = deadline_s - time.time() + (self._kill_delay_s or 0.0)
-            self._last_resort.end_in(left_s, f"at the job's time limit ({self._own.source})")
+            self._last_resort.end_in(left_s, f"at the job's time limit ({self.source})")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import deque
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -51,8 +50,9 @@ class MetricsFile:
         # torchrun restarts failed ranks: keep the lines of the earlier attempt.
         appends = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         self._path, self._problem = path, ""
-        self._waiting: deque[tuple[int, bytes]] = deque()  # the steps and lines that are not in the file
-        self._dropped: list[int] = []  # the first and last step of the lines that were dropped
+        # The steps and lines that are not in the file. If there are too many, the oldest ones are dropped.
+        self._waiting: list[tuple[int, bytes]] = []
+        self._first_waiting = 0  # including those that were dropped
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if start_step and path.exists():
@@ -64,27 +64,29 @@ class MetricsFile:
 
     def write(self, records: list[StepRecord]) -> None:
         """Appends the records as complete lines. If that fails, the training continues."""
-        self._waiting += [(one.step, json.dumps(vars(one)).encode() + b"\n") for one in records]
+        new = [(record.step, json.dumps(vars(record)).encode() + b"\n") for record in records]
+        lines = [*self._waiting, *new]
         try:
-            self._append(b"".join(line for _, line in self._waiting))
+            self._append(b"".join(line for _, line in lines))
         except OSError as error:
             self._close()
             if not self._problem:
                 self._warn(f"cannot be written ({error.strerror}); ddp-hpc tries again after the next steps")
+                self._first_waiting = lines[0][0]
             self._problem = error.strerror or str(error)
-            self._drop()
+            self._waiting = lines[-_MAX_WAITING:]
         else:
-            self._waiting.clear()
             if self._problem:
-                self._warn(f"can be written again; {self._missing() or 'no steps are missing'}")
-            self._problem, self._dropped = "", []
+                missing = self._missing(lines[0][0] - 1)
+                self._warn(f"can be written again; {missing or 'no steps are missing'}")
+            self._problem, self._waiting = "", []
 
     def close(self) -> None:
         """Writes the remaining lines and closes the file; says which steps are missing."""
         if self._waiting:
             self.write([])
         if self._problem:
-            self._warn(f"cannot be written ({self._problem}); {self._missing()}")
+            self._warn(f"cannot be written ({self._problem}); {self._missing(self._waiting[-1][0])}")
         self._close()
 
     def _append(self, lines: bytes) -> None:
@@ -103,15 +105,9 @@ class MetricsFile:
                 self._file.close()
         self._file = None
 
-    def _drop(self) -> None:
-        """Drops the oldest lines if too many are waiting."""
-        while len(self._waiting) > _MAX_WAITING:
-            step, _ = self._waiting.popleft()
-            self._dropped = [*self._dropped[:1], step] if self._dropped else [step, step]
-
-    def _missing(self) -> str:
-        steps = [*self._dropped, *(step for step, _ in self._waiting)]
-        return f"the steps {steps[0]} to {steps[-1]} are missing" if steps else ""
+    def _missing(self, last: int) -> str:
+        first = self._first_waiting
+        return f"the steps {first} to {last} are missing" if first <= last else ""
 
     def _warn(self, text: str) -> None:
         click.echo(f"warning: --metrics {self._path}: {text}", err=True)
