@@ -92,13 +92,13 @@ def test_an_unwritable_run_directory_is_reported_and_training_continues(
     assert "placement.txt: cannot be written: " in line
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.check
 def test_a_replica_on_more_gpus_than_are_visible_is_rejected_in_one_line(
-    ranks: int, tmp_path: Path, forks: Forks
+    tmp_path: Path, forks: Forks
 ) -> None:
     words = [*SIZES, "--devices-per-rank", "2"]
-    job = forks.start(*words, cwd=tmp_path, ranks=ranks, program="tests.training.one_gpu")
-    assert job.wait() == [2] * ranks, job.words()
+    job = forks.start(*words, cwd=tmp_path, ranks=2, program="tests.training.one_gpu")
+    assert job.wait() == [2, 2], job.words()
     (line,) = job.errors()
     assert "--devices-per-rank 2: rank 0 on " in line
     assert "sees only 1; " in line
