@@ -114,6 +114,15 @@ def test_the_rendezvous_point_of_a_step_is_its_first_node() -> None:
     assert rendezvous_point(TWO_NODES, STEP | {"SLURM_RESTART_COUNT": "1"}).ports != point.ports
 
 
+def test_the_fabric_suffix_is_appended_to_the_first_node() -> None:
+    assert rendezvous_point(TWO_NODES, STEP | {"DDP_HPC_FABRIC_SUFFIX": "-ib0"}).host == "n1-ib0"
+
+
+def test_without_mpi_rank_0_listens_on_loopback_on_a_single_node() -> None:
+    assert rendezvous_point(ONE_NODE, STEP).listen == "127.0.0.1"
+    assert rendezvous_point(TWO_NODES, STEP).listen == ""
+
+
 def test_master_addr_and_master_port_are_the_rendezvous_point() -> None:
     point = rendezvous_point(TWO_NODES, STEP | {"MASTER_ADDR": "n2", "MASTER_PORT": "23456"})
     assert (point.host, point.ports) == ("n2", [23456])
