@@ -14,8 +14,7 @@ from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
     PROOF_BYTES,
-    FrameReader,
-    FrameWriter,
+    FrameStream,
     Op,
     ProtocolError,
     response,
@@ -54,7 +53,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def frame(op: Op, *fields: bytes) -> bytes:
-    return FrameWriter(bytes(32)).frame(op, 1, fields)
+    return FrameStream(bytes(32), bytes(32)).frame(op, 1, fields)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +119,20 @@ def test_a_man_in_the_middle_cannot_change_repeat_or_add_frames() -> None:
     key, nonces = os.urandom(32), (os.urandom(32), os.urandom(32))
     of_client, of_server = stream_keys(key, *nonces)
     assert of_client != of_server
-    writer = FrameWriter(of_client)
+    writer = FrameStream(of_client, of_server)
     first, second = writer.frame(Op.SET, 1, [b"a", b"b"]), writer.frame(Op.SET, 2, [b"a", b"c"])
-    assert [fields for _, _, fields in FrameReader(of_client).messages(first + second)] == [
+    assert [fields for _, _, fields in FrameStream(of_server, of_client).messages(first + second)] == [
         [b"a", b"b"],
         [b"a", b"c"],
     ]
-    for stream in (first + first, second, first[:-1] + b"x", first + FrameWriter(of_server).frame(1, 2, [])):
+    for stream in (
+        first + first,
+        second,
+        first[:-1] + b"x",
+        first + FrameStream(of_server, of_client).frame(1, 2, []),
+    ):
         with pytest.raises(ProtocolError, match="wrong MAC"):
-            list(FrameReader(of_client).messages(stream))
+            list(FrameStream(of_server, of_client).messages(stream))
 
 
 def test_an_idle_unauthenticated_connection_is_closed(
