@@ -119,22 +119,22 @@ HUB: Hub
 class LightClient(StoreClient):
     """A connection to the store whose thread is that of the hub."""
 
-    def __init__(self, channel: Any, host: str, port: int, key: bytes) -> None:
+    def __init__(self, connection: socket.socket, stream: Any, host: str, port: int, key: bytes) -> None:
         self.host, self.port, self.key = host, port, key
-        self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
+        self._connection, self._stream = connection, stream
         self._waiting, self._lost = {}, None
         self._numbers = itertools.count(1)
-        HUB.add(channel.socket, self._on_data)
+        HUB.add(connection, self._on_data)
 
     def _on_data(self, received: bytes) -> None:
         if not received:
             self._end(None)
-        for status, request, fields in self._reader.messages(received):
+        for status, request, fields in self._stream.messages(received):
             HUB.messages += 1
             self._deliver(request, store_client._answer(status, fields))
 
     def _post(self, op: Any, request: int, fields: list[bytes]) -> None:
-        HUB.call(lambda: HUB.send(self._connection, self._writer.frame(op, request, fields)))
+        HUB.call(lambda: HUB.send(self._connection, self._stream.frame(op, request, fields)))
 
     def close(self) -> None:
         HUB.call(lambda: HUB.remove(self._connection))

@@ -23,7 +23,7 @@ from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
-from ddp_hpc.discovery.world import World, short_hostname
+from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.torchrun.environment import make_torchrun_environment
 
 
@@ -61,17 +61,15 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
     set_umask(environ)
     if corrected := correct_visible_gpus(environ):
         print_once_per_node(f"[{short_hostname()}] warning: {corrected}", environ)
-    met: list[tuple[World, int]] = []
-    given = make_torchrun_environment(environ, lambda world, port: met.append((world, port)))
-    environ = {**environ, **given}
+    torchrun = make_torchrun_environment(environ)
+    environ = {**environ, **torchrun.variables}
     watch = None
-    for world, port in met:
-        if world.rank == 0:
-            # mpiexec leaves some of its sockets open.
-            watch = SeparateRanks(world.world_size, port, sockets_of(os.getpid()), environ)
+    if torchrun.world.rank == 0 and (port := torchrun.exchanged_port) is not None:
+        # mpiexec leaves some of its sockets open.
+        watch = SeparateRanks(torchrun.world.world_size, port, sockets_of(os.getpid()), environ)
     try:
         # torchrun, which needs no variables, starts failed ranks again: their ends say nothing about the job.
-        recording = _recording(environ) if given else None
+        recording = _recording(environ) if torchrun.variables else None
         if recording is not None or watch is not None:
             end_like(run_as_child(path, program, environ, recording, watch))
         # Python ignores these signals, and the program would inherit that.

@@ -325,8 +325,10 @@ def _plain_number(text: str) -> int | None:
 
 def present_launchers(environ: Environ) -> list[Launcher]:
     """Returns the launchers whose variables are set, in order of preference."""
-    found = [launcher for launcher in LAUNCHERS if launcher.is_present(environ)]
-    return [x for x in found if x.name not in ("slurm", "cray_shasta") or in_slurm_step(environ)]
+    present = [launcher for launcher in LAUNCHERS if launcher.is_present(environ)]
+    if in_slurm_step(environ):
+        return present
+    return [launcher for launcher in present if launcher.name not in ("slurm", "cray_shasta")]
 
 
 def in_slurm_step(environ: Environ) -> bool:

@@ -11,14 +11,14 @@ _LISTEN = "0A"  # TCP_LISTEN, <net/tcp_states.h>
 
 def sockets_of(pid: int) -> set[str]:
     """Returns the inode numbers of the sockets that this process has open."""
-    found = set()
+    inodes = set()
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 kind, _, inode = str(descriptor.readlink()).partition(":")
                 if kind == "socket":
-                    found.add(inode.strip("[]"))
-    return found
+                    inodes.add(inode.strip("[]"))
+    return inodes
 
 
 def tcp_sockets(tables: Path) -> Iterator[list[str]]:

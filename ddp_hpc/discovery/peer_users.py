@@ -102,8 +102,8 @@ def users_of_peers(
     if diagnosis is not None:
         with suppress(OSError):
             return [pair and diagnosis.user(pair) for pair in ends]
-    found = _users_in_tables({_entries(pair) for pair in ends if pair}, tables)
-    return [found.get(_entries(pair)) if pair else None for pair in ends]
+    users = _users_in_tables({_entries(pair) for pair in ends if pair}, tables)
+    return [users.get(_entries(pair)) if pair else None for pair in ends]
 
 
 def _ends(connection: socket.socket) -> Ends | None:
@@ -115,16 +115,16 @@ def _ends(connection: socket.socket) -> Ends | None:
 
 def _users_in_tables(wanted: set[str], tables: Path) -> dict[str, int]:
     """Returns the user IDs of the established connections with these entries."""
-    found: dict[str, int] = {}
+    users: dict[str, int] = {}
     # The second reading finds what the first one has missed, because the tables change while they are read.
     for _ in range(2):
-        if wanted - found.keys():
+        if wanted - users.keys():
             for fields in tcp_sockets(tables):
                 # Clients with IPv6 sockets have addresses that end with the IPv4 address.
                 entries = fields[1][-_ENTRY_CHARS:] + fields[2][-_ENTRY_CHARS:]
                 if entries in wanted and int(fields[3], 16) == _ESTABLISHED:
-                    found[entries] = int(fields[7])
-    return found
+                    users[entries] = int(fields[7])
+    return users
 
 
 def _entries(ends: Ends) -> str:

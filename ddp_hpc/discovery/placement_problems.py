@@ -171,9 +171,9 @@ def _mixed_versions(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
             hosts[place.versions.get(name, "none")][place.host] = None
         if len(hosts) > 1:
             by_number = sorted(hosts.items(), key=lambda item: -len(item[1]))
-            found = ", ".join(f"{version} on {_some(list(names))}" for version, names in by_number)
+            groups = ", ".join(f"{version} on {_some(list(names))}" for version, names in by_number)
             yield PlacementFinding(
-                f"{name} differs between nodes: {found}; load the same environment on all nodes, from a "
+                f"{name} differs between nodes: {groups}; load the same environment on all nodes, from a "
                 "shared directory"
             )
 
@@ -184,9 +184,9 @@ def _uneven(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
         hosts[len(ranks)].append(host)
     if len(hosts) > 1:
         counts = sorted(hosts.items(), key=lambda item: -len(item[1]))
-        found = ", ".join(f"{count} on {_some(names)}" for count, names in counts)
+        groups = ", ".join(f"{count} on {_some(names)}" for count, names in counts)
         yield PlacementFinding(
-            f"nodes have different numbers of ranks: {found}; some devices are idle or shared; start the "
+            f"nodes have different numbers of ranks: {groups}; some devices are idle or shared; start the "
             "same number on each node (mpiexec --ppn R, srun --ntasks-per-node=R)"
         )
 

@@ -96,17 +96,17 @@ def discover(
     if choice == "mpi":
         return _from_mpi_alone(environ, load_mpi)
     if choice == "auto":
-        found = present_launchers(environ)
-        if not found:
+        present = present_launchers(environ)
+        if not present:
             return _no_launcher(environ)
-        launcher = found[0]
+        launcher, *others = present
     else:
         launcher = _chosen(choice, environ)
-        found = [launcher, *(x for x in present_launchers(environ) if x is not launcher)]
+        others = [other for other in present_launchers(environ) if other is not launcher]
 
     reported = read_launcher_values(launcher, environ)
     _refuse_rank_beyond_size(launcher, reported)
-    notes = _compare(launcher, reported, found[1:], environ, strict=choice == "auto")
+    notes = _compare(launcher, reported, others, environ, strict=choice == "auto")
     family = _mpi_family(launcher, environ) if choice == "auto" or _needs_mpi(reported) else ""
     mpi = load_mpi(family, launcher.title) if family and rank_communication.mpi4py_is_installed() else None
     derived = launcher.derive(environ, reported) if launcher.derive else reported

@@ -61,7 +61,7 @@ class DdpHpcEnvironment(ClusterEnvironment):
 
     def __init__(self) -> None:
         if ADDED_BY_EXEC not in os.environ:
-            os.environ.update(make_torchrun_environment(os.environ))
+            os.environ.update(make_torchrun_environment(os.environ).variables)
         # The two packages have separate classes, and the program can import either of them after this module.
         for name in ("lightning.fabric", "lightning_fabric"):
             if environments := sys.modules.get(f"{name}.plugins.environments"):

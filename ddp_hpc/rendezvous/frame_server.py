@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Protocol
 from ddp_hpc.rendezvous.store_protocol import (
     KEY_BYTES,
     RESPONSE_BYTES,
-    FrameReader,
-    FrameWriter,
+    FrameStream,
     ProtocolError,
     Status,
     challenge,
@@ -39,15 +38,11 @@ LINGER_S = 10.0
 _PIECE_BYTES = 1 << 18
 
 
-class Reader(Protocol):
-    """Decodes what a connection receives."""
+class Stream(Protocol):
+    """Decodes what a connection receives, and encodes what it sends."""
 
     def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
         """Yields kind, request number and fields of each message that these bytes complete."""
-
-
-class Writer(Protocol):
-    """Encodes what a connection sends."""
 
     def frame(self, kind: int, request: int, fields: Sequence[bytes]) -> bytes:
         """Returns the next frame."""
@@ -62,8 +57,7 @@ class Connection:
     nonce: bytes = b""
     opened_s: float = 0.0
     received: bytearray = field(default_factory=bytearray)  # received bytes of the handshake
-    reader: Reader | None = None
-    writer: Writer | None = None
+    stream: Stream | None = None
     unsent: deque[bytes] = field(default_factory=deque)
     unsent_bytes: int = 0
     requests: dict[int, Any] = field(default_factory=dict)  # unanswered requests, by number
@@ -221,7 +215,7 @@ class FrameServer:
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def _receive(self, connection: Connection) -> None:
-        limit = _PIECE_BYTES if connection.reader else RESPONSE_BYTES - len(connection.received)
+        limit = _PIECE_BYTES if connection.stream else RESPONSE_BYTES - len(connection.received)
         try:
             received = connection.socket.recv(limit)
         except BlockingIOError:
@@ -231,16 +225,16 @@ class FrameServer:
         if not received:
             # If no data was received, there is no warning: the peer may only have checked that the port is
             # open.
-            if connection.reader or not connection.received:
+            if connection.stream or not connection.received:
                 self._close(connection)
             else:
                 self._refuse(connection)
             return
         try:
-            if connection.reader is None:
+            if connection.stream is None:
                 self._shake_hands(connection, received)
                 return
-            for op, request, fields in connection.reader.messages(received):
+            for op, request, fields in connection.stream.messages(received):
                 self._handle(connection, op, request, fields)
         except (ProtocolError, ValueError):
             self._refuse(connection)
@@ -255,7 +249,7 @@ class FrameServer:
         nonces = connection.nonce, proof[:32]
         client_key, server_key = stream_keys(self._key, *nonces)
         self._queue(connection, server_proof(self._key, *nonces))
-        connection.reader, connection.writer = FrameReader(client_key), FrameWriter(server_key)
+        connection.stream = FrameStream(sending_key=server_key, receiving_key=client_key)
         del self._unauthenticated[connection]
 
     def _close_slow_handshakes(self) -> None:
@@ -320,11 +314,11 @@ class FrameServer:
             self._selector.modify(connection.socket, events, connection)
 
     def _reply(self, connection: Connection, status: int, request: int, fields: list[bytes]) -> None:
-        if connection.writer is not None and connection in self._connections:
+        if connection.stream is not None and connection in self._connections:
             try:
-                frame = connection.writer.frame(status, request, fields)
+                frame = connection.stream.frame(status, request, fields)
             except ValueError as error:  # larger than the limit of a frame
-                frame = connection.writer.frame(Status.REFUSED, request, [str(error).encode()])
+                frame = connection.stream.frame(Status.REFUSED, request, [str(error).encode()])
             self._queue(connection, frame)
 
 

@@ -43,12 +43,12 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise LaunchError(f"{path}: the job's key cannot be read") from error
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise LaunchError(
                 f"{path}: the file with the job's key must belong to the user who runs the job and have mode "
-                f"0600, but it has mode {stat.S_IMODE(found.st_mode):04o} and belongs to user "
-                f"{found.st_uid}; remove it"
+                f"0600, but it has mode {stat.S_IMODE(status.st_mode):04o} and belongs to user "
+                f"{status.st_uid}; remove it"
             )
         text = file.read(_TEXT_BYTES + 2).strip()
     if len(text) == _TEXT_BYTES:

@@ -81,7 +81,7 @@ def reserve_port() -> socket.socket:
 def _listen(address: str, port: int) -> socket.socket:
     if address:
         family, target = next(
-            ((found[0], found[4]) for found in resolve(address, port, socket.AF_UNSPEC, socket.SOCK_STREAM)),
+            ((info[0], info[4]) for info in resolve(address, port, socket.AF_UNSPEC, socket.SOCK_STREAM)),
             (socket.AF_INET, (address, port)),
         )
         return socket.create_server(target, family=family, backlog=_BACKLOG)

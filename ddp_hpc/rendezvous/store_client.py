@@ -17,7 +17,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from ddp_hpc.base.errors import RendezvousError
@@ -26,8 +25,7 @@ from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
     PROOF_BYTES,
-    FrameReader,
-    FrameWriter,
+    FrameStream,
     Op,
     ProtocolError,
     Status,
@@ -44,15 +42,6 @@ _DEAD_PEER_S = 120.0
 
 Answer = list[bytes] | RendezvousError
 """The fields of the store's answer, or the error that occurred instead."""
-
-
-@dataclass(frozen=True)
-class Channel:
-    """A connection over which both sides have proved that they have the key."""
-
-    socket: socket.socket
-    writer: FrameWriter
-    reader: FrameReader
 
 
 class StoreTimeoutError(RendezvousError, TimeoutError):
@@ -75,9 +64,11 @@ class StoreClient:
         StoreLostError: every method except `close` raises it after the connection has ended.
     """
 
-    def __init__(self, channel: Channel, host: str, port: int, key: bytes) -> None:
+    def __init__(
+        self, connection: socket.socket, stream: FrameStream, host: str, port: int, key: bytes
+    ) -> None:
         self.host, self.port, self.key = host, port, key
-        self._connection, self._writer, self._reader = channel.socket, channel.writer, channel.reader
+        self._connection, self._stream = connection, stream
         self._wake_writer, self._wake_reader = socket.socketpair()
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
         self._waiting: dict[int, Callable[[Answer], None]] = {}
@@ -222,14 +213,14 @@ class StoreClient:
             while not self._outgoing.empty():
                 op, request, fields = self._outgoing.get()
                 try:
-                    self._connection.sendall(self._writer.frame(op, request, fields))
+                    self._connection.sendall(self._stream.frame(op, request, fields))
                 except ValueError as error:
                     self._deliver(request, StoreRefusedError(str(error)))
         if self._connection in ready:
             received = self._connection.recv(1 << 18)
             if not received:
                 return False
-            for status, request, fields in self._reader.messages(received):
+            for status, request, fields in self._stream.messages(received):
                 self._deliver(request, _answer(status, fields))
         return True
 
@@ -284,7 +275,7 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
                 break
             try:
                 secret = key()
-                return StoreClient(connect_once(host, port, secret, min(_TRY_S, left_s)), host, port, secret)
+                return _connect_once(host, port, secret, min(_TRY_S, left_s))
             except (OSError, UnicodeError, ProtocolError) as error:
                 causes[port] = _cause(error)
         if time.monotonic() + _RETRY_S > end_s:
@@ -297,25 +288,20 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
         retry_s = min(1.5 * retry_s, _MAX_RETRY_S)
 
 
-def connect_once(host: str, port: int, key: bytes, timeout_s: float) -> Channel:
-    """Returns a connection to the server that has the key.
-
-    Raises:
-        OSError, UnicodeError, ProtocolError: the server was not found, or does not have the key.
-    """
+def _connect_once(host: str, port: int, key: bytes, timeout_s: float) -> StoreClient:
     end_s = time.monotonic() + timeout_s
     connection = socket.create_connection((host, port), timeout=timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = _shake_hands(connection, key, end_s - time.monotonic())
+        stream = _shake_hands(connection, key, end_s - time.monotonic())
         let_kernel_watch(connection, _DEAD_PEER_S)
     except BaseException:
         connection.close()
         raise
-    return channel
+    return StoreClient(connection, stream, host, port, key)
 
 
-def _shake_hands(connection: socket.socket, key: bytes, timeout_s: float) -> Channel:
+def _shake_hands(connection: socket.socket, key: bytes, timeout_s: float) -> FrameStream:
     end_s = time.monotonic() + timeout_s
     sent = _receive(connection, CHALLENGE_BYTES, end_s)
     server_nonce, client_nonce = sent[len(GREETING) :], os.urandom(32)
@@ -328,7 +314,7 @@ def _shake_hands(connection: socket.socket, key: bytes, timeout_s: float) -> Cha
         raise ProtocolError("the store on this port belongs to another job: it has a different key")
     connection.settimeout(None)
     client_key, server_key = stream_keys(key, server_nonce, client_nonce)
-    return Channel(connection, FrameWriter(client_key), FrameReader(server_key))
+    return FrameStream(sending_key=client_key, receiving_key=server_key)
 
 
 def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:

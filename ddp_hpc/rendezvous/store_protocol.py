@@ -95,11 +95,13 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"\0".join(parts), "sha256")
 
 
-class FrameWriter:
-    """Encodes the messages that one side of a connection sends as frames."""
+class FrameStream:
+    """Encodes the frames that one side of a connection sends, and decodes those that it receives."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key, self._number = key, 0
+    def __init__(self, sending_key: bytes, receiving_key: bytes) -> None:
+        self._sending_key, self._receiving_key = sending_key, receiving_key
+        self._num_sent = self._num_received = 0
+        self._buffer = bytearray()
 
     def frame(self, kind: int, request: int, fields: Sequence[bytes]) -> bytes:
         """Returns the next frame.
@@ -107,25 +109,13 @@ class FrameWriter:
         Raises:
             ValueError: the frame would be larger than `MAX_FRAME_BYTES`.
         """
-        body = b"".join(
-            (
-                _BODY.pack(kind, request),
-                *(part for field in fields for part in (_LENGTH.pack(len(field)), field)),
-            )
-        )
+        parts = (part for field in fields for part in (_LENGTH.pack(len(field)), field))
+        body = b"".join((_BODY.pack(kind, request), *parts))
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"a message of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-        head = _HEAD.pack(len(body), _frame_mac(self._key, self._number, body))
-        self._number += 1
+        head = _HEAD.pack(len(body), _frame_mac(self._sending_key, self._num_sent, body))
+        self._num_sent += 1
         return head + body
-
-
-class FrameReader:
-    """Decodes the messages that one side of a connection receives, from pieces of any size."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key, self._number = key, 0
-        self._buffer = bytearray()
 
     def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
         """Yields kind, request number and fields of each message that these bytes complete.
@@ -142,9 +132,9 @@ class FrameReader:
                 return
             body = bytes(self._buffer[_HEAD.size : _HEAD.size + length])
             del self._buffer[: _HEAD.size + length]
-            if not hmac.compare_digest(mac, _frame_mac(self._key, self._number, body)):
+            if not hmac.compare_digest(mac, _frame_mac(self._receiving_key, self._num_received, body)):
                 raise ProtocolError("received a frame with a wrong MAC")
-            self._number += 1
+            self._num_received += 1
             kind, request = _BODY.unpack_from(body)
             yield kind, request, _fields(body)
 

@@ -92,8 +92,7 @@ class TorchStoreServer(FrameServer):
         users = users_of_peers([accepted for accepted, _ in waiting], self._diagnosis)
         for (accepted, host), user in zip(waiting, users, strict=True):
             if user == os.geteuid():
-                stream = TorchStream()
-                self._add(Connection(accepted, host, reader=stream, writer=stream))
+                self._add(Connection(accepted, host, stream=TorchStream()))
             else:
                 accepted.close()
                 self._count_refused(host)
@@ -143,13 +142,13 @@ class TorchStoreServer(FrameServer):
     def _check(self, connection: Connection, request: int, key: bytes) -> None:
         num_changes = self._num_changes
 
-        def checked(found: list[bytes]) -> list[bytes]:
+        def checked(exists: list[bytes]) -> list[bytes]:
             # A client of this node may have created the key in the meantime, and must see it at once.
-            is_absent = found != [b"1"] and num_changes == self._num_changes
+            is_absent = exists != [b"1"] and num_changes == self._num_changes
             if is_absent and key not in self._absent and len(self._absent) < _MAX_ABSENT:
                 self._absent.add(key)
                 self._request(Op.GET, [_PREFIX + key], lambda _: self._absent.discard(key))
-            return found
+            return exists
 
         self._ask(connection, request, Op.CHECK, [_PREFIX + key], checked)
 

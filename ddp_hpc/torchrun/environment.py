@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ddp_hpc.base.errors import LaunchError, RendezvousError, RequestError
 from ddp_hpc.base.process_status import process_started
@@ -27,34 +28,38 @@ _TIMEOUT_S = 300.0
 _GOODBYE_S = 10.0
 
 
-def make_torchrun_environment(
-    environ: Mapping[str, str], on_address: Callable[[World, int], None] = lambda *_: None
-) -> dict[str, str]:
-    """Returns the variables of torchrun that `environ` lacks: RANK, WORLD_SIZE, MASTER_ADDR and others.
+@dataclass(frozen=True)
+class TorchrunEnvironment:
+    """The variables of torchrun for a program, and how the ranks will find rank 0."""
 
-    The result is empty if torchrun started this process. Rank 0 keeps MASTER_PORT reserved for torch's
-    store, even after it has replaced itself with another program (exec). Collective: every rank must call
-    this.
+    variables: dict[str, str]
+    """RANK, WORLD_SIZE, MASTER_ADDR and others that were missing. Empty if torchrun started this process."""
+    world: World
+    exchanged_port: int | None = None
+    """MASTER_PORT, if the ranks have exchanged rank 0's address."""
 
-    Args:
-        environ: the environment of the process.
-        on_address: called with the world and MASTER_PORT if the ranks have exchanged rank 0's address.
+
+def make_torchrun_environment(environ: Mapping[str, str]) -> TorchrunEnvironment:
+    """Returns the variables of torchrun that the environment of this process lacks.
+
+    Rank 0 keeps MASTER_PORT reserved for torch's store, even after it has replaced itself with another
+    program (exec). Collective: every rank must call this.
 
     Raises:
         LaunchError: the rank cannot be determined, or two sources contradict each other.
         RendezvousError: the ranks could not connect to each other.
     """
-    environ = dict(environ)
+    environ, exchanged_port = dict(environ), None
     world = discover(environ, "auto", lambda *_: None)
     if world.launcher == "torchrun":
-        return {}
+        return TorchrunEnvironment({}, world)
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         host, port, node = environ["MASTER_ADDR"], read_port(environ), None
     elif world.world_size == 1:
         host, port, node = LOOPBACK, _reserved_port(), Members([None], 0, 1)
     else:
         host, port, node = _exchange_address(world, environ)
-        on_address(world, port)
+        exchanged_port = port
     given = {
         "RANK": world.rank,
         "WORLD_SIZE": world.world_size,
@@ -80,7 +85,8 @@ def make_torchrun_environment(
         given["GROUP_WORLD_SIZE"] = num_nodes
     # Variables that the user has set were compared during discovery, and are kept.
     added = {name: str(value) for name, value in given.items() if name not in environ}
-    return {**added, ADDED_BY_EXEC: ",".join(added)}
+    variables = {**added, ADDED_BY_EXEC: ",".join(added)}
+    return TorchrunEnvironment(variables, world, exchanged_port)
 
 
 def _exchange_address(world: World, environ: dict[str, str]) -> tuple[str, int, Members[None]]:

@@ -47,6 +47,8 @@ def test_each_rank_is_detected_if_mpi_agrees(case: Case, node_file: str) -> None
     worlds = discover_all(environs_of(case, node_file), mpi_world(case.num_ranks, case.ranks_per_node))
     assert [place(world) for world in worlds] == [true_place(case, r) for r in range(case.num_ranks)]
     assert {world.launcher for world in worlds} == {ROWS.get(case.launcher, case.launcher)}
+    for world in worlds:
+        assert all(world.sources[name] for name in ("rank", "world_size", "local_rank", "local_size"))
 
 
 @every_launch
@@ -60,14 +62,6 @@ def test_each_rank_is_detected_without_mpi(case: Case, node_file: str) -> None:
             assert "install mpi4py" in str(error)
     else:
         assert [place(world) for world in results] == [true_place(case, r) for r in range(case.num_ranks)]
-
-
-@every_launch
-@pytest.mark.usefixtures("with_mpi4py")
-def test_every_value_names_its_source(case: Case, node_file: str) -> None:
-    for world in discover_all(environs_of(case, node_file), mpi_world(case.num_ranks, case.ranks_per_node)):
-        for name in ("rank", "world_size", "local_rank", "local_size"):
-            assert world.sources[name], name
 
 
 @every_launch

@@ -109,13 +109,29 @@ def test_well_placed_ranks_have_no_findings() -> None:
     assert summary(nodes(identity="")) == summary(nodes())
 
 
-def test_unbound_ranks_that_share_all_cpus_of_a_node_are_accepted() -> None:
-    everything = {"cpus": "0-255", "cores": "0-127", "numa": "0-7"}
-    assert found(nodes(**everything)) == []
+# As on MI250 GPUs with ROCm 6.3.3: https://github.com/ROCm/legacy-rocm-build/issues/5480.
+SAME_UUID = "58580000-0000-0000-0000-000000000000"
+ACCEPTED = {
+    "unbound ranks that share all CPUs of a node": nodes(cpus="0-255", cores="0-127", numa="0-7"),
+    "GPUs with the same UUID and different PCI addresses": nodes(identity=SAME_UUID),
+    "devices without UUID and PCI address": nodes(identity="", pci="", device_numa=None, device_cpus=""),
+    "more ranks than cores on a small machine": [on_cpus(rank, "0-1", online_cpus=2) for rank in range(8)],
+    "ranks that share the few CPUs of a job": [on_cpus(rank, "0-7", allotted_cpus=8) for rank in range(4)],
+    # No scheduler states the CPUs of the job.
+    "ranks that share the few CPUs of a container": [on_cpus(rank, "0-7") for rank in range(4)],
+    "a single rank bound to some CPUs of the job": [on_cpus(0, "0-7", allotted_cpus=64)],
+    "one core per rank of a small job": [on_cpus(rank, str(rank), allotted_cpus=4) for rank in range(4)],
+    # 8 CPUs are 4 cores with two threads each.
+    "one thread per rank if there are no more cores": [
+        on_cpus(rank, str(rank), allotted_cpus=8, threads_per_core=2) for rank in range(4)
+    ],
+    "two ranks that share a socket": [on_cpus(rank, "0-31" if rank < 2 else "32-63") for rank in range(4)],
+}
 
 
-def test_more_ranks_than_cores_on_a_small_machine_are_accepted() -> None:
-    assert found([on_cpus(rank, "0-1", online_cpus=2) for rank in range(8)], "gloo") == []
+@pytest.mark.parametrize("places", ACCEPTED.values(), ids=ACCEPTED)
+def test_useful_placements_have_no_findings(places: list[RankPlace]) -> None:
+    assert found(places, "gloo" if places[0].device == "cpu" else "nccl") == []
 
 
 def test_two_ranks_on_one_gpu_end_the_job_under_nccl() -> None:
@@ -143,15 +159,6 @@ def test_without_uuids_a_gpu_is_identified_by_host_and_pci_address() -> None:
     assert text.endswith("(1 more case)")
 
 
-def test_gpus_with_the_same_uuid_are_told_apart_by_their_pci_addresses() -> None:
-    # As on MI250 GPUs with ROCm 6.3.3: https://github.com/ROCm/legacy-rocm-build/issues/5480.
-    assert found(nodes(identity="58580000-0000-0000-0000-000000000000")) == []
-
-
-def test_devices_without_uuid_and_pci_address_have_no_findings() -> None:
-    assert found(nodes(identity="", pci="", device_numa=None, device_cpus="")) == []
-
-
 def test_ranks_that_are_all_bound_to_one_core_are_reported() -> None:
     places = nodes(cpus="0", cores="0", device_cpus="")
     (text,) = found(places)
@@ -166,30 +173,12 @@ def test_ranks_bound_to_the_cpus_of_a_single_task_are_reported() -> None:
     assert text.startswith("all 4 ranks on n1 are bound to the same CPUs 0-7 of 32")
 
 
-def test_ranks_that_share_the_few_cpus_of_a_job_are_accepted() -> None:
-    assert found([on_cpus(rank, "0-7", allotted_cpus=8) for rank in range(4)], "gloo") == []
-    # The limit of a container, without a scheduler that states the CPUs of the job.
-    assert found([on_cpus(rank, "0-7") for rank in range(4)], "gloo") == []
-
-
-def test_a_single_rank_bound_to_some_cpus_of_the_job_is_accepted() -> None:
-    assert found([on_cpus(0, "0-7", allotted_cpus=64)], "none") == []
-
-
 def test_ranks_with_one_core_each_are_reported_if_more_cores_are_free() -> None:
     # srun >= 22.05 without --cpus-per-task.
     places = [on_cpus(rank, str(rank), allotted_cpus=64) for rank in range(4)]
     (text,) = found(places, "gloo")
     assert text.startswith("rank 0 on n1 has CPU 0 of 64: all its threads and loader workers share it")
     assert text.endswith("(3 more cases)")
-
-
-def test_one_core_per_rank_is_accepted_if_no_more_cores_exist() -> None:
-    places = [on_cpus(rank, str(rank), allotted_cpus=4) for rank in range(4)]
-    assert found(places, "gloo") == []
-    # 8 CPUs are 4 cores with two threads each.
-    threads = [on_cpus(rank, str(rank), allotted_cpus=8, threads_per_core=2) for rank in range(4)]
-    assert found(threads, "gloo") == []
 
 
 @pytest.mark.parametrize(("omp", "is_trap"), [("8", True), ("4,2", True), ("1", False), ("many", False)])
@@ -221,10 +210,6 @@ def test_ranks_on_two_hardware_threads_of_the_same_cores_are_reported() -> None:
     assert text.startswith(
         "ranks 0 and 1 on n1 are bound to CPUs 0-7 and 64-71, which are on the same physical"
     )
-
-
-def test_two_ranks_that_share_a_socket_are_accepted() -> None:
-    assert found([on_cpus(rank, "0-31" if rank < 2 else "32-63") for rank in range(4)], "gloo") == []
 
 
 def test_different_versions_are_reported_with_their_nodes() -> None:

@@ -25,6 +25,7 @@ print("world", json.dumps([world.rank, world.local_rank, world.local_size, devic
 """
 
 
+@pytest.mark.check
 def test_ranks_of_a_node_have_different_local_ranks_and_device_0(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     argv = [TORCHRUN, "--standalone", "--nproc-per-node=3", "--virtual-local-rank", "program.py"]

@@ -104,6 +104,7 @@ def test_a_program_in_a_terminal_can_read_from_it_and_gets_ctrl_c_once(tmp_path:
     assert b"got 1" in shown
 
 
+@pytest.mark.check
 def test_the_program_does_not_outlive_a_killed_rank(launch: Launch, tmp_path: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     process = launch.start([*EXEC, program], env=job(tmp_path))
@@ -120,6 +121,7 @@ def test_a_full_disk_does_not_prevent_the_end(launch: Launch) -> None:
     assert "warning: /proc/nonesuch/" in ended.stderr
 
 
+@pytest.mark.check
 def test_a_program_whose_mpi_knows_all_ranks_is_done(launch: Launch, mpiexec: Path, tmp_path: Path) -> None:
     ended = launch([mpiexec, "-n", "2", *EXEC, MPI_SIZE], env=job(tmp_path))
     assert ended.stdout == "size 2\nsize 2\n"
@@ -127,6 +129,7 @@ def test_a_program_whose_mpi_knows_all_ranks_is_done(launch: Launch, mpiexec: Pa
     assert read_end(tmp_path, ATTEMPT) is None
 
 
+@pytest.mark.check
 def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
     launch: Launch, mpiexec: Path, openmpi_python: Path, tmp_path: Path
 ) -> None:

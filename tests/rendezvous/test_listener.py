@@ -41,13 +41,6 @@ def test_a_requested_port_in_use_is_reported() -> None:
             open_listener([port], HERE)
 
 
-def test_if_no_candidate_port_is_free_the_first_ones_are_reported() -> None:
-    with socket.create_server((HERE, 0)) as one, socket.create_server((HERE, 0)) as two:
-        ports = [one.getsockname()[1], two.getsockname()[1]]
-        with pytest.raises(RendezvousError, match=rf"in use \({ports[0]}, {ports[1]}, \.\.\.\)"):
-            open_listener(ports, HERE)
-
-
 @pytest.mark.parametrize("address", [HERE, "localhost"])
 def test_a_listener_on_one_address_is_not_open_on_others(address: str) -> None:
     with open_listener([0], address) as listener:

@@ -24,13 +24,13 @@ def store() -> Iterator[Served]:
 def received_bytes(client: StoreClient) -> Callable[[], int]:
     """Counts what a client receives from now on; returns the counter."""
     pieces: list[int] = []
-    decode = client._reader.messages
+    decode = client._stream.messages
 
     def messages(received: bytes) -> Any:
         pieces.append(len(received))
         return decode(received)
 
-    client._reader.messages = messages  # type: ignore[method-assign]
+    client._stream.messages = messages  # type: ignore[method-assign]
     return lambda: sum(pieces)
 
 

@@ -98,21 +98,6 @@ def test_a_wait_ends_at_its_time_limit_without_effect_on_later_ones(shared: Serv
     assert client.get(["never"], S) == [b"now"]
 
 
-def test_threads_of_one_client_wait_independently(shared: Served) -> None:
-    client = shared.client()
-    got: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda i=i: got.append(client.get([f"thread/{i}"], S)[0])) for i in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for i in reversed(range(8)):
-        client.set(f"thread/{i}", b"%d" % i, S)
-    for thread in threads:
-        thread.join(S)
-    assert sorted(got) == [b"%d" % i for i in range(8)]
-
-
 def test_additions_of_many_clients_are_all_counted(shared: Served) -> None:
     clients = [shared.client() for _ in range(8)]
 
@@ -154,12 +139,6 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_sent(shared: Served
     assert not client.check(["large"], S)
 
 
-def test_large_values_arrive_complete(shared: Served) -> None:
-    value = os.urandom(8 * 2**20)
-    shared.client().set("8 MiB", value, 30)
-    assert shared.client().get(["8 MiB"], 30) == [value]
-
-
 # Ends.
 
 
@@ -184,17 +163,6 @@ def test_after_a_goodbye_clients_are_not_notified_of_the_owners_end() -> None:
             other.get(["rank 0"], 0.5)
 
 
-def test_after_the_owners_end_the_server_ends_with_its_last_client(launch: Launch) -> None:
-    with store_in_process() as served:
-        process = served.process._process
-        client = served.client()
-        served.process.close()
-        time.sleep(0.5)
-        assert process.poll() is None
-        client.close()
-        assert process.wait(5) == 0
-
-
 def test_a_value_that_is_given_again_replaces_the_old_one() -> None:
     with store_in_thread(max_bytes=700) as served:
         client = served.client()
@@ -203,22 +171,6 @@ def test_a_value_that_is_given_again_replaces_the_old_one() -> None:
         client.give("k", 0, b"c", S)
         assert client.given("k", S) == {0: b"c", 1: b"b" * 300}
         assert client.take("k", 2, S) == [b"c", b"b" * 300]
-
-
-def test_the_waits_of_a_client_that_has_ended_are_cancelled() -> None:
-    with store_in_thread() as served:
-        ending, staying = served.client(), served.client()
-        for client, key in ((ending, "never"), (staying, "later")):
-            client.when_set(key, lambda _: None)
-        assert served.server is not None
-        for client in (ending, staying):
-            client.check(["the wait has arrived"], S)
-        assert set(served.server._waiting) == {b"never", b"later"}
-        ending.close()
-        end_s = time.monotonic() + S
-        while set(served.server._waiting) != {b"later"}:
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
 
 
 def test_losing_the_store_wakes_all_waiting_threads() -> None:
@@ -312,13 +264,6 @@ def test_a_signal_during_a_call_does_not_damage_the_connection(shared: Served) -
 # Finding the server.
 
 
-def test_the_server_is_found_after_ports_of_other_programs(shared: Served) -> None:
-    with foreign_service(lambda c: c.sendall(b"SSH-2.0\r\n")) as taken:
-        client = connect(HERE, [taken, shared.port], lambda: shared.key, S)
-        assert client.port == shared.port
-        client.close()
-
-
 def test_a_store_of_another_job_is_skipped(shared: Served) -> None:
     with store_in_thread() as other:
         client = connect(HERE, [other.port, shared.port], lambda: shared.key, S)
@@ -344,16 +289,12 @@ def drip(connection: socket.socket) -> None:
     ("answer", "cause"),
     [
         (lambda c: c.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "the port belongs to another program"),
-        (lambda c: c.sendall(b"\x00\xff\xfe\n"), "the port belongs to another program"),
-        (lambda c: c.sendall(b"x" * 100_000), "the port belongs to another program"),
         (lambda c: None, "the connection was closed"),
-        (lambda c: c.sendall(b"ddp-hpc store 1\n" + bytes(32)), "it has a different key"),
         (claim, "it has a different key"),
-        (lambda c: time.sleep(4), "timed out"),
         (drip, "timed out"),
     ],
-    ids=["http", "bytes", "endless", "closes", "greets", "claims", "silent", "drips"],
-)  # fmt: skip
+    ids=["http", "closes", "claims", "drips"],
+)
 def test_another_program_on_the_port_is_not_mistaken_for_the_store(
     answer: Callable[[socket.socket], object], cause: str
 ) -> None:
@@ -377,14 +318,7 @@ def test_a_client_that_starts_before_the_server_retries() -> None:
     process.close()
 
 
-def test_a_closed_port_is_reported_with_its_cause() -> None:
-    port = closed_port()
-    cause = f"no answer from {HERE}, port {port}, within 0.5 s: Connection refused"
-    with pytest.raises(RendezvousError, match=cause):
-        connect(HERE, [port], lambda: bytes(32), 0.5)
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "n" * 64, "n1..x", "a\0b"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "n" * 64])
 def test_a_name_that_does_not_resolve_is_reported(host: str) -> None:
     with pytest.raises(RendezvousError, match="the name does not resolve"):
         connect(host, [1], lambda: bytes(32), 0.3)

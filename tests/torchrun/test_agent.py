@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import PROJECT
 from tests.training.runs import run
 
@@ -31,12 +33,7 @@ def test_a_wrong_request_is_not_restarted_and_keeps_its_exit_code(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.check
 def test_a_failed_program_is_restarted(tmp_path: Path) -> None:
     done, starts = _starts(tmp_path, 1)
     assert (done.returncode, starts) == (1, ["0", "0"])
-
-
-def test_an_unknown_option_of_the_trainer_is_reported_once_per_rank(tmp_path: Path) -> None:
-    done = run([*SCRIPT, "--no-such-option"], tmp_path, env={"DDP_HPC_RANKS_PER_NODE": "1"})
-    assert done.returncode == 2
-    assert done.stderr.count("--no-such-option") == 1

@@ -9,9 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.registry import _register_out_of_tree_handlers
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.rendezvous.launch_secret import new_secret, write_secret
-from tests.conftest import PROJECT, Launch
+from ddp_hpc.torchrun.rendezvous_backend import create
+from tests.conftest import PROJECT
 from tests.job_processes import command_of, is_alive, job, processes_below
 from tests.training.runs import LINEAR
 
@@ -40,7 +44,7 @@ def wait_until_gone(pids: list[int], limit_s: float) -> None:
     ("argv", "word"),
     [
         pytest.param([*TORCHRUN, "-m", "ddp_hpc.train", *FOREVER], "epoch 1/", marks=pytest.mark.soak),
-        ([*SCRIPT, *FOREVER], "epoch 1/"),
+        pytest.param([*SCRIPT, *FOREVER], "epoch 1/", marks=pytest.mark.check),
         ([*SCRIPT, "program.py"], "started"),
     ],
     ids=["torchrun", "torchrun_script.sh", "somebody's own program"],
@@ -56,16 +60,13 @@ def test_ranks_end_with_a_killed_agent(tmp_path: Path, argv: list[str], word: st
         wait_until_gone(pids, 20)
 
 
-def test_a_rendezvous_without_a_key_is_rejected_in_one_line(launch: Launch, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ddp_hpc.torchrun", "--nnodes=1", "--nproc-per-node=1"]
-    argv += ["--rdzv-backend=ddp-hpc", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=x", "program.py"]
-    ended = launch(argv, cwd=tmp_path)
-    assert ended.exit_code == 2
-    (line,) = [line for line in ended.stderr.splitlines() if "W1" not in line[:3]]
-    assert "--rdzv-backend ddp-hpc requires that DDP_HPC_KEY_FILE is set to the path of a file" in line
-    assert "torchrun_script.sh" in line
+def test_a_rendezvous_without_a_key_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DDP_HPC_KEY_FILE", raising=False)
+    with pytest.raises(RequestError, match=r"--rdzv-backend ddp-hpc requires that DDP_HPC_KEY_FILE is set"):
+        create(RendezvousParameters("ddp-hpc", "127.0.0.1:1", "x", 1, 1))
 
 
+@pytest.mark.check
 def test_agents_of_plain_torchrun_connect_with_the_users_key(tmp_path: Path) -> None:
     """Two agents on this host; the first one serves the store."""
     write_secret(tmp_path / "job.key", new_secret())
@@ -85,8 +86,5 @@ def test_agents_of_plain_torchrun_connect_with_the_users_key(tmp_path: Path) -> 
 
 def test_the_backend_is_registered_as_an_entry_point_of_torchrun() -> None:
     """Loads it like torch's registry, if the package is installed."""
-    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-    from torch.distributed.elastic.rendezvous.registry import _register_out_of_tree_handlers
-
     _register_out_of_tree_handlers()
     assert "ddp-hpc" in rendezvous_handler_registry._registry

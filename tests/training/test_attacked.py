@@ -65,6 +65,7 @@ SCRIPT = ["bash", str(PROJECT / "jobs" / "torchrun_script.sh"), PROGRAM, *ARGUME
 SCRIPT_ENV = {"DDP_HPC_RANKS_PER_NODE": "2", "PBS_JOBID": RUN_ID}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("argv", "env"),
     [

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Ended
 
 from .forked import Forks
@@ -21,6 +23,7 @@ def failed(forks: Forks, cwd: Path, fault: str, *options: str) -> str:
     return error
 
 
+@pytest.mark.check
 def test_a_process_group_that_never_forms_ends_the_job(forks: Forks, tmp_path: Path) -> None:
     error = failed(forks, tmp_path, "hang:1", "--init-timeout", "1")
     assert "all 3 ranks have been connecting the process group for " in error
@@ -31,6 +34,7 @@ def test_a_process_group_that_never_forms_ends_the_job(forks: Forks, tmp_path: P
     assert len(list((tmp_path / "run" / "stacks").iterdir())) == 3
 
 
+@pytest.mark.check
 def test_a_rank_that_dies_while_the_ranks_connect_is_named(forks: Forks, tmp_path: Path) -> None:
     error = failed(forks, tmp_path, "kill:1", "--init-timeout", "60")
     assert "rank 1 on " in error

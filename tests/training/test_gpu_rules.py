@@ -110,7 +110,8 @@ def test_an_evaluation_copies_buffers_that_are_not_contiguous(nccl):
 @pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.float64, torch.bfloat16])
 def test_a_snapshot_is_sent_in_every_data_type(dtype):
     # NCCL supports only the types of ncclDataType (NCCLUtils.hpp); gloo raises "Invalid scalar type".
-    saved = {"matrix": torch.ones(2, 3, dtype=dtype), "scalar": torch.ones((), dtype=dtype)}
+    tensors = {"matrix": torch.ones(2, 3, dtype=dtype), "scalar": torch.ones((), dtype=dtype)}
+    saved = SimpleNamespace(specs=specs_of(tensors), read=lambda name, *_: tensors[name], close=lambda: None)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         group = Group(
@@ -121,7 +122,7 @@ def test_a_snapshot_is_sent_in_every_data_type(dtype):
     finally:
         dist.destroy_process_group()
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
-        name: tensor.tolist() for name, tensor in saved.items()
+        name: tensor.tolist() for name, tensor in tensors.items()
     }
 
 

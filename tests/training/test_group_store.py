@@ -69,11 +69,10 @@ def do(store: Store, chance: random.Random) -> Any:
     return None
 
 
-@pytest.mark.parametrize("prefixed", [False, True], ids=["plain", "through C++"])
-def test_every_request_has_the_same_result_as_in_torchs_store(served: Served, prefixed: bool) -> None:
+def test_every_request_has_the_same_result_as_in_torchs_store(served: Served) -> None:
     """With torch's PrefixStore, each call passes through C++ as in a process group."""
-    ours, theirs = GroupStore(served.client(), "group/", 5.0), torchs()
-    compare(PrefixStore("p", ours) if prefixed else ours, PrefixStore("p", theirs) if prefixed else theirs)
+    ours = GroupStore(served.client(), "group/", 5.0)  # C++ does not keep a Python object alive
+    compare(PrefixStore("p", ours), PrefixStore("p", torchs()))
 
 
 def test_binary_values_pass_through_cpp_unchanged(served: Served) -> None:

@@ -61,7 +61,10 @@ def _write(places: Sequence[RankPlace], findings: Sequence[PlacementFinding], ru
     """Writes `placement.txt` and `placement.json`; returns the path, or the error, for the log."""
     if not run_dir:
         return ""
-    rows = {"ranks": [asdict(place) for place in places], "findings": [asdict(found) for found in findings]}
+    rows = {
+        "ranks": [asdict(place) for place in places],
+        "findings": [asdict(finding) for finding in findings],
+    }
     path = Path(run_dir) / "placement.txt"
     try:
         write_atomically(path, table(places, findings).encode(), _WRITER)

@@ -29,10 +29,10 @@ def device_kind(wanted: str) -> str:
     """
     if corrected := correct_visible_gpus(os.environ):
         print_once_per_node(f"[{short_hostname()}] warning: {corrected}", os.environ)
-    found = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available(), "cpu": True}
+    is_available = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available(), "cpu": True}
     if wanted == "auto":
-        return next(kind for kind, is_available in found.items() if is_available)
-    if not found[wanted]:
+        return next(kind for kind in is_available if is_available[kind])
+    if not is_available[wanted]:
         raise RequestError(
             f"{named('device')} {wanted}: torch {torch.__version__} finds no {wanted} device on this node"
             f"{_why_no_cuda() if wanted == 'cuda' else ''}; use {named('device')} auto, or start the job "
@@ -123,6 +123,6 @@ def device_name(device: torch.device) -> str:
     if device.type != "cpu":
         return str(torch.get_device_module(device.type).get_device_name(device))
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-        found = (line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-        return next(found, platform.processor() or platform.machine())
+        models = (line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+        return next(models, platform.processor() or platform.machine())
     return platform.processor() or platform.machine()

@@ -63,9 +63,9 @@ class Group:
         """
         if self.backend == "none":
             return values.unsqueeze(0)
-        found = values.new_empty((self.world.world_size, *values.shape))
-        _all_gather(found.view(-1), values.contiguous().view(-1))  # gloo accepts no other shapes
-        return found
+        gathered = values.new_empty((self.world.world_size, *values.shape))
+        _all_gather(gathered.view(-1), values.contiguous().view(-1))  # gloo accepts no other shapes
+        return gathered
 
     def agree(self, problem: str, kind: type[DdpHpcError] = RequestError) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
@@ -110,12 +110,12 @@ def agree(comm: Comm, world: World, problem: str, kind: type[DdpHpcError] = Requ
 
 
 def _first_problem(problems: list[str]) -> str:
-    found = [(rank, text) for rank, text in enumerate(problems) if text]
-    if not found:
+    affected = [rank for rank, text in enumerate(problems) if text]
+    if not affected:
         return ""
-    rank, text = found[0]
-    where = f" (rank {rank}; {counted(len(found), 'rank')} affected)" if len(found) < len(problems) else ""
-    return text + where
+    first, number = affected[0], counted(len(affected), "rank")
+    where = f" (rank {first}; {number} affected)" if len(affected) < len(problems) else ""
+    return problems[first] + where
 
 
 def mismatch_between_ranks(comm: Comm, value: str) -> str:

@@ -13,14 +13,14 @@ def versions() -> dict[str, str]:
     import numpy as np
     import torch
 
-    found = {
+    installed = {
         "ddp_hpc": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        installed["cuda"] = torch.version.cuda
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    return found
+        installed["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return installed
