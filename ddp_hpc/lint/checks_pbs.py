@@ -166,11 +166,11 @@ def _illegal_value(subject: Subject) -> Iterator[Problem]:
                 f"qsub rejects {d.flag} {shown(d.value)}",
                 f"use a value that matches {_VALUES[d.flag]}",
             )
-    for d, name, value in subject.script.resources():
+    for option, name, value in subject.script.resources():
         # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
         if name == "place" and not (value and any(map(_PLACE.fullmatch, (value, f":{value}")))):
             yield Problem(
-                d.line,
+                option.line,
                 f"qsub rejects place={shown(value)}",
                 "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
             )

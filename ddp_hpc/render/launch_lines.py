@@ -22,7 +22,7 @@ from ddp_hpc.sites.site import Site
 
 NUM_NODES = Raw('"$num_nodes"')
 NUM_RANKS = Raw('"$num_ranks"')
-STEP_SCRIPT, STEP_MODULE = "torchrun_script.sh", "ddp_hpc.torchrun_step"
+STEP_SCRIPT, STEP_MODULE = "torchrun_script.sh", "ddp_hpc.torchrun.step"
 
 # Modules for `python -m` that detect their rank without `ddp-hpc exec`, or start their own ranks.
 _DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.version import __version__
 from ddp_hpc.render.check_raw_directives import check_raw_directives
 from ddp_hpc.render.container import container_notes, site_for_container
 from ddp_hpc.render.environment_exports import (
@@ -42,7 +43,6 @@ from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site, with_fallback
-from ddp_hpc.version import __version__
 
 
 def render(job: Job, site: Site, directory: Path | None = None) -> str:

@@ -21,7 +21,6 @@ AGEING = (
     "fabric",
     "fallbacks",
     "launch",
-    "lustre",
     "node",
     "pbs",
     "proxy",

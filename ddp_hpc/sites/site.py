@@ -23,7 +23,6 @@ from ddp_hpc.sites.profile_tables import (
     Fabric,
     Fallback,
     Launch,
-    Lustre,
     Node,
     Pbs,
     Proxy,
@@ -76,7 +75,6 @@ class Site:
     env: Env = field(default_factory=Env)
     fallbacks: tuple[Fallback, ...] = ()
     fabric: Fabric = field(default_factory=Fabric)
-    lustre: Lustre = field(default_factory=Lustre)
     proxy: Proxy | None = None
     software: tuple[str, ...] = ()
     container: Container = field(default_factory=Container)

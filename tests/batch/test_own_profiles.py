@@ -23,7 +23,6 @@ from ddp_hpc.sites.profile_tables import (
     Fabric,
     Fallback,
     Launch,
-    Lustre,
     Node,
     Pbs,
     Proxy,
@@ -355,7 +354,6 @@ class TestThePage:
         tables |= {
             "fallbacks": Fallback,
             "fabric": Fabric,
-            "lustre": Lustre,
             "proxy": Proxy,
             "sources": Source,
         }

@@ -141,30 +141,31 @@ ENDPOINT = """
 import json, pathlib, socket, subprocess, sys
 from ddp_hpc.rendezvous.launch_secret import read_secret
 from ddp_hpc.rendezvous.store_client import connect
-module = "ddp_hpc.rendezvous.torchrun_endpoint"
+module = "ddp_hpc.torchrun.endpoint"
 argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
 # Slurm's PMI speaks over an open file, which a shell would pass on too.
 with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
-    host, port, node_rank, address, key_file = endpoint.stdout.readline().split()
+    found = json.loads(endpoint.stdout.readline())
+    host, port, node_rank = found["host"], found["port"], found["node_rank"]
     held = {}
-    if node_rank == "0":
+    if node_rank == 0:
         for reuse in (0, 1):
             with socket.socket() as other:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
                 try:
-                    other.bind(("", int(port)))
+                    other.bind(("", port))
                     other.listen()
                     held[reuse] = "taken"
                 except OSError:
                     held[reuse] = "refused"
     if "c10d" not in argv:
-        store = connect(host, [int(port)], lambda: read_secret(pathlib.Path(key_file)), 20)
+        store = connect(host, [port], lambda: read_secret(pathlib.Path(found["key_file"])), 20)
         store.set(f"here/{node_rank}", b"", 5)
         store.get(["here/0", "here/1"], 20)
         store.close()
     assert endpoint.poll() is None
     endpoint.kill()
-print(json.dumps([host, int(port), int(node_rank), address, held]))
+print(json.dumps([host, port, node_rank, found["local_addr"], held]))
 """
 
 
@@ -195,7 +196,7 @@ def test_for_torchs_own_rendezvous_a_port_is_reserved_for_its_store(cluster: Clu
 
 @pytest.mark.check
 def test_a_missing_node_is_an_error_of_the_endpoint_within_the_time_limit(cluster: Cluster) -> None:
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.torchrun.endpoint"]
     done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
     assert done.returncode == 1
     assert done.stdout == ""

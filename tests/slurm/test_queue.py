@@ -178,7 +178,7 @@ def test_the_rank_of_a_rendered_script_that_failed_first_is_read_from_its_run_di
     cluster.wait(job_id)
     found = status(cluster, tmp_path, job_id)
     dead = found["post_mortem"]
-    recorded = json.loads((Path(found["run_dir"]) / "first_failure").read_text())
+    recorded = json.loads((Path(found["run_dir"]) / "end").read_text())
     assert (recorded["rank"], recorded["exit_code"]) == (1, 1)
     assert (dead["cause"], dead["rank"], dead["host"]) == ("failed", 1, cluster.node_names[1])
     assert dead["what"].startswith("exit code 1; rank 1 on ")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.queue.submission_ledger import runs_in
+from ddp_hpc.queue.run_directories import runs_in
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import SAY, calls, command, job

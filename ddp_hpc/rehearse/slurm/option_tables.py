@@ -1,4 +1,4 @@
-"""The options of srun and sbatch of Slurm 22.05, and the messages about invalid options."""
+"""The options of srun and sbatch of Slurm 26.05, and the messages about invalid options."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import re
 from collections.abc import Mapping
 
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table
-from ddp_hpc.schedulers.slurm.sbatch_options import OPTIONS, SRUN_OPTIONS, SbatchOption
+from ddp_hpc.schedulers.slurm.sbatch_options import ALIASES, OPTIONS, SRUN_OPTIONS, VERSIONS, SbatchOption
 
-_VERSION = "22.05"
 BAD_OPTION = '{program}: {{what}}\nTry "{program} --help" for more information'
 _REFUSED = 255
 
 
 def _table(program: str, options: Mapping[str, SbatchOption]) -> Table:
-    known = [option for option in options.values() if option.is_in(_VERSION)]
-    spellings = {one.name: (one.name, one.letter) if one.letter else (one.name,) for one in known}
+    with_value: dict[str, tuple[str, ...]] = {}
+    without_value: dict[str, tuple[str, ...]] = {}
+    for option in options.values():
+        if option.is_in(VERSIONS[-1]):
+            table = with_value if option.value == "required" else without_value
+            name = ALIASES.get(option.name, option.name)
+            table[name] = (*table.get(name, ()), *filter(None, (option.name, option.letter)))
     return Table(
-        values={one.name: spellings[one.name] for one in known if one.value == "required"},
-        bare={one.name: spellings[one.name] for one in known if one.value != "required"},
+        values=with_value,
+        bare=without_value,
         long_only=False,
         bad_option=BAD_OPTION.format(program=program),
         bad_number=f'{program}: error: Invalid numeric value "{{text}}" for --{{name}}.',
