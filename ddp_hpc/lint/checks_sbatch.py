@@ -49,7 +49,7 @@ _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 
 def _options(subject: Subject) -> Iterator[Directive]:
     """Yields the options that sbatch reads, without those that contain a placeholder of a template."""
-    for d in subject.script.read_all():
+    for d in subject.script.read():
         if d.line not in subject.placeholder_lines:
             yield d
 
@@ -156,8 +156,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
-    """Yields the contradictions of the first component of the job in any version of Slurm."""
-    options = [d for d in _options(subject) if not (d.fault or d.component) and "$" not in d.value]
+    """Yields the contradictions in any version of Slurm."""
+    options = [d for d in _options(subject) if not d.fault and "$" not in d.value]
     yield from contradictions({d.flag: d.value for d in options})
 
 
@@ -230,7 +230,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     chdir = script.value("--chdir")
     start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
     created = created_directories(script)
-    for d in script.read_all():
+    for d in script.read():
         if d.flag not in ("--output", "--error"):
             continue
         remedy = f"create it before submitting: mkdir -p {shown(d.value.rpartition('/')[0])}"

@@ -16,7 +16,6 @@ _ALL = (
         title="Slurm",
         submit_program="sbatch",
         query_command="scontrol",
-        directory="slurm",
         roles=("writer", "reader", "commands", "inside_job"),
     ),
     Scheduler(
@@ -24,7 +23,6 @@ _ALL = (
         title="PBS",
         submit_program="qsub",
         query_command="qstat",
-        directory="pbs",
         roles=("writer", "reader", "commands", "inside_job"),
     ),
     Scheduler(
@@ -32,7 +30,6 @@ _ALL = (
         title="profile local",
         submit_program="bash",
         has_queue=False,
-        directory="local",
         roles=("writer",),
     ),
 )

@@ -28,15 +28,14 @@ class Scheduler:
     a job, and its presence on the PATH shows that this machine has the scheduler; it is empty if jobs of this
     scheduler cannot be monitored.
 
-    Each of the `roles` is the class ROLE in the module of this name in `directory`. The defaults of all roles
-    are in the modules of these names in `ddp_hpc.schedulers`. Modules are imported when they are used, so
-    that a command imports only the scheduler and the roles that it needs.
+    Each of the `roles` is the class ROLE in the module of this name in `ddp_hpc.schedulers.NAME`. The
+    defaults of all roles are in the modules of these names in `ddp_hpc.schedulers`. Modules are imported when
+    they are used, so that a command imports only the scheduler and the roles that it needs.
     """
 
     name: str
     title: str
     submit_program: str
-    directory: str
     roles: tuple[Role, ...]
     query_command: str = ""
     has_queue: bool = True
@@ -67,5 +66,5 @@ class Scheduler:
 
     def _role(self, role: Role, default: str) -> Any:
         if role in self.roles:
-            return import_module(f"ddp_hpc.schedulers.{self.directory}.{role}").ROLE(self)
+            return import_module(f"ddp_hpc.schedulers.{self.name}.{role}").ROLE(self)
         return getattr(import_module(f"ddp_hpc.schedulers.{role}"), default)(self)

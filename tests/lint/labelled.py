@@ -413,14 +413,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM002", "note", S + "#SBATCH --quotatype=reserved\n"),
     ("SLURM002", "note", S + "#SBATCH --gpu_cmode=exclusive\n"),
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
-    # Ignored directives that do not change the job.
-    ("JOB005", "warning", S + "#SBTACH --ntasks=1\n"),
-    ("JOB005", "error", S + "#SBATCH --nodes=2\n#SBTACH --ntasks=1\n"),
-    ("JOB005", "warning", S + "#SBATCH -o log.txt\n#SBATCh -e log.txt\n"),
     ("JOB005", "error", P + "#PSB -q long\n"),
     ("JOB005", "note", P + "# PBS -q long\n"),
-    ("JOB004", "warning", S + "#SBATCH --gres=gpu:1\nmodule load cuda\n#SBATCH --gres=gpu:1\nsrun x\n"),
-    ("JOB004", "error", S + "#SBATCH --gres=gpu:1\nmodule load cuda\n#SBATCH --gres=gpu:2\nsrun x\n"),
     ("JOB004", "error", S + "srun x\n#SBATCH --nodes=2\n"),
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),

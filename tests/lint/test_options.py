@@ -36,7 +36,6 @@ def checks_of(output: bytes) -> list[str]:
         (("--select", "rank008,JOB"), ["RANK008"]),
         (("--ignore", "SLURM"), ["RANK008"]),
         (("--select", "SLURM", "--ignore", "SLURM017"), []),
-        (("--ignore", "SLURM", "--select", "SLURM017"), ["SLURM017"]),
     ],
 )
 def test_only_the_selected_checks_run(args: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
