@@ -10,7 +10,7 @@ from ddp_hpc.lint.bash_syntax import bash_complaint
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import MONITORED
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
@@ -108,7 +108,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
-    known = [scheduler.reader.prefix[1:] for scheduler in SCHEDULERS.values() if scheduler.reader.prefix]
+    known = [scheduler.prefix[1:] for scheduler in MONITORED.values()]
     # After the first command, the scheduler ignores even correct directives.
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
@@ -124,17 +124,6 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
             is_close = is_one_edit(word.upper(), near) or get_close_matches(word.upper(), [near], cutoff=0.75)
             if word.upper() == near or (is_close and (word[0].upper() == near[0] or word.upper() in near)):
                 yield number, match, near
-
-
-@check("JOB006", "warning", "directives of two schedulers")
-def _both_schedulers(subject: Subject) -> Iterator[Problem]:
-    read = {d.scheduler: d.line for d in reversed(subject.script.directives) if not d.late}
-    if len(read) > 1:
-        yield Problem(
-            max(read.values()),
-            "the script has #PBS and #SBATCH lines; sbatch reads both, but qsub reads only #PBS",
-            "use one script per scheduler, or sbatch --ignore-pbs",
-        )
 
 
 @check("JOB019", "error", "directives of another scheduler that sbatch rejects")
@@ -257,12 +246,12 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if script.scheduler and subject.walltime is None and script.value("--wrap") is None:
+    directive = subject.scheduler.reader.walltime_directive
+    if directive and subject.walltime is None and subject.script.value("--wrap") is None:
         yield Problem(
             1,
             "no walltime is requested: the queue's default may be short, and some sites reject the job",
-            f"add {subject.scheduler.reader.walltime_directive}, or pass it on the command line",
+            f"add {directive}, or pass it on the command line",
         )
 
 

@@ -13,7 +13,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import (
     rejecting_versions,
     unknown_mail_types,
 )
-from ddp_hpc.schedulers.slurm.contradictions import GPUS_TWICE_SINCE, Contradiction, contradictions
+from ddp_hpc.schedulers.slurm.contradictions import Contradiction, contradictions
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
@@ -110,20 +110,6 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"{written} has no value, so sbatch rejects it", "give it a value")
         elif d.fault == "extra value":
             yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", "remove the value")
-
-
-@check("SLURM004", "warning", "GPUs requested twice, with different numbers")
-def _two_ways_to_gpus(subject: Subject) -> Iterator[Problem]:
-    if (version := subject.scheduler_version) and is_between(version, GPUS_TWICE_SINCE, ""):
-        return  # then SLURM016 reports the two options
-    gres = re.search(r"\bgpu:(?:[^:,()]+:)?(\d+)", subject.script.value("--gres") or "")
-    per_node = re.fullmatch(r"(?:[^:,]+:)?(\d+)", subject.script.value("--gpus-per-node") or "")
-    if gres and per_node and gres[1] != per_node[1]:
-        yield Problem(
-            subject.line_of("--gres"),
-            f"--gres requests {gres[1]} GPUs per node, but --gpus-per-node requests {per_node[1]}",
-            "keep the one that the site documents",
-        )
 
 
 @check("SLURM015", "error", "a value that sbatch rejects")

@@ -26,9 +26,9 @@ MAX_PARSED_CHARS = 256 * 1024
 _MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
 # Schedulers that read directives, each with the pattern of its directives after the `#`.
-_READERS = {name: scheduler.reader for name, scheduler in SCHEDULERS.items() if scheduler.reader.prefix}
+_READERS = {name: scheduler.reader for name, scheduler in SCHEDULERS.items() if "reader" in scheduler.roles}
 _DIRECTIVES = {
-    name: reader.directive_pattern or re.compile(rf"{reader.prefix}(?:[ \t]+|$)(.*)", re.DOTALL)
+    name: reader.directive_pattern or re.compile(rf"{SCHEDULERS[name].prefix}(?:[ \t]+|$)(.*)", re.DOTALL)
     for name, reader in _READERS.items()
 }
 

@@ -24,7 +24,8 @@ class Scheduler:
     """One scheduler.
 
     `name` is its name in profiles, and `title` its name in messages. `submit_program` queues a script; if
-    `has_queue` is False, it runs the script immediately on this machine. `query_command` reports the state of
+    `has_queue` is False, it runs the script immediately on this machine. `prefix` begins directives, such as
+    `#SBATCH`. `query_command` reports the state of
     a job, and its presence on the PATH shows that this machine has the scheduler; it is empty if jobs of this
     scheduler cannot be monitored.
 
@@ -36,6 +37,7 @@ class Scheduler:
     name: str
     title: str
     submit_program: str
+    prefix: str = ""
     roles: tuple[Role, ...]
     query_command: str = ""
     has_queue: bool = True
