@@ -161,6 +161,7 @@ def test_the_jobs_in_the_repository_have_no_finding(path: Path) -> None:
     assert lint_script(path.read_text()) == []
 
 
+@pytest.mark.check  # test_every_profile.py lints scripts of all profiles with their own launchers
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.toml")), ids=lambda path: path.stem)
 def test_rendered_scripts_have_no_finding(path: Path) -> None:
     site = load_site(path.stem)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
+from ddp_hpc.lint.select_checks import split_codes
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 
@@ -29,17 +30,18 @@ def checks_of(output: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("args", "expected"),
+    ("select", "ignore", "expected"),
     [
-        ((), ["SLURM017", "RANK008"]),
-        (("--select", "RANK"), ["RANK008"]),
-        (("--select", "rank008,JOB"), ["RANK008"]),
-        (("--ignore", "SLURM"), ["RANK008"]),
-        (("--select", "SLURM", "--ignore", "SLURM017"), []),
+        ([], [], ["SLURM017", "RANK008"]),
+        (["RANK"], [], ["RANK008"]),
+        (["rank008,JOB"], [], ["RANK008"]),
+        ([], ["SLURM"], ["RANK008"]),
+        (["SLURM"], ["SLURM017"], []),
     ],
 )
-def test_only_the_selected_checks_run(args: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
-    assert checks_of(run_cli("lint", *args, "bad.sh", cwd=tmp_path).stdout) == expected
+def test_only_the_selected_checks_run(select: list[str], ignore: list[str], expected: list[str]) -> None:
+    findings = lint_script(BAD, select=split_codes(select), ignore=split_codes(ignore))
+    assert [finding.check for finding in findings] == expected
 
 
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
