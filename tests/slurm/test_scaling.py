@@ -18,9 +18,7 @@ BENCH = ["--mode", "weak", "--steps", "4", "--warm-up", "2", "--batch-size", "4"
 TRAINING = ["--model", "linear", "--threads", "1", "--init-timeout", "60"]
 
 
-def test_points_on_one_and_two_nodes_are_queued_and_collected(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_points_on_one_and_two_nodes_are_queued_and_collected(cluster: Cluster, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(PROJECT)}
     request = ["bench", "scaling", "--submit", *JOBS, *BENCH, "--", *TRAINING]
     done = ddp_hpc(cluster, tmp_path, *request, env=env)
