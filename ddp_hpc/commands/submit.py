@@ -89,7 +89,7 @@ def command(
         sys.stdout.flush()
         click.echo(f"would run: {shlex.join(submission.argv())}", err=True)
         return
-    program, prefix = scheduler.submit_program, scheduler.reader.prefix
+    program, prefix = scheduler.submit_program, scheduler.prefix
     need(program, f"the script's {prefix} lines are for {scheduler.title}, which requires {program}")
     submit_module.prepare(submission)
     sent = submit_module.submit_chain(submission, chain) if chain else submit_module.submit_one(submission)

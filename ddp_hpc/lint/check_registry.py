@@ -69,7 +69,7 @@ class Subject:
     @cached_property
     def placeholder_lines(self) -> frozenset[int]:
         """The lines of directives that contain a placeholder of a template."""
-        options = self.script.read_all()
+        options = self.script.read()
         return frozenset(
             d.line
             for d in options

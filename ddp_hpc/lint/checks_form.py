@@ -10,7 +10,7 @@ from ddp_hpc.lint.bash_syntax import bash_complaint
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import MONITORED
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
@@ -24,8 +24,6 @@ _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
 # fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
 _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
-# Without these options, Slurm starts one task on one node.
-_COUNTS = ("--nodes", "--ntasks", "--ntasks-per-node")
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
@@ -81,22 +79,11 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
     if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
         others = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
-        is_same = all(_changes_nothing(script, d.flag, d.value) for d in own if d.line in lines)
         yield Problem(
             lines[0],
             f"this directive comes after the first command{others}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
-            "warning" if is_same else None,
         )
-
-
-def _changes_nothing(script: Script, flag: str, value: str) -> bool:
-    """Returns whether the job is the same with and without this option."""
-    if flag in _COUNTS and value == "1":
-        return all(script.value(other) in (None, "1") for other in _COUNTS)
-    is_default = (flag, value) == ("--cpus-per-task", "1") and script.value(flag) is None
-    is_same_log = flag == "--error" and script.value("--error") is None and value == script.value("--output")
-    return is_default or is_same_log or flag == "--verbose" or script.value(flag) == value
 
 
 def _only_placeholders_before(script: Script, line: int) -> bool:
@@ -108,30 +95,20 @@ def _only_placeholders_before(script: Script, line: int) -> bool:
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     for number, match, near in _nearly(subject):
-        options = _options_after(subject.script, number, match)
-        changes_nothing = options and all(_changes_nothing(subject.script, *option) for option in options)
         # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
         may_be_disabled = match[2] or match[3] == near.lower()
         yield Problem(
             number,
             f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
             f"write #{near} at the very beginning of the line, or ##{near} to disable it",
-            "note" if may_be_disabled else "warning" if changes_nothing else None,
+            "note" if may_be_disabled else None,
         )
-
-
-def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tuple[str, str]]:
-    """Returns the options that a correct directive would have."""
-    if script.scheduler not in SCHEDULERS:
-        return []
-    text = script.lines[number - 1][match.start(5) :]
-    return [(d.flag, d.value) for d in SCHEDULERS[script.scheduler].reader.read_directives([(number, text)])]
 
 
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
-    known = [scheduler.reader.prefix[1:] for scheduler in SCHEDULERS.values() if scheduler.reader.prefix]
+    known = [scheduler.prefix[1:] for scheduler in MONITORED.values()]
     # After the first command, the scheduler ignores even correct directives.
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
@@ -147,17 +124,6 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
             is_close = is_one_edit(word.upper(), near) or get_close_matches(word.upper(), [near], cutoff=0.75)
             if word.upper() == near or (is_close and (word[0].upper() == near[0] or word.upper() in near)):
                 yield number, match, near
-
-
-@check("JOB006", "warning", "directives of two schedulers")
-def _both_schedulers(subject: Subject) -> Iterator[Problem]:
-    read = {d.scheduler: d.line for d in reversed(subject.script.directives) if not d.late}
-    if len(read) > 1:
-        yield Problem(
-            max(read.values()),
-            "the script has #PBS and #SBATCH lines; sbatch reads both, but qsub reads only #PBS",
-            "use one script per scheduler, or sbatch --ignore-pbs",
-        )
 
 
 @check("JOB019", "error", "directives of another scheduler that sbatch rejects")
@@ -204,7 +170,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read_all():
+    for d in subject.script.read():
         if not _is_free_text(d) and not _is_name(subject, d) and _has_variable(d.value):
             yield Problem(
                 d.line,
@@ -215,7 +181,7 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
 def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read_all():
+    for d in subject.script.read():
         if _is_free_text(d) or not _is_name(subject, d):
             continue
         reader = subject.scheduler.reader
@@ -250,10 +216,10 @@ def _is_name(subject: Subject, d: Directive) -> bool:
 def _placeholders(subject: Subject) -> Iterator[Problem]:
     directives = [
         d
-        for d in subject.script.read_all()
+        for d in subject.script.read()
         if not _is_free_text(d) and not _is_name(subject, d) and has_placeholder(d.value, is_path=True)
     ]
-    directives += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
+    directives += [d for d in subject.script.read() if not d.flag and d.fault and has_placeholder(d.text)]
     if directives:
         first = min(directives, key=lambda d: d.line)
         others = len({d.line for d in directives}) - 1
@@ -280,12 +246,12 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if script.scheduler and subject.walltime is None and script.value("--wrap") is None:
+    directive = subject.scheduler.reader.walltime_directive
+    if directive and subject.walltime is None and subject.script.value("--wrap") is None:
         yield Problem(
             1,
             "no walltime is requested: the queue's default may be short, and some sites reject the job",
-            f"add {subject.scheduler.reader.walltime_directive}, or pass it on the command line",
+            f"add {directive}, or pass it on the command line",
         )
 
 

@@ -13,7 +13,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import (
     rejecting_versions,
     unknown_mail_types,
 )
-from ddp_hpc.schedulers.slurm.contradictions import GPUS_TWICE_SINCE, Contradiction, contradictions
+from ddp_hpc.schedulers.slurm.contradictions import Contradiction, contradictions
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
@@ -49,7 +49,7 @@ _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 
 def _options(subject: Subject) -> Iterator[Directive]:
     """Yields the options that sbatch reads, without those that contain a placeholder of a template."""
-    for d in subject.script.read_all():
+    for d in subject.script.read():
         if d.line not in subject.placeholder_lines:
             yield d
 
@@ -112,20 +112,6 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", "remove the value")
 
 
-@check("SLURM004", "warning", "GPUs requested twice, with different numbers")
-def _two_ways_to_gpus(subject: Subject) -> Iterator[Problem]:
-    if (version := subject.scheduler_version) and is_between(version, GPUS_TWICE_SINCE, ""):
-        return  # then SLURM016 reports the two options
-    gres = re.search(r"\bgpu:(?:[^:,()]+:)?(\d+)", subject.script.value("--gres") or "")
-    per_node = re.fullmatch(r"(?:[^:,]+:)?(\d+)", subject.script.value("--gpus-per-node") or "")
-    if gres and per_node and gres[1] != per_node[1]:
-        yield Problem(
-            subject.line_of("--gres"),
-            f"--gres requests {gres[1]} GPUs per node, but --gpus-per-node requests {per_node[1]}",
-            "keep the one that the site documents",
-        )
-
-
 @check("SLURM015", "error", "a value that sbatch rejects")
 def _rejected_value(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
@@ -156,8 +142,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
-    """Yields the contradictions of the first component of the job in any version of Slurm."""
-    options = [d for d in _options(subject) if not (d.fault or d.component) and "$" not in d.value]
+    """Yields the contradictions in any version of Slurm."""
+    options = [d for d in _options(subject) if not d.fault and "$" not in d.value]
     yield from contradictions({d.flag: d.value for d in options})
 
 
@@ -230,7 +216,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     chdir = script.value("--chdir")
     start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
     created = created_directories(script)
-    for d in script.read_all():
+    for d in script.read():
         if d.flag not in ("--output", "--error"):
             continue
         remedy = f"create it before submitting: mkdir -p {shown(d.value.rpartition('/')[0])}"

@@ -100,7 +100,7 @@ def _asks_for_gpus(script: Script) -> str:
     for d in script.read():
         # The name of a partition or a job may contain the word "gpu" too.
         if "gpu" in d.flag or ("gpu" in d.value and d.flag in _GPUS_IN):
-            return f"{SCHEDULERS[d.scheduler].reader.prefix} {d.text}"
+            return f"{SCHEDULERS[d.scheduler].prefix} {d.text}"
     return ""
 
 

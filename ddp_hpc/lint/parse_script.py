@@ -26,9 +26,9 @@ MAX_PARSED_CHARS = 256 * 1024
 _MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
 # Schedulers that read directives, each with the pattern of its directives after the `#`.
-_READERS = {name: scheduler.reader for name, scheduler in SCHEDULERS.items() if scheduler.reader.prefix}
+_READERS = {name: scheduler.reader for name, scheduler in SCHEDULERS.items() if "reader" in scheduler.roles}
 _DIRECTIVES = {
-    name: reader.directive_pattern or re.compile(rf"{reader.prefix}(?:[ \t]+|$)(.*)", re.DOTALL)
+    name: reader.directive_pattern or re.compile(rf"{SCHEDULERS[name].prefix}(?:[ \t]+|$)(.*)", re.DOTALL)
     for name, reader in _READERS.items()
 }
 
@@ -165,23 +165,16 @@ class Script(ScriptOptions):
         index = bisect(self.quoted, (line, sys.maxsize)) - 1
         return index >= 0 and line <= self.quoted[index][1]
 
-    @cached_property
-    def _read(self) -> tuple[Directive, ...]:
-        return tuple(d for d in self.directives_of(self.scheduler) if not d.late)
-
     def directives_of(self, name: str) -> tuple[Directive, ...]:
         """Returns all directives of the scheduler `name`, including those that it does not read."""
         return tuple(d for d in self.directives if name == d.scheduler)
 
+    @cached_property
+    def _read(self) -> tuple[Directive, ...]:
+        return tuple(d for d in self.directives_of(self.scheduler) if not d.late)
+
     def read(self) -> tuple[Directive, ...]:
-        """Returns the directives that the scheduler reads: its own, before the first command.
-
-        Of a heterogeneous job, these are the directives of the first component.
-        """
-        return tuple(directive for directive in self._read if not directive.component)
-
-    def read_all(self) -> tuple[Directive, ...]:
-        """Returns the directives that the scheduler reads, of all components of a heterogeneous job."""
+        """Returns the directives that the scheduler reads: its own, before the first command."""
         return self._read
 
     def last_assigned(self, name: str) -> str | None:

@@ -15,27 +15,18 @@ _MAX_CHARS = 4000
 def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Check]:
     """Returns the checks that are selected and not ignored; without `select`, all checks are selected.
 
-    `select` and `ignore` contain ids of checks, or beginnings of ids. If both match, the longer one wins:
-    `--select SLURM --ignore SLURM014` leaves out one check, and `--ignore SLURM --select SLURM002` runs one.
+    `select` and `ignore` contain ids of checks, or beginnings of ids, such as `SLURM`.
 
     Raises:
         RequestError: no check has this id or beginning.
     """
     for text in (*select, *ignore):
-        if not any(check.startswith(text) for check in CHECKS):
+        if not any(id_.startswith(text) for id_ in CHECKS):
             raise RequestError(
                 f"no lint check is called {text!r}{nearest(text, list(CHECKS))}. See ddp-hpc lint --list."
             )
-
-    def longest(id_: str, beginnings: Sequence[str]) -> int:
-        return max((len(text) for text in beginnings if id_.startswith(text)), default=-1)
-
-    everything = -1 if select else 0
-    return [
-        check
-        for check in CHECKS.values()
-        if max(longest(check.id, select), everything) > longest(check.id, ignore)
-    ]
+    selected = [check for check in CHECKS.values() if not select or check.id.startswith(tuple(select))]
+    return [check for check in selected if not check.id.startswith(tuple(ignore))]
 
 
 def split_codes(values: Iterable[str]) -> tuple[str, ...]:

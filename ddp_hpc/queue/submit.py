@@ -130,7 +130,7 @@ def submission_of_script(
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
-        prefixes = " or ".join(known.reader.prefix for known in MONITORED.values())
+        prefixes = " or ".join(known.prefix for known in MONITORED.values())
         raise RequestError(
             f"{path} is not a job script: it contains no {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
@@ -174,7 +174,7 @@ def as_linted(submission: Submission, overrides: Overrides, site: Site | None) -
     lines = submission.script.text.splitlines(keepends=True)
     last = max((directive.line for directive in submission.script.read()), default=1)
     words = submission.scheduler.commands.overrides(overrides, submission.script, site)
-    added = [f"{submission.scheduler.reader.prefix} {' '.join(option)}\n" for option in words]
+    added = [f"{submission.scheduler.prefix} {' '.join(option)}\n" for option in words]
     return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 

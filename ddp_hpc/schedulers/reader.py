@@ -30,9 +30,6 @@ class ScriptReader:
     requests_by_resources: ClassVar[bool] = False
     """Whether nodes and GPUs are requested as `resources` of the profile."""
 
-    # Attributes for reading a user's script.
-    prefix: ClassVar[str] = ""
-    """The prefix of directives, such as `#SBATCH`; empty if ddp-hpc does not parse them."""
     directive_pattern: ClassVar[re.Pattern[str] | None] = None
     """A pattern that matches a directive and captures the text after its prefix; None if a blank must follow
     the prefix."""

@@ -15,16 +15,16 @@ _ALL = (
         name="slurm",
         title="Slurm",
         submit_program="sbatch",
+        prefix="#SBATCH",
         query_command="scontrol",
-        directory="slurm",
         roles=("writer", "reader", "commands", "inside_job"),
     ),
     Scheduler(
         name="pbs",
         title="PBS",
         submit_program="qsub",
+        prefix="#PBS",
         query_command="qstat",
-        directory="pbs",
         roles=("writer", "reader", "commands", "inside_job"),
     ),
     Scheduler(
@@ -32,7 +32,6 @@ _ALL = (
         title="profile local",
         submit_program="bash",
         has_queue=False,
-        directory="local",
         roles=("writer",),
     ),
 )

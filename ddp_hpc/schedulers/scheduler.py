@@ -25,19 +25,20 @@ class Scheduler:
     """One scheduler.
 
     `name` is its name in profiles, and `title` its name in messages. `submit_program` queues a script; if
-    `has_queue` is False, it runs the script immediately on this machine. `query_command` reports the state of
+    `has_queue` is False, it runs the script immediately on this machine. `prefix` begins directives, such as
+    `#SBATCH`. `query_command` reports the state of
     a job, and its presence on the PATH shows that this machine has the scheduler; it is empty if jobs of this
     scheduler cannot be monitored.
 
-    Each of the `roles` is the class ROLE in the module of this name in `directory`. The defaults of all roles
-    are in the modules of these names in `ddp_hpc.schedulers`. Modules are imported when they are used, so
-    that a command imports only the scheduler and the roles that it needs.
+    Each of the `roles` is the class ROLE in the module of this name in `ddp_hpc.schedulers.NAME`. The
+    defaults of all roles are in the modules of these names in `ddp_hpc.schedulers`. Modules are imported when
+    they are used, so that a command imports only the scheduler and the roles that it needs.
     """
 
     name: str
     title: str
     submit_program: str
-    directory: str
+    prefix: str = ""
     roles: tuple[Role, ...]
     query_command: str = ""
     has_queue: bool = True
@@ -68,5 +69,5 @@ class Scheduler:
 
     def _role(self, role: Role, default: str) -> Any:
         if role in self.roles:
-            return import_module(f"ddp_hpc.schedulers.{self.directory}.{role}").ROLE(self)
+            return import_module(f"ddp_hpc.schedulers.{self.name}.{role}").ROLE(self)
         return getattr(import_module(f"ddp_hpc.schedulers.{role}"), default)(self)

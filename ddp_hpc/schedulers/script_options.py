@@ -17,8 +17,7 @@ class ReadOption:
 
     `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm. For a word that does not belong to
     an option, `flag` is empty and `value` is the word. `written` is the text in the script. `fault` is the
-    reason why the scheduler rejects the option regardless of its value. `component` is the index of the
-    component of a heterogeneous job, from 0.
+    reason why the scheduler rejects the option regardless of its value.
     """
 
     line: int
@@ -26,7 +25,6 @@ class ReadOption:
     value: str = ""
     written: str = ""
     fault: Fault = ""
-    component: int = 0
 
 
 class ScriptOptions(ABC):

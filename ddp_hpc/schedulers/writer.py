@@ -40,9 +40,11 @@ class ScriptWriter:
     """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
     passes_arguments: ClassVar[bool] = False
     """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
-    lacks: ClassVar[Mapping[str, str]] = {}
-    """Options of jobs that this scheduler does not have, by the name of the field in `Job`: the reason, and
-    what to do instead."""
+    queue_options: ClassVar[frozenset[str]] = frozenset(("directive",))
+    """The fields of `Job` in `QUEUE_OPTIONS` that `directives` or `submit_options` writes. Other ones are
+    refused."""
+    instead_of: ClassVar[Mapping[str, str]] = {}
+    """For fields that are refused, the reason and what to do instead."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -59,10 +61,11 @@ class ScriptWriter:
             "queue": optional_value("queue", layout.queue.name),
             "account_option": site.account.option,
             "account": optional_value("account", job.account),
+            "options": [],
         }
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        """Returns the directives for the fields in `QUEUE_OPTIONS` that `directives` does not cover.
+        """Returns the directives for those of `queue_options` that `directives` does not cover.
 
         Raises:
             RequestError: the scheduler or the site cannot do what the job requests.
@@ -76,9 +79,10 @@ class ScriptWriter:
             RequestError: the scheduler or the site cannot do what the job requests.
         """
         for name in QUEUE_OPTIONS:
-            if (value := getattr(job, name)) and name in self.lacks:
+            if (value := getattr(job, name)) and name not in self.queue_options:
                 given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
-                raise RequestError(f"{given} was given, but {self.lacks[name]}")
+                default = f"ddp-hpc does not write this option for {self.scheduler.title}. Use --directive."
+                raise RequestError(f"{given} was given, but {self.instead_of.get(name, default)}")
         values = self.directives(job, site, layout)
         if requested := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
             names = {name for option in requested for name in self.option_names(option)}
@@ -89,7 +93,7 @@ class ScriptWriter:
         return values
 
     def _raw_options(self, job: Job) -> Iterator[str]:
-        scheduler, own = self.scheduler, self.scheduler.reader.prefix
+        scheduler, own = self.scheduler, self.scheduler.prefix
         for text in job.directive:
             prefix, option = raw_directive(text)
             if prefix not in ("", own):

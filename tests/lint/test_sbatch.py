@@ -20,6 +20,9 @@ from tests.lint.labelled import (
 )
 from tests.lint.test_labelled import script_of
 
+# test_labelled.py tests the same labels without sbatch.
+pytestmark = pytest.mark.check
+
 SBATCH = shutil.which("sbatch")
 CONFIGURATION = """ClusterName=none
 SlurmctldHost=localhost(127.0.0.1)

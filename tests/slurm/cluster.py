@@ -14,9 +14,7 @@ because each has its own root directory and its own node names.
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import string
 import subprocess
 import tempfile
 from pathlib import Path
@@ -29,19 +27,14 @@ from .head_node import HeadNode, JobEnd
 from .nodes import ClusterError, wait_for
 from .requirements import what_is_missing, what_is_missing_for_accounting
 
-__all__ = ["HEAD", "Cluster", "ClusterError", "JobEnd", "Settings", "random_prefix", "what_is_missing"]
-
-
-def random_prefix() -> str:
-    """Returns a unique prefix for node names, because Slurm's cgroups are named after nodes and shared."""
-    return "n" + "".join(random.choices(string.ascii_lowercase, k=4))
+__all__ = ["HEAD", "Cluster", "ClusterError", "JobEnd", "Settings", "what_is_missing"]
 
 
 class Cluster(HeadNode):
     """A cluster that runs inside a `with` block, and ends with the process that created it."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings(node_prefix=random_prefix())
+        self.settings = settings or Settings()
         self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
@@ -149,10 +142,6 @@ class Cluster(HeadNode):
     def power_off(self, name: str) -> None:
         """Simulates a power loss of a node: other nodes are not notified."""
         nodes.power_off(self.layout, name)
-
-    def power_on(self, name: str) -> None:
-        """Starts a node again after a power loss."""
-        nodes.start_node(self.layout, name)
 
     def set_link(self, name: str, state: str) -> None:
         """Disconnects (`down`) or connects (`up`) a node's network cable."""

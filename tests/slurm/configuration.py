@@ -6,8 +6,9 @@ import os
 import random
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase
 
 HEAD = "head"
 DOMAIN = "cluster.test"
@@ -29,7 +30,8 @@ class Settings:
     """The settings of a cluster. Nodes can have more CPUs, memory and GPUs than the machine."""
 
     num_nodes: int = 2
-    node_prefix: str = "n"
+    # Unique, because Slurm's cgroups are named after nodes and shared.
+    node_prefix: str = field(default_factory=lambda: "n" + "".join(random.choices(ascii_lowercase, k=4)))
     cpus_per_node: int = 8
     memory_mib_per_node: int = 16000
     gpus_per_node: int = 4

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from .cluster import Cluster, Settings, random_prefix, what_is_missing
+from .cluster import Cluster, Settings, what_is_missing
 from .requirements import what_is_missing_for_accounting
 
 REQUIRE = "DDP_HPC_REQUIRE_SLURM"
@@ -31,7 +31,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of two nodes for the whole session. At the start of each test it has no jobs."""
-    yield from _run(request, "cluster", Settings(node_prefix=random_prefix()))
+    yield from _run(request, "cluster", Settings())
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def accounting_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
     Tests that use it are marked with `pytest.mark.slurm(accounting=True)`.
     """
-    settings = Settings(node_prefix=random_prefix(), accounting=True)
+    settings = Settings(accounting=True)
     yield from _run(request, "accounting_cluster", settings)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from . import nodes, submission
-from .cluster import Cluster, Settings, random_prefix
+from .cluster import Cluster
 from .configuration import HEAD
 from .nodes import wait_for
 from .survival_runs import PROJECT
@@ -28,7 +28,7 @@ exit 75
 @pytest.mark.soak  # commands of Slurm try for a minute to connect; tests/supervisor tests their messages
 def test_the_job_is_requeued_when_the_controller_is_back(tmp_path: Path) -> None:
     (tmp_path / "stops.sh").write_text(STOPS)
-    with Cluster(Settings(node_prefix=random_prefix())) as cluster:
+    with Cluster() as cluster:
         argv = [*submission.SUBMIT, "--nodes", "1", "--ranks-per-node", "1", "--", "bash", "stops.sh"]
         queued = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, cwd=tmp_path)
         assert queued.returncode == 0, queued.stderr

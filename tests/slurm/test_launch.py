@@ -63,10 +63,3 @@ def test_launch_within_a_step_is_refused(cluster: Cluster, tmp_path: Path) -> No
     done = cluster.run(["srun", "--ntasks=2", *LAUNCH, "true"], env=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 2
     assert "SLURM_STEP_NUM_TASKS=2: this process is one of several ranks" in done.stderr
-
-
-def test_the_shell_of_srun_pty_launches_on_its_own_cpus(cluster: Cluster, tmp_path: Path) -> None:
-    argv = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", *LAUNCH, "-n", "2", "--", "hostname"]
-    done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path, timeout=40)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2

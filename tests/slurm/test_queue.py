@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -135,20 +134,6 @@ def test_options_of_submit_override_the_directives_of_a_script(cluster: Cluster,
 
 
 @pytest.mark.check
-def test_a_failed_rank_of_any_program_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    rank = "if [[ $SLURM_PROCID == 1 ]]; then exit 3; fi; sleep 30"
-    body = f"srun --ntasks=2 --kill-on-bad-exit=1 bash -c '{rank}'"
-    job_id = submit(cluster, tmp_path, write_script(tmp_path, body).name)
-    cluster.wait(job_id)
-    done = ddp_hpc(cluster, tmp_path, "status", job_id)
-    assert done.returncode == 1
-    node = cluster.node_names[1]
-    assert f"failed    rank 1 on {node}\n" in done.stdout
-    assert f"  | srun: error: {node}: task 1: Exited with exit code 3\n" in done.stdout
-    assert done.stdout.splitlines()[-1] == "action    fix the error shown above, then submit it again"
-
-
-@pytest.mark.check
 def test_the_exception_of_the_last_attempt_of_any_program_is_shown(cluster: Cluster, tmp_path: Path) -> None:
     """The exit code of the job is that of rank 0, which srun terminates."""
     (tmp_path / "program.py").write_text(RAISES)
@@ -241,28 +226,6 @@ def test_a_run_is_followed_while_it_waits_and_after_a_requeue(cluster: Cluster, 
     assert [one["number"] for one in status(cluster, tmp_path, job_id)["attempts"]] == [1, 2]
 
 
-@pytest.mark.check
-def test_a_run_is_followed_into_the_successor_that_its_script_queued(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    (tmp_path / "trainer.sh").write_text(TRAINER)
-    (tmp_path / "bin").mkdir()
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho scontrol is forbidden here >&2\nexit 1\n")
-    scontrol.chmod(0o755)
-    forbidden = f"export PATH={tmp_path}/bin:$PATH"
-    job_id = submit(cluster, tmp_path, *REQUEST, "--setup", forbidden, "--", "bash", "trainer.sh")
-    done = ddp_hpc(cluster, tmp_path, "logs", job_id, "--follow")
-    assert done.returncode == 0, done.stderr
-    next_id = str(int(job_id) + 1)
-    assert f"-- job {next_id} resumes the run\n" in done.stderr, done.stdout
-    assert done.stderr.splitlines()[-1] == f"-- job {next_id}: done"
-    assert done.stdout == cluster.job_output(job_id) + cluster.job_output(next_id)
-    found = status(cluster, tmp_path, job_id)
-    assert (found["verdict"], found["exit"], found["next_job"]) == ("requeue", 75, next_id)
-    assert found["post_mortem"]["remedy"] == f"none: job {next_id} resumes the run"
-
-
 def test_only_its_owner_can_cancel_a_job_and_only_once(cluster: Cluster, tmp_path: Path) -> None:
     job_id = submit(cluster, tmp_path, write_script(tmp_path, "sleep 60").name)
     # The capability lets `nobody` read this Python in any directory. For Slurm, the user is still `nobody`.
@@ -303,17 +266,3 @@ def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path
             "error: job 99999 was not found by the scheduler or in a run directory in "
         )
         assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.check
-def test_an_unreachable_controller_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    conf = tmp_path / "slurm.conf"
-    text = cluster.layout.conf.read_text()
-    conf.write_text(text.replace("SlurmctldTimeout", "SlurmctldPort=1\nSlurmctldTimeout"))
-    # Slurm's commands retry until MessageTimeout.
-    conf.write_text(conf.read_text() + "MessageTimeout=1\n")
-    shutil.copy(cluster.layout.conf.parent / "cgroup.conf", tmp_path)
-    done = ddp_hpc(cluster, tmp_path, "status", "1", env={"SLURM_CONF": str(conf)})
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: scontrol failed 3 times: ")
-    assert done.stderr.count("\n") == 1

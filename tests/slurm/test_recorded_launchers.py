@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.environments import load
-from tests.environments.record import RECORDINGS, Recording, launch, slurm_version
+from tests.environments import Case, load
+from tests.environments.record import launch, program_of, recorded_cases, slurm_version, slurm_version_of
 
 from .cluster import Cluster
 
@@ -29,13 +29,17 @@ PLACE = [
 ]
 # The other launchers are not installed, need seconds to import torch, or set more
 # variables in newer versions (cray_shasta).
-AT_HAND = [r for r in RECORDINGS if r.needs in ("slurm", "mpich") and r.launcher != "cray_shasta"]
+AT_HAND = [
+    case
+    for case in recorded_cases()
+    if program_of(case) in ("slurm", "mpich") and case.launcher != "cray_shasta"
+]
 
 
-@pytest.mark.parametrize("recording", AT_HAND, ids=lambda recording: recording.name)
-def test_a_rank_gets_the_recorded_variables(cluster: Cluster, recording: Recording) -> None:
-    if recording.slurm != (installed := slurm_version(cluster)):
-        pytest.skip(f"recorded with Slurm {recording.slurm}, but {installed} is installed")
-    for rank, now in launch(cluster, recording, {}).items():
-        recorded = load(recording.name, rank)
+@pytest.mark.parametrize("case", AT_HAND, ids=lambda case: case.name)
+def test_a_rank_gets_the_recorded_variables(cluster: Cluster, case: Case) -> None:
+    if (wanted := slurm_version_of(case)) != (installed := slurm_version(cluster)):
+        pytest.skip(f"recorded with Slurm {wanted}, but {installed} is installed")
+    for rank, now in launch(cluster, case, {}).items():
+        recorded = load(case.name, rank)
         assert {name: now.get(name) for name in PLACE} == {name: recorded.get(name) for name in PLACE}

@@ -18,9 +18,7 @@ BENCH = ["--mode", "weak", "--steps", "4", "--warm-up", "2", "--batch-size", "4"
 TRAINING = ["--model", "linear", "--threads", "1", "--init-timeout", "60"]
 
 
-def test_points_on_one_and_two_nodes_are_queued_awaited_and_collected(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_points_on_one_and_two_nodes_are_queued_and_collected(cluster: Cluster, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(PROJECT)}
     request = ["bench", "scaling", "--submit", *JOBS, *BENCH, "--", *TRAINING]
     done = ddp_hpc(cluster, tmp_path, *request, env=env)
@@ -29,7 +27,9 @@ def test_points_on_one_and_two_nodes_are_queued_awaited_and_collected(
     assert len(ids) == 2
     again = ddp_hpc(cluster, tmp_path, *request, env=env)
     assert (again.returncode, again.stdout) == (0, ""), "they wait or run"
-    done = ddp_hpc(cluster, tmp_path, "bench", "scaling", "--gather", "--wait", "--json", "s.json")
+    for job_id in ids:
+        cluster.wait(job_id)
+    done = ddp_hpc(cluster, tmp_path, "bench", "scaling", "--gather", "--json", "s.json")
     logs = "".join(cluster.job_output(job_id) for job_id in ids)
     assert done.returncode == 0, done.stderr + logs
     one, two = json.loads((tmp_path / "s.json").read_text())["rows"]

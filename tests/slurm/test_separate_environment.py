@@ -16,16 +16,11 @@ REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1"
 PROGRAM = ["--", "python", "-c", "import sys; print('python of', sys.prefix)"]
 
 
-@pytest.mark.parametrize("as_script", [False, True])
 def test_the_ranks_use_the_environment_of_the_ddp_hpc_that_submitted_the_job(
-    cluster: Cluster, tmp_path: Path, as_script: bool
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     ddp_hpc, shell = make_environment(tmp_path / "env"), {"PATH": "/usr/bin:/bin", "PYTHONPATH": ""}
-    request = [*REQUEST, *PROGRAM]
-    if as_script:
-        cluster.run([ddp_hpc, "render", "-o", "job.sh", *request], cwd=tmp_path, env=shell).check_returncode()
-        request = ["job.sh"]
-    done = cluster.run([ddp_hpc, "submit", *request], cwd=tmp_path, env=shell)
+    done = cluster.run([ddp_hpc, "submit", *REQUEST, *PROGRAM], cwd=tmp_path, env=shell)
     assert done.returncode == 0, done.stderr
     job_id = done.stdout.strip()
     cluster.wait(job_id)

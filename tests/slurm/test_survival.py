@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.forked import Forks
 
-from .cluster import Cluster, random_prefix
+from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
 from .survival_runs import Run, losses_of_a_quiet_run, submit
@@ -118,7 +118,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one(
 
     Without slurmd, a node's ranks keep running.
     """
-    with Cluster(Settings(num_nodes=3, node_prefix=random_prefix(), slurmd_timeout_s=10)) as cluster:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=10)) as cluster:
         quiet = losses_of_a_quiet_run(forks, tmp_path, num_steps)
         run = submit(cluster, tmp_path, *SAVING, num_steps=num_steps, step_s=0.2)
         run.wait_for_step(10)
@@ -138,7 +138,7 @@ def test_an_unreachable_node_is_named_and_the_job_resumes_when_it_is_connected_a
     rank: int, forks: Forks, tmp_path: Path
 ) -> None:
     """SlurmdTimeout has Slurm's default, within which Slurm does not notice the loss."""
-    with Cluster(Settings(node_prefix=random_prefix(), slurmd_timeout_s=300)) as cluster:
+    with Cluster(Settings(slurmd_timeout_s=300)) as cluster:
         here, there = cluster.node_names
         quiet = losses_of_a_quiet_run(forks, tmp_path, 40)
         run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2)
@@ -162,7 +162,7 @@ def test_an_unreachable_node_is_named_and_the_job_resumes_when_it_is_connected_a
 
 @pytest.mark.soak
 def test_torchrun_continues_with_fewer_nodes(tmp_path: Path) -> None:
-    with Cluster(Settings(node_prefix=random_prefix())) as cluster:
+    with Cluster() as cluster:
         elastic = ("--launcher", "torchrun", "--min-nodes", "1")
         run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2, render=elastic)
         run.wait_for_step(10)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, random_prefix
+from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
 
@@ -93,7 +93,7 @@ def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> N
 @pytest.mark.soak
 def test_training_works_with_host_names_that_resolve_to_loopback(tmp_path: Path) -> None:
     """Debian's installer writes `127.0.1.1 NAME` to /etc/hosts, with which gloo alone fails in seconds."""
-    with Cluster(Settings(loopback_names=True, node_prefix=random_prefix())) as cluster:
+    with Cluster(Settings(loopback_names=True)) as cluster:
         for mpi in ("none", "pmi2"):
             argv = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
             argv += [str(BIN / "python"), "-m", "ddp_hpc.train", *OPTIONS]

@@ -19,7 +19,8 @@ class LocalWriter(ScriptWriter):
 
     template = "local.sh.j2"
     launchers = ("mpiexec", "torchrun")
-    lacks = dict.fromkeys(
+    queue_options = frozenset()
+    instead_of = dict.fromkeys(
         QUEUE_OPTIONS,
         "without a scheduler a job starts at once on this machine. Remove the option, or choose a profile "
         "with a scheduler.",

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.device_share import DeviceShare
+from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
+from ddp_hpc.schedulers.pbs import ask_machine
 from ddp_hpc.schedulers.pbs.reader import last_resource
 from ddp_hpc.schedulers.pbs.writer import UMASK
 from ddp_hpc.schedulers.script_options import ScriptOptions
 from ddp_hpc.sites.site import Site
-
-if TYPE_CHECKING:
-    from ddp_hpc.schedulers.device_share import DeviceShare
-    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
 
 
 class PbsCommands(Commands):
@@ -34,18 +32,12 @@ class PbsCommands(Commands):
     job_id_pattern = re.compile(r"[.[]")
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
-        from ddp_hpc.schedulers.pbs import ask_nodes
-
-        return ask_nodes.device_share(queue, gpus_per_node)
+        return ask_machine.device_share(queue, gpus_per_node)
 
     def questions(self) -> tuple[Question, ...]:
-        from ddp_hpc.schedulers.pbs.ask_machine import QUESTIONS
-
-        return QUESTIONS
+        return ask_machine.QUESTIONS
 
     def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
-        from ddp_hpc.schedulers.pbs import ask_machine
-
         return ask_machine.read_answers(answers, site, self.scheduler.reader.walltime_s)
 
     def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:

@@ -17,7 +17,6 @@ class PbsReader(ScriptReader):
     """Reads directives of PBS."""
 
     requests_by_resources = True
-    prefix = "#PBS"
     log_flags = ("-o", "-e")
     array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
     queue_flag = "-q"

@@ -32,15 +32,6 @@ _SIGNAL = re.compile(
 _GPU_BIND = re.compile(
     r"(?:verbose,)?(?:c.*|n.*|map_gpu:[\d*,]+|mask_gpu:[0-9a-fx*,]+|per_task:\d+|single:\d+)", re.IGNORECASE
 )
-_UNITS = "seconds|second|minutes|minute|hours|hour|days|day|weeks|week"
-_CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?[ \t]*(?:[ap]m)?"
-_DATE = r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]?\d{1,2}(?:[./]?\d\d)?"
-_WHEN = re.compile(
-    r"uts\d{7,18}|(?:[ \t]|-|T|today|tomorrow|midnight|noon|fika|teatime"
-    rf"|now(?:[ \t]*[+-][\d \t]*\d[ \t]*(?:{_UNITS})?)?"
-    rf"|{_CLOCK}|{_DATE})+",
-    re.IGNORECASE,
-)
 _COUNT = r"\d{1,18}[kKmMgGtTpP]?"
 # The type of a GPU may contain blanks.
 _GRES_ITEM = re.compile(
@@ -149,9 +140,6 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), "a number with K, M, G or T, such as 16G")),
     **dict.fromkeys(
         ("time", "time-min"), (is_time, "MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, such as 01:30:00")
-    ),
-    **dict.fromkeys(
-        ("begin", "deadline"), (_matches(_WHEN), "a time such as 16:00, now+1hour or 2026-12-31T08:00")
     ),
     **dict.fromkeys(_GPUS, (_is_gpus, "[TYPE:]NUMBER, such as a100:4")),
     "nodes": (lambda text: node_range(text) is not None, "a number or MIN-MAX"),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.deadline import ask_once
+from ddp_hpc.schedulers.device_share import DeviceShare
+from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
 from ddp_hpc.schedulers.script_options import ScriptOptions
+from ddp_hpc.schedulers.slurm import ask_machine
 from ddp_hpc.sites.site import Site
-
-if TYPE_CHECKING:
-    from ddp_hpc.schedulers.device_share import DeviceShare
-    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
 
 _VERSION_LIMIT_S = 5
 
@@ -29,34 +27,16 @@ class SlurmCommands(Commands):
     job_id_pattern = re.compile("[_@]|^s")
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
-        from ddp_hpc.schedulers.slurm import ask_nodes
-
-        return ask_nodes.device_share(queue, gpus_per_node)
+        return ask_machine.device_share(queue, gpus_per_node)
 
     def questions(self) -> tuple[Question, ...]:
-        from ddp_hpc.schedulers.slurm.ask_machine import QUESTIONS
-
-        return QUESTIONS
+        return ask_machine.QUESTIONS
 
     def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
-        from ddp_hpc.schedulers.slurm import ask_machine
-
         return ask_machine.read_answers(answers, site)
 
     def installed_version(self) -> str:
-        from ddp_hpc.schedulers.slurm.ask_machine import version_in
-
-        try:
-            done = subprocess.run(
-                ["sbatch", "--version"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_VERSION_LIMIT_S,
-            )
-        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-            return ""
-        return version_in(done.stdout) if done.returncode == 0 else ""
+        return ask_machine.version_in(ask_once("sbatch", "--version", limit_s=_VERSION_LIMIT_S))
 
     def account_arguments(self, account: str, option: str) -> list[str]:
         return [f"--account={account}"]

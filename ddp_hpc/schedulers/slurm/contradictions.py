@@ -43,7 +43,7 @@ _ONE = "keep one of them"
 def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
     """Yields the options that contradict each other, what is wrong with them, and a remedy.
 
-    `given` has the values of the options of one component of a job, as sbatch read them.
+    `given` has the values of the options of a job, as sbatch read them.
     """
     for flags, since in _EXCLUSIVE:
         both = tuple(flag for flag in flags if flag in given)

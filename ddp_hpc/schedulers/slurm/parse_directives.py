@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ddp_hpc.schedulers.script_options import Fault, ReadOption
 from ddp_hpc.schedulers.slurm.sbatch_options import BY_LETTER, SbatchOption, find_option
@@ -21,7 +20,7 @@ _NONE: Fault = ""
 def split_line(text: str) -> tuple[list[str], Fault]:
     """Returns the words of a directive after its prefix, up to a comment."""
     words: list[str] = []
-    position = match.end() if (match := _COMPONENT.match(text)) else 0
+    position = 0
     while position < len(text):
         while position < len(text) and text[position] in _SPACE:
             position += 1
@@ -71,24 +70,22 @@ def _word(text: str, position: int) -> tuple[str | None, int, str]:
 def read_options(lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
     """Yields the options of #SBATCH lines; `lines` has their numbers and their text after the prefix.
 
-    sbatch reads all lines of a component of a job as a single command line, so an option without its value
-    takes the first word of the next line.
+    sbatch reads all lines as a single command line, so an option without its value takes the first word of
+    the next line. Of a heterogeneous job, only the first component is read.
     """
-    component = 0
     words: list[tuple[int, str]] = []
     for line, text in lines:
         # `hetjob` (`packjob` before Slurm 20.02) separates the components of a heterogeneous job.
         if _COMPONENT.match(text):
-            yield from _options(words, component)
-            component, words = component + 1, []
+            break
         of_line, fault = split_line(text)
         words += [(line, word) for word in of_line]
         if fault:
-            yield ReadOption(line=line, flag="", value=text, written=text, fault=fault, component=component)
-    yield from _options(words, component)
+            yield ReadOption(line=line, flag="", value=text, written=text, fault=fault)
+    yield from _options(words)
 
 
-def _options(words: Sequence[tuple[int, str]], component: int) -> Iterator[ReadOption]:
+def _options(words: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
     index = 0
     while index < len(words):
         line, word = words[index]
@@ -97,19 +94,16 @@ def _options(words: Sequence[tuple[int, str]], component: int) -> Iterator[ReadO
         used = False
         if word == "--":
             for line, word in words[index:]:
-                yield ReadOption(
-                    line=line, flag="", value=word, written=word, fault="stray", component=component
-                )
+                yield ReadOption(line=line, flag="", value=word, written=word, fault="stray")
             return
         if word.startswith("--"):
             option, used = _long(line, word, following)
-            yield replace(option, component=component)
+            yield option
         elif word.startswith("-") and len(word) > 1:
             bundle, used = _letters(line, word, following)
-            for letter in bundle:
-                yield replace(letter, component=component)
+            yield from bundle
         else:
-            yield ReadOption(line=line, flag="", value=word, written=word, fault="stray", component=component)
+            yield ReadOption(line=line, flag="", value=word, written=word, fault="stray")
         index += used
 
 

@@ -17,7 +17,6 @@ from ddp_hpc.sites.site import Site
 class SlurmReader(ScriptReader):
     """Reads directives of Slurm."""
 
-    prefix = "#SBATCH"
     # sbatch does not require a blank after the prefix, and all versions also read #SLURM.
     directive_pattern = re.compile(r"#(?:SBATCH|SLURM)(.*)", re.DOTALL)
     log_flags = ("--output", "--error")

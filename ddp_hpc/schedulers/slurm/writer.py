@@ -1,9 +1,13 @@
-"""Directives of job scripts for Slurm."""
+"""Directives of job scripts for Slurm.
+
+Source: sbatch(1) of Slurm 22.05 and 24.05.
+"""
 
 from __future__ import annotations
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_options import QUEUE_OPTIONS, parse_mail_types, parse_memory
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.schedulers.directive_values import (
@@ -12,7 +16,6 @@ from ddp_hpc.schedulers.directive_values import (
     optional_value,
     refuse_unused,
 )
-from ddp_hpc.schedulers.slurm.submit_options import submit_options
 from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site
 
@@ -26,6 +29,7 @@ class SlurmWriter(ScriptWriter):
     job_number_in_shell = "SLURM_JOB_ID"
     agent_launcher = "srun"
     passes_arguments = True
+    queue_options = frozenset(QUEUE_OPTIONS)
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -48,7 +52,7 @@ class SlurmWriter(ScriptWriter):
         }
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        options = submit_options(job)
+        options = _queue_options(job)
         given = [*options, *(raw_directive(text)[1] for text in job.directive)]
         for name in (name for option in given for name in self.option_names(option)):
             if name in site.slurm.forbidden:
@@ -93,3 +97,24 @@ def _gpu_option(site: Site, layout: Layout) -> str:
         return ""
     named = f"{site.slurm.gpu_type}:{layout.devices}" if site.slurm.gpu_type else str(layout.devices)
     return f"--gres=gpu:{named}" if option == "gres" else f"--gpus-per-node={named}"
+
+
+def _queue_options(job: Job) -> list[str]:
+    """Returns the options of sbatch, except the constraint, which the profile can set too."""
+    options = []
+    if job.mem:
+        # 0 requests the whole memory of each node.
+        options.append("--mem=0" if job.mem == "0" else "--mem={}{}".format(*parse_memory(job.mem)))
+    if job.exclusive:
+        options.append("--exclusive")
+    if job.reservation:
+        options.append(f"--reservation={job.reservation}")
+    if job.dependency:
+        options.append(f"--dependency={job.dependency}")
+    if job.mail_user:
+        options.append(f"--mail-user={job.mail_user}")
+    if job.mail_type:
+        options.append(f"--mail-type={','.join(parse_mail_types(job.mail_type))}")
+    if job.array:
+        options.append(f"--array={job.array}")
+    return options
