@@ -206,19 +206,15 @@ def test_an_array_is_shown_by_the_states_of_its_tasks_with_the_failed_ones(
     assert [one["job_id"] for one in found["problems"]] == ["12_1"]
 
 
-def test_the_logs_of_all_tasks_of_an_array_are_printed(work: Path, programs: Programs, run: Run) -> None:
+@pytest.mark.parametrize("options", [(), ("--follow",)])
+def test_the_log_of_an_array_is_that_of_a_task(
+    work: Path, programs: Programs, run: Run, options: tuple[str, ...]
+) -> None:
     array(programs, work)
-    done = run("logs", "12")
-    assert (done.code, done.err) == (0, "")
-    assert done.out == (
-        f"==> {work}/ddp-12_0.out <==\ntask 0\n\n==> {work}/ddp-12_1.out <==\ntask 1\nValueError: odd\n\n"
-        f"==> {work}/ddp-12_2.out <==\ntask 2\n"
-    )
-    refused = run("logs", "12", "--follow")
-    assert refused.code == 2
-    assert refused.err == (
-        "error: job 12 is a job array, but --follow prints the log of one job. Follow one of its tasks: "
-        "ddp-hpc logs --follow 12_2\n"
+    done = run("logs", "12", *options)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "error: job 12 is a job array, and each of its tasks has a log; give one of them: ddp-hpc logs 12_2\n"
     )
 
 
