@@ -22,11 +22,11 @@ from ddp_hpc.commands.run_dir_option import run_dir_option
 @run_dir_option
 @click.argument("job", shell_complete=complete_jobs)
 def command(job: str, follow: bool, run_dir: Path | None) -> None:
-    """Print the log of a job, or the logs of all tasks of a job array.
+    """Print the log of a job, or of one task of a job array.
 
-    With --follow, which supports only one task of an array, the command waits if the job has not started yet.
-    Ctrl-C stops this command, but not the job. The log file is read once per second; the scheduler is queried
-    every few seconds at first, and later twice per minute.
+    With --follow, the command waits if the job has not started yet. Ctrl-C stops this command, but not the
+    job. The log file is read once per second; the scheduler is queried every few seconds at first, and later
+    twice per minute.
 
     \b
     Examples:

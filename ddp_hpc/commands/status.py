@@ -69,8 +69,7 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
 
 def _lines(report: JobReport | ArrayReport, is_long: bool) -> list[str]:
     from ddp_hpc.queue.job_report import JobReport
-    from ddp_hpc.queue.status_line import line_of
-    from ddp_hpc.queue.status_text import lines_of, lines_of_array
+    from ddp_hpc.queue.status_text import line_of, lines_of, lines_of_array
 
     if not isinstance(report, JobReport):
         return [*lines_of_array(report)]

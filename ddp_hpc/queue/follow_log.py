@@ -12,7 +12,7 @@ from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
 from ddp_hpc.queue.job_report import JobReport, UnknownJobError
-from ddp_hpc.queue.log_files import Reader, is_plain, log_paths
+from ddp_hpc.queue.log_files import Reader, is_plain
 from ddp_hpc.schedulers.job_state import one_task
 
 # The log file is read at this interval.
@@ -28,38 +28,19 @@ Notify = Callable[[str], None]
 
 
 def show(job_id: str, run_dir: Path | None, write: Write) -> None:
-    """Writes the current content of the log, or of the logs of all tasks of a job array.
+    """Writes the current content of the log.
 
     Raises:
+        RequestError: the job is an array.
         DdpHpcError: there is no log; the message gives the reason.
     """
-    report = report_job_or_array(job_id, run_dir)
-    if isinstance(report, ArrayReport):
-        _show_array(report, write)
-        return
+    report = _not_array(report_job_or_array(job_id, run_dir))
     paths = [Path(path) for path in report.logs]
     if not any(map(is_plain, paths)):
         raise DdpHpcError(_why_no_log(report))
     for path in paths:
-        _copy(path, write)
-
-
-def _show_array(array: ArrayReport, write: Write) -> None:
-    """Writes the logs of all tasks, each after a line with its path, as head and tail do."""
-    paths = list(dict.fromkeys(path for task in array.tasks for path in log_paths(task) if is_plain(path)))
-    if not paths:
-        raise DdpHpcError(
-            f"no task of job {array.job_id} has a log in {array.tasks[0].work_dir or 'its directory'}; "
-            f"for details: ddp-hpc status {shlex.quote(array.job_id)}"
-        )
-    for number, path in enumerate(paths):
-        write(f"{'' if number == 0 else chr(10)}==> {path} <==\n".encode("utf-8", "surrogateescape"))
-        _copy(path, write)
-
-
-def _copy(path: Path, write: Write) -> None:
-    for chunk in Reader(path).new():
-        write(chunk)
+        for chunk in Reader(path).new():
+            write(chunk)
 
 
 def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> None:
@@ -122,8 +103,8 @@ def _not_array(report: JobReport | ArrayReport) -> JobReport:
         return report
     running = [task for task in report.tasks if task.phase == "running"] or report.tasks
     raise RequestError(
-        f"job {report.job_id} is a job array, but --follow prints the log of one job. Follow one of its "
-        f"tasks: ddp-hpc logs --follow {shlex.quote(one_task(running[0].job_id))}"
+        f"job {report.job_id} is a job array, and each of its tasks has a log; give one of them: "
+        f"ddp-hpc logs {shlex.quote(one_task(running[0].job_id))}"
     )
 
 

@@ -1,10 +1,11 @@
-"""The text output of `ddp-hpc status` for one job."""
+"""The text output of `ddp-hpc status`: one line for each job, or all lines about one job or array."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.base.units import format_walltime
@@ -15,6 +16,39 @@ from ddp_hpc.queue.submission_ledger import Attempt
 
 _MAX_ATTEMPTS = 5
 _LINES_PER_TASK = 2
+
+
+def line_of(report: JobReport, here: Path) -> str:
+    """Returns the job ID, the verdict, the run directory (relative to `here` if possible), and the step and
+    time of the job, the reason why it waits, or the cause of its end.
+    """
+    run = Path(report.run_dir)
+    shown = run.relative_to(here) if run.is_relative_to(here) else run
+    # Each line is printed as soon as it is known, so the widths cannot depend on all lines.
+    columns = f"{report.job_id:<12} {report.verdict:<9} {shown!s:<20} {_fact(report)}"
+    return printable(columns.rstrip())
+
+
+def _fact(report: JobReport) -> str:
+    job, ended = report.job, report.post_mortem
+    if ended is not None:
+        cause = "" if ended.cause == report.verdict else f"{ended.cause}: "
+        next_job = f"; job {report.next_job} resumes the run" if report.next_job else ""
+        return f"{cause}{ended.what}{next_job}"
+    if job is not None and job.phase == "waiting":
+        return report.advice or job.reason
+    if job is None and report.verdict == "unknown":
+        return "the scheduler no longer knows the job"
+    facts = []
+    if report.progress is not None:
+        facts.append(f"step {report.progress.step} of {report.progress.num_steps}")
+    elif report.state is not None:
+        facts.append(f"step {report.state.step}")
+    if job is not None and job.phase == "running":
+        facts.append(_time(report))
+    if report.warning:
+        facts.append("warning, see --long")
+    return ", ".join(filter(None, facts))
 
 
 def lines_of(report: JobReport) -> Iterator[str]:

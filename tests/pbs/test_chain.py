@@ -89,6 +89,7 @@ def wait_for_text(site: Site, path: Path, text: str) -> None:
 # Each job submits its successor.
 
 
+@pytest.mark.check
 def test_a_run_too_long_for_one_job_is_trained_by_three(site: Site) -> None:
     script = chain_script(site, "10", "25", "requeue")
     site.submit("-A", "PROJECT", "-q", "preemptable", script)
@@ -167,6 +168,7 @@ def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
     assert site.num_jobs() == 1
 
 
+@pytest.mark.check
 def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_delay(site: Site) -> None:
     """PBS sends no warning: its first signal ends the job and kills the login shell of the script."""
     job = site.wait(
@@ -350,6 +352,7 @@ def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) ->
 # The chain is queued on the login node.
 
 
+@pytest.mark.check
 def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
     script = chain_script(site, "10", "20", "requeue")
     ids = queue_chain(site, script, 3, "--account", "PROJECT")

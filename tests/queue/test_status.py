@@ -122,18 +122,6 @@ def test_the_state_of_an_earlier_run_is_not_that_of_a_job_that_failed_at_its_sta
     assert "it resumes after step 30" in out
 
 
-def test_the_state_of_a_run_without_jobs_is_not_that_of_a_job_submitted_later(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
-    folder = make_run(work / "runs" / "ddp")
-    write_state(folder, RunState(State.DONE, 40, "training complete"))
-    an_hour_ago = time.time() - 3600
-    os.utime(folder / "state", (an_hour_ago, an_hour_ago))
-    ledger.record(folder, submission("12", at_s=int(time.time()) - 60))
-    assert "cause     failed: exit code 1\n" in run("status", "12").out
-
-
 def test_a_waiting_job(work: Path, programs: Programs, run: Run) -> None:
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 5400))
     answer(programs, work, state="PENDING", reason="Resources", start=start, nodes="", run_time="00:00:00")
@@ -158,22 +146,6 @@ def test_a_failed_job(work: Path, programs: Programs, run: Run) -> None:
         "  | [rank 1/2 n2] error: data.h5: is damaged",
         "action    fix the error shown above, then submit it again",
     ]
-
-
-def test_a_cancelled_job_is_cancelled_although_its_run_can_be_resumed(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work, state="CANCELLED", exit="75:0")
-    write_state(
-        make_run(work / "runs" / "ddp", "1 12 0 1000"), RunState(State.REQUEUE, 60, "rank 0 got SIGTERM")
-    )
-    done = run("status", "12")
-    assert (done.code, done.out.splitlines()[0]) == (
-        1,
-        "job       12 (ddp of me): cancelled, CANCELLED on n[1-2]",
-    )
-    assert "cause     cancelled: it was cancelled" in done.out
-    assert "; it resumes after step 60" in done.out
 
 
 def test_the_failure_that_exec_recorded_in_the_last_attempt_is_reported(
@@ -234,19 +206,15 @@ def test_an_array_is_shown_by_the_states_of_its_tasks_with_the_failed_ones(
     assert [one["job_id"] for one in found["problems"]] == ["12_1"]
 
 
-def test_the_logs_of_all_tasks_of_an_array_are_printed(work: Path, programs: Programs, run: Run) -> None:
+@pytest.mark.parametrize("options", [(), ("--follow",)])
+def test_the_log_of_an_array_is_that_of_a_task(
+    work: Path, programs: Programs, run: Run, options: tuple[str, ...]
+) -> None:
     array(programs, work)
-    done = run("logs", "12")
-    assert (done.code, done.err) == (0, "")
-    assert done.out == (
-        f"==> {work}/ddp-12_0.out <==\ntask 0\n\n==> {work}/ddp-12_1.out <==\ntask 1\nValueError: odd\n\n"
-        f"==> {work}/ddp-12_2.out <==\ntask 2\n"
-    )
-    refused = run("logs", "12", "--follow")
-    assert refused.code == 2
-    assert refused.err == (
-        "error: job 12 is a job array, but --follow prints the log of one job. Follow one of its tasks: "
-        "ddp-hpc logs --follow 12_2\n"
+    done = run("logs", "12", *options)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "error: job 12 is a job array, and each of its tasks has a log; give one of them: ddp-hpc logs 12_2\n"
     )
 
 

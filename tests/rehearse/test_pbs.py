@@ -208,6 +208,7 @@ def test_processes_that_left_the_session_of_the_job_are_named_and_killed(site: S
 def test_a_job_waits_for_its_dependency_or_is_dropped(site: Site) -> None:
     first = site.submit(write(site, f"{WAIT}; exit 3"))
     script = write(site, "true", name="b.sh")
+    assert site.wait(site.submit("-W", f"depend=after:{first}", script))["Exit_status"] == 0
     after = [site.submit("-W", f"depend={kind}:{first}", script) for kind in ("afterany", "afterok")]
     waiting = site.job(after[0])
     assert (waiting["job_state"], waiting["Hold_Types"]) == ("H", "s")

@@ -35,16 +35,16 @@ class Mom(Daemon):
 
     def run(self) -> None:
         """Runs the job, repeatedly if it is requeued, and then starts the jobs that depend on it."""
-        while self.run_once() == _RERUN:
+        while self._run_once() == _RERUN:
             # As in PBS, all runs have the same id and environment.
             self.update(job_state="Q", substate=10)
         if not self.keeper_is_gone():
             server.schedule(self.root)
 
-    def run_once(self) -> str:
+    def _run_once(self) -> str:
         """Runs the job once and returns how it ended."""
         try:
-            out, err = self.open_logs()
+            out, err = self._open_logs()
         except OSError:
             # OpenPBS was observed to try 21 times within seconds, and then to hold the job.
             self.update(
@@ -55,17 +55,18 @@ class Mom(Daemon):
                 comment="job held, too many failed attempts to run",
             )
             return "held"
-        shell = self.start(out, err)
+        shell = self._start(out, err)
         self.update(
-            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self.where(),
+            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self._where(),
             run_count=self.job.get("run_count", 0) + 1,
         )  # fmt: skip
+        server.schedule(self.root)  # jobs with `depend=after` wait for this start
         start_s = time.monotonic()
-        exit_status, how = self.watch(shell, err)
-        self.clear_up()
+        exit_status, how = self._watch(shell, err)
+        self._clear_up()
         if how == _RERUN:
             return how  # the next run appends to the spooled logs
-        self.deliver_logs()
+        self._deliver_logs()
         comment = jobs.load(self.root, self.number)["comment"]
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
         self.update(
@@ -75,54 +76,49 @@ class Mom(Daemon):
         )  # fmt: skip
         return how
 
-    def where(self) -> dict[str, str]:
-        """Returns the attributes that name the nodes and the directory of the job."""
+    def _where(self) -> dict[str, str]:
         names = [chunk["node"].partition(".")[0] for chunk in self.job["_chunks"]]
         vnodes = [f"({n}:ncpus={c['ncpus']})" for n, c in zip(names, self.job["_chunks"], strict=True)]
         return {
             "exec_host": "+".join(f"{name}/0" for name in names),
-            "jobdir": str(self.jobdir()),
+            "jobdir": str(self._jobdir()),
             "comment": f"Job run at {time.strftime('%a %b %d at %H:%M')} on {'+'.join(vnodes)}",
         }
 
-    def jobdir(self) -> Path:
+    def _jobdir(self) -> Path:
         """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
         home = self.root / "home"
         return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
 
-    def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Opens the files for stdout and stderr of the job."""
-        out = self.open_log("OU", self.job["Output_Path"])
+    def _open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
+        out = self._open_log("OU", self.job["Output_Path"])
         joined = self.job["Join_Path"] == "oe"
-        return out, out if joined else self.open_log("ER", self.job["Error_Path"])
+        return out, out if joined else self._open_log("ER", self.job["Error_Path"])
 
-    def open_log(self, ending: str, destination: str) -> IO[bytes]:
+    def _open_log(self, ending: str, destination: str) -> IO[bytes]:
         """Opens the final log file with -k doe, or else a spool file that is delivered at the end."""
-        path = Path(destination.partition(":")[2]) if self.writes_direct() else self.spooled(ending)
-        if not self.writes_direct():
+        path = Path(destination.partition(":")[2]) if self._writes_direct() else self._spooled(ending)
+        if not self._writes_direct():
             path.parent.mkdir(parents=True, exist_ok=True)
         return open_log(path, os.O_APPEND, 0o600)
 
-    def writes_direct(self) -> bool:
-        """Returns whether the job writes its logs to their final paths, as with -k doe."""
+    def _writes_direct(self) -> bool:
         return "d" in self.job["Keep_Files"]
 
-    def spooled(self, ending: str) -> Path:
-        """Returns the spool file of a log that is delivered at the end."""
+    def _spooled(self, ending: str) -> Path:
         return self.root / "spool" / f"{self.id}.{ending}"
 
-    def deliver_logs(self) -> None:
-        """Copies the spooled logs to their final paths."""
-        if self.writes_direct():
+    def _deliver_logs(self) -> None:
+        if self._writes_direct():
             return
         for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
-            spooled, destination = self.spooled(ending), Path(self.job[name].partition(":")[2])
+            spooled, destination = self._spooled(ending), Path(self.job[name].partition(":")[2])
             with suppress(OSError):  # a log that cannot be delivered stays where it is
                 shutil.copy(spooled, destination)
                 destination.chmod(0o600)
                 spooled.unlink()
 
-    def environment(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """Returns the environment of the login shell, which has no variables of the submitting shell."""
         home, chunk = str(self.root / "home"), self.job["_chunks"][0]
         nodefile = self.root / "aux" / self.id
@@ -144,7 +140,7 @@ class Mom(Daemon):
             "TMPDIR": str(tmpdir),
             "PBS_ENVIRONMENT": "PBS_BATCH",
             "PBS_JOBCOOKIE": secrets.token_hex(16).upper(),
-            "PBS_JOBDIR": str(self.jobdir()),
+            "PBS_JOBDIR": str(self._jobdir()),
             "PBS_JOBID": self.id,
             "PBS_JOBNAME": self.job["Job_Name"],
             "PBS_MOMPORT": "15003",
@@ -157,17 +153,17 @@ class Mom(Daemon):
             **self.job["Variable_List"],
         }
 
-    def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts the login shell, and writes the path of the script's copy to its stdin."""
-        environment = self.environment()
-        self.jobdir().mkdir(exist_ok=True)
+        environment = self._environment()
+        self._jobdir().mkdir(exist_ok=True)
         shell = subprocess.Popen(
             ["-bash"],
             executable="/bin/bash",
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
-            cwd=self.jobdir(),
+            cwd=self._jobdir(),
             env=environment,
             umask=self.job["_umask"],
             start_new_session=True,
@@ -178,7 +174,7 @@ class Mom(Daemon):
             shell.stdin.close()
         return shell
 
-    def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
+    def _watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
         """Waits until the session has ended. Returns Exit_status and how the job ended."""
         start_s = time.monotonic()
         while shell.poll() is None:
@@ -187,25 +183,25 @@ class Mom(Daemon):
             limit_s = self.settings.walltime_s or jobs.load(self.root, self.number)["_walltime_s"]
             used_s = int(time.monotonic() - start_s)
             if self.keeper_is_gone():
-                self.end(shell, grace_s=0.0)
+                self._end(shell, grace_s=0.0)
                 return 256 + signal.SIGKILL, "terminated"
             if limit_s and used_s > limit_s:
                 err.write(f"=>> PBS: job killed: walltime {used_s} exceeded limit {limit_s}\n".encode())
-                self.end(shell, self.settings.kill_delay_s)
+                self._end(shell, self.settings.kill_delay_s)
                 return WALLTIME_EXCEEDED, "exceeded resource walltime"
             if self.delete_request.exists():
-                self.end(shell, self.settings.kill_delay_s)
+                self._end(shell, self.settings.kill_delay_s)
                 return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.job['server']}"
             if self.rerun_request.exists():
                 self.update(substate=server.RERUN)
-                self.end(shell, float(self.rerun_request.read_text()))
+                self._end(shell, float(self.rerun_request.read_text()))
                 self.rerun_request.unlink()
                 return 256 + signal.SIGTERM, _RERUN
         code = shell.returncode
-        self.end(shell, grace_s=0.0)  # end the processes that the script has left in the background
+        self._end(shell, grace_s=0.0)  # end the processes that the script has left in the background
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
 
-    def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
+    def _end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""
         if grace_s:
             process_control.send(signal.SIGTERM, process_control.of_session(shell.pid))
@@ -216,12 +212,12 @@ class Mom(Daemon):
         process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
         shell.wait()
 
-    def clear_up(self) -> None:
+    def _clear_up(self) -> None:
         """Kills processes that left the session, which PBS would ignore. Records their command lines."""
         command_lines = process_control.end_descendants(2.0, lambda: jobs.daemons(self.root))
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
         if self.job["_is_sandboxed"]:
-            shutil.rmtree(self.jobdir(), ignore_errors=True)
+            shutil.rmtree(self._jobdir(), ignore_errors=True)
         self.update(left_over=command_lines)
 
 

@@ -30,7 +30,7 @@ class Settings(common.Settings):
 
 def schedule(root: Path) -> None:
     """Starts the jobs that can run, drops those whose dependency can no longer be satisfied, and holds the
-    jobs beyond `max_jobs`. Called whenever a job is submitted, deleted or ends.
+    jobs beyond `max_jobs`. Called whenever a job is submitted, starts or ends.
     """
     settings = Settings.read(root)
     with jobs.locked(root / "schedule.lock"):

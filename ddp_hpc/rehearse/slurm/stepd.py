@@ -32,17 +32,17 @@ class Stepd(Daemon):
 
     def run(self) -> None:
         """Runs the job, repeatedly if it is requeued, and then starts the jobs that depend on it."""
-        while self.run_once() == _REQUEUE:
+        while self._run_once() == _REQUEUE:
             if not controller.may_run(self.root):
                 self.update(reason=controller.HELD)
                 return
         if not self.keeper_is_gone():
             controller.schedule(self.root)
 
-    def run_once(self) -> str:
+    def _run_once(self) -> str:
         """Runs the job once and returns its final state."""
         try:
-            out, err = self.open_logs()
+            out, err = self._open_logs()
         except OSError:
             # If Slurm cannot open the log file, it does not start the batch shell.
             self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
@@ -59,7 +59,7 @@ class Stepd(Daemon):
                 stdout=out,
                 stderr=err,
                 cwd=self.job["workdir"],
-                env=self.environment(),
+                env=self._environment(),
                 start_new_session=True,
             )
         except OSError as error:
@@ -67,7 +67,7 @@ class Stepd(Daemon):
             err.write(controller.of_stepd(text).encode())
             self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
             return "FAILED"
-        state = self.watch(shell, err)
+        state = self._watch(shell, err)
         left_over = process_control.end_descendants(0.5, lambda: jobs.daemons(self.root))
         code = shell.returncode
         exit_code = f"{code}:0" if code >= 0 else f"0:{-code}"
@@ -78,7 +78,7 @@ class Stepd(Daemon):
             self.update(state=state, exit_code=exit_code, left_over=left_over)
         return state
 
-    def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
+    def _open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
         """Opens the files for stdout and stderr; without --error they are the same file."""
         flags = os.O_APPEND if self.job["append"] else os.O_TRUNC
         patterns = [pattern for pattern in (self.job["output"], self.job["error"]) if pattern]
@@ -87,7 +87,7 @@ class Stepd(Daemon):
         out, *err = [open_log(log_path(self.job, pattern), flags, 0o644) for pattern in patterns]
         return out, err[0] if err else out
 
-    def environment(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """Returns the batch shell's initial environment: the submitter's variables and those of Slurm."""
         job, given, nodes = self.job, self.job["given"], self.job["nodes"]
         job_id, counts, cpus = str(self.number), job["counts"], int(job["given"].get("cpus-per-task", "1"))
@@ -134,11 +134,10 @@ class Stepd(Daemon):
             variables["SLURM_NTASKS"] = variables["SLURM_NPROCS"] = str(sum(counts))
         if job["runs"] > 1:
             variables["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
-        variables |= {**self.variables_of_array(job_id), **self.variables_of_options()}
+        variables |= {**self._variables_of_array(job_id), **self._variables_of_options()}
         return {**self.job["environment"], **variables}
 
-    def variables_of_options(self) -> dict[str, str]:
-        """Returns the variables that contain the values of options."""
+    def _variables_of_options(self) -> dict[str, str]:
         given = self.job["given"]
         from_options = {
             "account": "SLURM_JOB_ACCOUNT",
@@ -160,7 +159,7 @@ class Stepd(Daemon):
             }
         return variables
 
-    def variables_of_array(self, job_id: str) -> dict[str, str]:
+    def _variables_of_array(self, job_id: str) -> dict[str, str]:
         """Returns the variables that a task of a job array has; no variables for other jobs."""
         indices = self.job.get("array_indices")
         if not indices:
@@ -175,29 +174,29 @@ class Stepd(Daemon):
             "SLURM_ARRAY_TASK_STEP": step[1] if step else "1",
         }
 
-    def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> str:
+    def _watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> str:
         """Waits until the job has ended. Returns its forced state; empty if the script ended by itself."""
         target, name, before_s = self.job["signal"] or ["", "", 0.0]
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
             now_s = time.time()
             if self.keeper_is_gone():
-                self.end(shell, grace_s=0.0)
+                self._end(shell, grace_s=0.0)
                 return "CANCELLED"
             if name and self.job["end"] and now_s >= self.job["end"] - before_s:
-                self.warn(shell, target, name)
+                self._warn(shell, target, name)
                 name = ""
             if self.job["end"] and now_s >= self.job["end"]:
-                self.stop(shell, err, "TIME LIMIT")
-                return self.unless_requeued("TIMEOUT")
+                self._stop(shell, err, "TIME LIMIT")
+                return self._unless_requeued("TIMEOUT")
             if self.delete_request.exists():
-                self.stop(shell, err, "")
+                self._stop(shell, err, "")
                 return "CANCELLED"
             if self.rerun_request.exists():
-                self.stop(shell, err, "JOB REQUEUE")
-        return self.unless_requeued("")
+                self._stop(shell, err, "JOB REQUEUE")
+        return self._unless_requeued("")
 
-    def unless_requeued(self, state: str) -> str:
+    def _unless_requeued(self, state: str) -> str:
         """Returns `state`, or REQUEUED if the job was requeued; a script can still requeue its job in its
         last seconds.
         """
@@ -206,39 +205,37 @@ class Stepd(Daemon):
         self.rerun_request.unlink()
         return _REQUEUE
 
-    def warn(self, shell: subprocess.Popen[bytes], target: str, name: str) -> None:
+    def _warn(self, shell: subprocess.Popen[bytes], target: str, name: str) -> None:
         """Sends the signal of --signal to the batch shell if it has the prefix B:, otherwise to the steps."""
         number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
-        targets = self.batch_shell(shell) if target == "B" else self.steps()
+        targets = self._batch_shell(shell) if target == "B" else self._steps()
         process_control.send(number, targets)
         process_control.send(signal.SIGCONT, targets)
 
-    def stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
+    def _stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
         """Ends the job with the message of slurmstepd, SIGTERM, and SIGKILL after KillWait."""
         directories = controller.steps_directory(self.root).glob(f"{self.number}.*.*")
         steps = [f"STEP {self.number}.{path.name.split('.')[1]}" for path in directories]
         for what in (*steps, f"JOB {self.number}"):
             err.write(controller.cancelled(what, self.job["nodes"][0], why).encode())
-        self.end(shell, self.settings.kill_delay_s)
+        self._end(shell, self.settings.kill_delay_s)
 
-    def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
+    def _end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """Sends SIGTERM to the steps and the batch shell, and SIGKILL after `grace_s`."""
         if grace_s:
             for number in (signal.SIGCONT, signal.SIGTERM):
-                process_control.send(number, self.steps())
-            process_control.send(signal.SIGTERM, self.batch_shell(shell))
+                process_control.send(number, self._steps())
+            process_control.send(signal.SIGTERM, self._batch_shell(shell))
         end_s = time.monotonic() + grace_s
         while shell.poll() is None and time.monotonic() < end_s and not self.keeper_is_gone():
             time.sleep(0.02)
         process_control.end_descendants(0.0, lambda: jobs.daemons(self.root))
         shell.wait()
 
-    def steps(self) -> list[process_control.Process]:
-        """Returns all processes of the steps."""
+    def _steps(self) -> list[process_control.Process]:
         return controller.processes_of_steps(self.root, self.number)
 
-    def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[process_control.Process]:
-        """Returns the process of the batch shell, if it exists."""
+    def _batch_shell(self, shell: subprocess.Popen[bytes]) -> list[process_control.Process]:
         return [process for process in process_control.processes() if process.pid == shell.pid]
 
 
