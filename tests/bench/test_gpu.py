@@ -27,6 +27,7 @@ def read(out: Path) -> dict[str, dict]:
     return json.loads((out / "gpu.json").read_text())["rows"]
 
 
+@pytest.mark.check
 @pytest.mark.timeout(400)
 def test_every_row_has_values_or_needs_a_gpu(launch, tmp_path):
     done = launch([*BENCHMARK, "--minutes", "6", "--out", tmp_path], timeout_s=380.0)
@@ -47,6 +48,7 @@ def test_every_row_has_values_or_needs_a_gpu(launch, tmp_path):
     assert "| tuned step / step of the lesson |  | at most 0.25 | needs a GPU |" in text
 
 
+@pytest.mark.check
 def test_the_results_so_far_are_on_the_page_when_the_program_is_killed(launch, tmp_path):
     process = launch.start([*BENCHMARK, "--out", tmp_path])
     end_s = time.monotonic() + 60
@@ -58,6 +60,7 @@ def test_the_results_so_far_are_on_the_page_when_the_program_is_killed(launch, t
     assert "bf16_tflops_per_s" in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.check
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("how", ["forks", pytest.param("processes", marks=pytest.mark.soak)])
 def test_a_row_that_fails_crashes_or_hangs_does_not_end_the_others(launch, tmp_path, how):

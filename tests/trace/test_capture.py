@@ -314,6 +314,7 @@ def test_a_step_number_of_thousands_of_digits_is_no_step(tmp_path):
     assert (capture.mean.forward_s, len(capture.ranks[0].steps)) == (pytest.approx(50 * US), 1)
 
 
+@pytest.mark.check
 def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
     whole = write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 50)])
     begin, end = whole.read_text().split('"traceEvents": [')
@@ -323,12 +324,14 @@ def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
     assert (times.forward_s, times.other_s) == (pytest.approx(50 * US), pytest.approx(10 * US))
 
 
+@pytest.mark.check
 def test_blanks_beyond_32_mib_after_the_events_are_read(tmp_path):
     whole = write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 50)])
     whole.write_text(whole.read_text() + " " * (33 << 20))
     assert read_capture(whole).mean.forward_s == pytest.approx(50 * US)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -190,6 +190,7 @@ def test_a_small_file_with_millions_of_events_needs_less_than_600_mib(tmp_path):
     assert int(peak) < 600 << 10
 
 
+@pytest.mark.check
 def test_ctrl_c_stops_reading_immediately_and_leaves_no_file(tmp_path):
     many = [event("cpu_op", f"op{i % 50}", i, 1, **{"Input Dims": [[i, i]] * 9}) for i in range(150_000)]
     whole = write(tmp_path / "run" / "rank0.json", many, 0, 8).read_text()
