@@ -131,21 +131,6 @@ def test_parameters_gradients_and_adam_states_are_right_to_the_byte(dtype, torch
     )
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("momentum", 0.9)])
-def test_the_only_state_of_sgd_is_its_momentum(optimizer, momentum):
-    model = Stack(1, 64, 4)
-    stepper = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
-    model(torch.rand(2, 8, 64)).sum().backward()
-    stepper.step()
-    buffers = [
-        state["momentum_buffer"]
-        for state in stepper.state.values()
-        if state.get("momentum_buffer") is not None
-    ]
-    training = training_of(model, (1, 64, 4, 8, 2), optimizer=optimizer)
-    assert footprint(training, "single", 1).optimizer_bytes == num_bytes(buffers)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_activations_match_those_of_a_real_model(shape):
     layers, hidden, heads, seq, batch = shape
@@ -250,17 +235,10 @@ def test_offloading_moves_the_shards_to_the_host():
     assert moved.gathered_bytes == kept.gathered_bytes > 0
 
 
-def test_a_fused_step_makes_no_temporaries():
-    tight = replace(LLAMA_LIKE, seq=1)
-    assert footprint(tight, "single", 1).optimizer_step_bytes > 0
-    assert footprint(replace(tight, fused=True), "single", 1).optimizer_step_bytes == 0
-
-
-@pytest.mark.parametrize("gpu_gib", [40, 80])
 @pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
-def test_the_minimum_number_of_gpus_fits_and_one_fewer_does_not(strategy, gpu_gib):
+def test_the_minimum_number_of_gpus_fits_and_one_fewer_does_not(strategy):
     training = replace(LLAMA_LIKE, checkpointing=True)
-    machine = Machine(gpu_memory_bytes=gpu_gib * GIB)
+    machine = Machine(gpu_memory_bytes=40 * GIB)
     least = smallest_ranks(training, strategy, machine)
     assert least is not None
     assert fits(training, strategy, least, machine)
@@ -307,10 +285,6 @@ def test_a_trillion_parameters_are_counted_in_full(capsys):
     assert row["activations_bytes"] / 1e12 == pytest.approx(12.4, abs=0.05)
 
 
-def test_a_count_can_be_written_in_three_ways(capsys):
-    assert len({str(rows_of(capsys, *SMALL[2:], "--params", text)) for text in ("1000000", "1e6", "1M")}) == 1
-
-
 def test_the_table_shows_which_strategy_fits():
     options = "--params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype mixed --checkpointing"
     done = run_cli("estimate", *options.split(), "--gpus-per-node", "4", "--gpu-memory-gib", "40")
@@ -339,13 +313,6 @@ def test_the_number_of_nodes_is_unknown_if_the_nodes_of_the_site_differ(capsys):
     command.main([*SMALL, "--profile", "bunya"], standalone_mode=False)
     assert "fewest nodes" not in capsys.readouterr().out
     assert rows_of(capsys, *SMALL, "--profile", "bunya", "--gpus-per-node", "3")["ddp"]["min_nodes"] == 1
-
-
-def test_host_memory_requires_the_number_of_gpus_per_node(capsys):
-    options = [*SMALL, "--profile", "bunya", "--host-memory-gib", "512"]
-    with pytest.raises(RequestError, match=r"bunya does not define the number .* Use --gpus-per-node"):
-        command.main(options, standalone_mode=False)
-    assert rows_of(capsys, *options, "--gpus-per-node", "3")["ddp"]["fits"]
 
 
 def test_a_profile_without_gpus_is_reported(capsys):

@@ -39,13 +39,6 @@ def test_gpus_that_the_environment_hides(hidden: str) -> None:
     assert (found.status, found.remedy) == ("fail", "unset CUDA_VISIBLE_DEVICES")
 
 
-def test_a_warning_of_torch_is_included() -> None:
-    assert (
-        "CUDA initialization: unknown error"
-        in torch_on("12.4", warning="CUDA initialization: unknown error").what
-    )
-
-
 def smi(*rows: str) -> DoctorFinding:
     return gpus.state_finding("\n".join(rows) + "\n")
 
@@ -92,10 +85,6 @@ def test_an_nvidia_smi_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gpus, "_NVIDIA_SMI_LIMIT_S", 0.2)
     found = gpus.gpu_state(stand_in(tmp_path, "exec /bin/sleep 30"))
     assert (found.status, "does not respond" in found.what) == ("fail", True)
-
-
-def test_invalid_output_of_nvidia_smi_is_a_warning(tmp_path: Path) -> None:
-    assert gpus.gpu_state(stand_in(tmp_path, r"printf '\377\376,\n'")).status == "warn"
 
 
 # RCCL, on AMD GPUs, looks for the second name: "NET/Plugin: Could not find: librccl-net.so".

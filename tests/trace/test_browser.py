@@ -108,16 +108,6 @@ def test_the_page_of_a_device_begins_with_the_warning_and_says_what_the_device_w
     ]  # fmt: skip
 
 
-def test_the_toolbar_is_shown_only_on_hover_in_readable_colors(gpus):
-    bar = gpus.page.locator("#mean .modebar-group").first
-    gpus.page.mouse.move(0, 0)
-    expect(bar).to_have_css("opacity", "0")
-    gpus.page.locator("#mean").hover()
-    expect(bar).to_have_css("opacity", "1")
-    color = "getComputedStyle(document.querySelector('#mean .modebar-btn:not(.active) path')).fill"
-    assert gpus.page.evaluate(color) == "rgb(87, 96, 106)"
-
-
 def test_requests_and_errors_are_detected(browser, tmp_path):
     file = tmp_path / "other.html"
     file.write_text("<img src='http://127.0.0.1:9/a.png'><script>throw Error('planted')</script>")
@@ -200,14 +190,6 @@ def test_text_is_light_in_dark_mode_including_charts(four):
     assert four.page.evaluate(color) == "rgb(230, 237, 243)"
 
 
-def test_printing_uses_light_mode_without_controls_and_with_complete_tables(four):
-    four.page.emulate_media(media="print", color_scheme="dark")
-    assert four.page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
-    assert not four.page.get_by_role("button", name="zoom in").is_visible()
-    heights = "[...document.querySelectorAll('.box')].map((box) => getComputedStyle(box).maxHeight)"
-    assert set(four.page.evaluate(heights)) == {"none"}
-
-
 def test_names_in_traces_are_shown_as_text_and_not_executed(bad):
     assert bad.page.evaluate("window.ran") is None
     assert bad.problems == []
@@ -219,10 +201,6 @@ def test_names_in_traces_are_shown_as_text_and_not_executed(bad):
         .startswith("<b>b</b><script>window.ran=1</script>")
     )
     assert bad.page.locator("img, main script").count() == 0
-
-
-def test_charts_are_drawn_despite_non_finite_numbers(bad):
-    expect(bars(bad, "timeline0")).to_have_count(2 * 2 * (4 + 3))
 
 
 @pytest.mark.parametrize("name", ["four", "bad"])

@@ -7,24 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from plotly.offline import get_plotlyjs
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import MAX_RANKS, timeline
-from ddp_hpc.trace.input_and_output import PAGE_BEGINS
 from ddp_hpc.trace.tables import collectives
 
 from .browser import REQUIRE, chromium
 from .captures import HOSTILE, hostile, made, on_device
-
-
-def test_the_page_begins_with_the_mark_of_the_command():
-    assert page([made()], []).encode().startswith(PAGE_BEGINS)
-
-
-def test_the_page_without_plotly_is_small():
-    assert len(page([made()], [])) - len(get_plotlyjs()) < 50_000
 
 
 def test_a_missing_plotly_is_reported_with_the_command_to_install_it(monkeypatch):
