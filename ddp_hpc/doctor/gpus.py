@@ -172,8 +172,8 @@ def net_plugin(here: Here) -> Path | None:
     """Returns the first network plugin of NCCL, or of RCCL on ROCm, in LD_LIBRARY_PATH."""
     for directory in filter(None, here.environ.get("LD_LIBRARY_PATH", "").split(":")):
         for pattern in ("libnccl-net*.so", "librccl-net*.so"):
-            if found := sorted(Path(directory).glob(pattern)):
-                return found[0]
+            if plugins := sorted(Path(directory).glob(pattern)):
+                return plugins[0]
     return None
 
 

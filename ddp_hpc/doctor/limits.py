@@ -24,8 +24,8 @@ def open_files(_here: Here) -> DoctorFinding:
         return ok("unlimited" if soft == resource.RLIM_INFINITY else str(soft))
     what = f"the limit is {soft} open files, at least {_FEW_FILES} are recommended"
     if hard == resource.RLIM_INFINITY or hard > soft:
-        more = _FEW_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)
-        return warn(what, f"ulimit -n {more} in the job script")
+        higher = _FEW_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)
+        return warn(what, f"ulimit -n {higher} in the job script")
     return warn(what, "ask the site to raise the hard limit of open files (nofile)")
 
 

@@ -21,7 +21,6 @@ CHECKS = (
     Check("mpi4py", "mpi4py's MPI library in a single process", mpi.mpi4py_binding, 60.0),
     Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 100.0),
     Check("fabric", "network interfaces that lead to other nodes", network.interfaces),
-    Check("hostname", "the address of this host's name", network.hostname, 30.0),
     Check("open-files", "the limit of open files", limits.open_files),
     Check("locked-memory", "the limit of locked memory", limits.locked_memory),
     Check("shm", "free space in /dev/shm", limits.shared_memory),

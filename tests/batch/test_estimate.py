@@ -20,7 +20,6 @@ from ddp_hpc.commands.estimate import command
 from ddp_hpc.estimate.memory import (
     GIB,
     STRATEGIES,
-    Machine,
     Training,
     activation_bytes,
     fits,
@@ -238,24 +237,15 @@ def test_offloading_moves_the_shards_to_the_host():
 @pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
 def test_the_minimum_number_of_gpus_fits_and_one_fewer_does_not(strategy):
     training = replace(LLAMA_LIKE, checkpointing=True)
-    machine = Machine(gpu_memory_bytes=40 * GIB)
-    least = smallest_ranks(training, strategy, machine)
+    least = smallest_ranks(training, strategy, 40 * GIB)
     assert least is not None
-    assert fits(training, strategy, least, machine)
-    assert not fits(training, strategy, least - 1, machine)
+    assert fits(training, strategy, least, 40 * GIB)
+    assert not fits(training, strategy, least - 1, 40 * GIB)
 
 
 def test_a_model_that_is_not_divided_never_fits():
-    machine = Machine(gpu_memory_bytes=40 * GIB)
-    assert smallest_ranks(LLAMA_LIKE, "ddp", machine) is None
-    assert smallest_ranks(replace(LLAMA_LIKE, batch=1000), "fsdp", machine) is None
-
-
-def test_the_ranks_of_a_node_share_its_memory():
-    # 7e9 parameters of 16 bytes, on nodes of 4 GPUs and 64 GiB: 4 shards of one in 7 are 59.6 GiB.
-    machine = Machine(gpu_memory_bytes=80 * GIB, gpus_per_node=4, host_memory_bytes=64 * GIB)
-    assert smallest_ranks(LLAMA_LIKE, "fsdp-offload", machine) == 7
-    assert smallest_ranks(LLAMA_LIKE, "fsdp-offload", replace(machine, host_memory_bytes=None)) == 1
+    assert smallest_ranks(LLAMA_LIKE, "ddp", 40 * GIB) is None
+    assert smallest_ranks(replace(LLAMA_LIKE, batch=1000), "fsdp", 40 * GIB) is None
 
 
 # --- the command
@@ -354,7 +344,6 @@ def test_an_invalid_count_is_refused(text):
         (["--strategy", "zer1"], 'did you mean "zero1"'),
         (["--gpu-memory-gib", "0"], "a number of GiB greater than 0"),
         (["--overhead-gib", "-1"], "a number of GiB"),
-        (["--host-memory-gib", "512"], "Give both"),
     ],
 )
 def test_an_impossible_request_is_refused_with_a_remedy(args, said):

@@ -444,13 +444,11 @@ def test_signals_reach_the_launcher_and_are_not_ignored_by_it(sandbox: Sandbox) 
 def test_ranks_on_this_machine_connect_through_the_local_mpiexec(tmp_path: Path) -> None:
     program = "import os; print(os.environ['PMI_RANK'], os.environ['PMI_SIZE'], os.environ['A'])"
     argv = [sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local", "-n", "2", "--env", "A=b c"]
-    start = time.monotonic()
     environ = clean_environ(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     done = subprocess.run(
         [*argv, "--", "python", "-c", program], env=environ, cwd=tmp_path, capture_output=True, timeout=60
     )
     assert sorted(done.stdout.splitlines()) == [b"0 2 b c", b"1 2 b c"], done.stderr
-    assert time.monotonic() - start < 30
 
 
 RANK = """import os, signal, sys, time

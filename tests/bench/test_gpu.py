@@ -89,6 +89,7 @@ def test_the_gpu_tests_start_trainings_as_forks_where_cuda_allows_it(forks, tmp_
     assert "--cuda-graph needs a CUDA device" in refused.stderr
 
 
+@pytest.mark.check
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(launch, tmp_path, no_gpu):
     done = launch([*BENCHMARK, "--device", "cuda", "--out", tmp_path], timeout_s=90.0)
     assert done.exit_code == 2

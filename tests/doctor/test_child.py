@@ -17,7 +17,7 @@ def test_the_result_of_the_function_is_returned() -> None:
 def test_a_hanging_function_is_aborted_after_its_limit() -> None:
     start_s = time.monotonic()
     assert collect(start(lambda: time.sleep(60), 0.2)) == NoAnswer("no answer within 0.2 s")
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 30
 
 
 def test_processes_started_by_a_hanging_function_are_killed(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_children_can_be_stopped() -> None:
     stop([child])
     start_s = time.monotonic()
     assert isinstance(collect(child), NoAnswer)
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 30

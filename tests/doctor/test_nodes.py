@@ -62,16 +62,17 @@ def test_only_a_node_that_differs_is_listed(launch: Launch, tmp_path: Path) -> N
     assert first.exit_code == 0
 
 
+@pytest.mark.check
 def test_a_node_that_does_not_answer_is_reported_after_the_wait(launch: Launch, tmp_path: Path) -> None:
-    nodes = [launch.start(argv("--wait-s", "2", "--json"), env=step(n), cwd=tmp_path) for n in (0, 1)]
+    nodes = [launch.start(argv("--wait-s", "5", "--json"), env=step(n), cwd=tmp_path) for n in (0, 1)]
     first, second = (launch.end(node) for node in nodes)
     report = json.loads(first.stdout)
     (shared,) = report["results"]
     assert shared["status"] == "fail"
-    assert shared["what"] == f"n3 did not respond to the file that n1 wrote to {tmp_path} within 2 s"
+    assert shared["what"] == f"n3 did not respond to the file that n1 wrote to {tmp_path} within 5 s"
     assert sorted(report["nodes"]) == ["n1", "n2"]
     assert (first.exit_code, second.exit_code) == (1, 0)
-    assert first.wall_s < 20
+    assert first.wall_s < 60
     assert not list(tmp_path.iterdir())
 
 
@@ -91,7 +92,7 @@ def test_a_shared_directory_that_is_not_writable_fails_at_once(launch: Launch, t
     assert "fail  shared-folder   n1 cannot exchange files in" in ended.stdout
     assert "No such file or directory" in ended.stdout
     assert ended.exit_code == 1
-    assert ended.wall_s < 10
+    assert ended.wall_s < 50
 
 
 def test_a_second_rank_on_a_node_does_nothing(launch: Launch) -> None:

@@ -28,7 +28,7 @@ def test_a_check_that_hangs_fails_and_the_others_continue(login: Here) -> None:
         "other checks are not affected; use --skip stuck to omit this one"
     )
     assert results[1].status == "ok"
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 30
 
 
 def test_a_result_is_one_line_for_any_text(login: Here) -> None:

@@ -82,10 +82,10 @@ def test_the_busy_lane_shows_when_the_device_did_something():
 
 
 def test_the_legend_of_the_timeline_lists_only_what_it_shows():
-    names = [entry.name for entry in timeline(made(2, data_s=0, num_buckets=0)).legend]
+    names = [trace["name"] for trace in timeline(made(2, data_s=0, num_buckets=0)).figure["data"]]
     assert names == ["data", "forward", "backward", "optimizer"]
     no_spans = replace(made(1), ranks=tuple(replace(one, spans=()) for one in made(1).ranks))
-    assert [entry.name for entry in timeline(no_spans).legend] == ["collective"]
+    assert [trace["name"] for trace in timeline(no_spans).figure["data"]] == ["collective"]
 
 
 def test_transfers_are_unknown_if_other_ranks_were_not_recorded():
