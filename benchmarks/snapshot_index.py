@@ -1,4 +1,4 @@
-"""Measures the index of a sharded snapshot of a model with 70 billion parameters, for many ranks.
+"""Measures the index of a snapshot of a model with 70 billion parameters, for many ranks.
 
 python -m benchmarks.snapshot_index [--ranks 64,1024,4096,16384] [--json FILE]
 
@@ -8,9 +8,8 @@ as that of the complete tensors. The reports and snapshot.json are those of all 
 for some ranks.
 
 `read by a rank` is what one rank reads when the run resumes, other than the values of its tensors:
-snapshot.json, its part of checksums.bin, and the headers of the files that it needs. The table shows the
-largest value of three ranks. `with half of the ranks` is the same for a run that resumes with half as many
-ranks.
+snapshot.json, and the headers of the files that it needs. The table shows the largest value of three ranks.
+`with half of the ranks` is the same for a run that resumes with half as many ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from ddp_hpc.training.snapshots.shard_file import (
     write_shards,
 )
 from ddp_hpc.training.snapshots.shard_index import (
-    CHECKSUMS,
     ShardIndex,
     index_of,
     read_header,
@@ -62,7 +60,6 @@ LAYER = {
 COLUMNS = [
     Column("ranks", "ranks", "{:,}".format),
     Column("snapshot_bytes", "snapshot.json", format_bytes),
-    Column("checksums_bytes", "checksums.bin", format_bytes),
     Column("report_bytes", "sent to rank 0", format_bytes),
     Column("merge_s", "merge s", "{:.1f}".format),
     Column("same_bytes", "read by a rank", format_bytes),
@@ -134,7 +131,7 @@ def resumed(folder: Path, rank: int, num_ranks: int) -> tuple[int, float]:
                 offset = places[name].offset
                 ends = tuple(at + size for at, size in zip(offset, shape, strict=True))
                 assert list(index.parts(name, offset, ends))
-    for row in range(rank, about["ranks"], num_ranks):
+    for row in range(rank, len(about["files"]["training"]), num_ranks):
         assert list(index.parts("generators", (row, 0), (row + 1, 5056)))
     return bytes_read() - begin_bytes, time.perf_counter() - begin_s
 
@@ -174,21 +171,20 @@ def measure(folder: Path, num_ranks: int) -> dict[str, Any]:
     reports = [written(folder if rank in needed else None, rank, num_ranks) for rank in range(num_ranks)]
 
     def header_of(section: str, rank: int) -> Header:
-        return read_header(folder / shard_file(section, rank), *reports[rank]["files"][section])
+        return read_header(
+            folder / shard_file(section, rank), WrittenShards(*reports[rank]["files"][section])
+        )
 
     begin_s = time.perf_counter()
-    entries, checksums = index_of(reports, header_of)
-    text = json.dumps({"format": 3, **entries}, sort_keys=True)
+    text = json.dumps(index_of(reports, header_of), sort_keys=True)
     merge_s = time.perf_counter() - begin_s
     (folder / "snapshot.json").write_text(text)
-    (folder / CHECKSUMS).write_bytes(checksums)
     found = {name: [resumed(folder, *reader) for reader in ranks] for name, ranks in readers.items()}
     same_bytes = max(num_bytes for num_bytes, _ in found["same"])
     return {
         "name": "index",
         "ranks": num_ranks,
         "snapshot_bytes": len(text),
-        "checksums_bytes": len(checksums),
         "report_bytes": sum(len(zlib.compress(json.dumps(one).encode())) for one in reports),
         "merge_s": merge_s,
         "same_bytes": same_bytes,

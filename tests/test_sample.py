@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from ddp_hpc.sample import main
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
-from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_snapshot
 from ddp_hpc.training.tasks.decoder import Decoder
 from tests.conftest import clean_environ
+from tests.training.shards import saved_whole
 
 LENGTH = 8
 OPTIONS = {"layers": 1, "heads": 2, "width": 16}
@@ -26,11 +25,9 @@ def save(folder: Path, step: int, module: torch.nn.Module, name: str = "decoder"
 def save_tensors(
     folder: Path, step: int, tensors: dict[str, torch.Tensor], name: str, **options: object
 ) -> Path:
-    files = {MODEL: FileBuffer(specs_of(tensors)), TRAINING: FileBuffer({})}
-    files[MODEL].fill(tensors.items())
-    folder.mkdir(exist_ok=True)
     given = tuple({**OPTIONS, **options}.items())
-    return write_snapshot(folder, step, {"model": name, "config": {"model_options": str(given)}}, files)
+    about = {"model": name, "config": {"model_options": str(given)}}
+    return saved_whole(folder, step, tensors, {}, about)
 
 
 def made(num_tokens: int = 256, seed: int = 0) -> Decoder:
@@ -176,7 +173,7 @@ def test_a_diverged_model_is_reported(tmp_path, sample):
 
 
 def test_a_damaged_snapshot_is_rejected_with_the_name_of_the_previous_one(folder, sample):
-    (folder / "step_00000020" / MODEL).write_bytes(b"short")
+    (folder / "step_00000020" / "model-00000.safetensors").write_bytes(b"short")
     code, out, err = sample(folder)
     assert (code, out) == (1, b"")
     assert err.rstrip().endswith("the previous snapshot is " + str(folder / "step_00000010"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
 
 from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.library.connected_world import ConnectedWorld, current_world
+from ddp_hpc.training.parallel.config import StrategyName
 from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.parallel.model_layers import checkpoint_activations
@@ -22,9 +23,9 @@ _OPTIONS = (
     "mesh", "bucket_mib", "static_graph", "find_unused_parameters", "compress_gradients", "sync_batchnorm",
     "amp", "cpu_offload", "activation_checkpointing",
 )  # fmt: skip
-# A step of these strategies is more than a forward pass, a backward pass and an optimizer step, so they do
+# A step of the other strategies is more than a forward pass, a backward pass and an update, so they do
 # not work in a user's loop.
-_OF_THE_TRAINING = ("zero", "tp", "pp", "dataparallel")
+_OF_THE_TRAINING = {*get_args(StrategyName)} - {*STRATEGIES}
 
 
 def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:

@@ -9,8 +9,6 @@ from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.units import parse_walltime_s
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-# Lustre requires a stripe size that is a multiple of 64 KiB and less than 4 GiB.
-_STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 # An option in a directive. The scheduler does not evaluate it like bash, so quotes, dollar signs and comments
 # are not allowed.
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
@@ -30,7 +28,7 @@ BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS",
 DEFAULT_LOCAL_FOLDER = "/tmp"  # noqa: S108 - exists on every node; subdirectories contain the user ID
 _LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
 
-# Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
+# Placeholders in `Pbs.resources` and `Queue.resources`.
 PLACES = (
     *("nodes", "ranks", "devices", "cpus", "memory_mib"),
     *("all_ranks", "all_devices", "all_cpus", "all_memory_mib"),
@@ -122,7 +120,7 @@ class Account:
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        known = ("-A", "-P", "-W group_list=", "-g", "")
+        known = ("-A", "-P", "-W group_list=", "")
         if self.option not in known:
             raise RequestError(f"option must be one of {', '.join(map(repr, known))} (got {self.option!r})")
 
@@ -277,32 +275,6 @@ class Slurm:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Flux:
-    """Options of a Flux site. `options` become directives without changes."""
-
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Age:
-    """Options of a site with Altair (or Univa) Grid Engine.
-
-    `resources` are values of -l with the placeholders of `Pbs`. `options` are options that become directives
-    unchanged.
-    """
-
-    resources: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_places(self.resources)
-        _check_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Launch:
     """Options for starting ranks.
 
@@ -386,31 +358,6 @@ class Fabric:
 
     suffix: str = ""
     interface: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Lustre:
-    """Striping of large data files on Lustre: `lfs setstripe -c` and `-S`.
-
-    A count of 0 and an empty size select the default of the file system. A count of -1 selects all targets.
-    """
-
-    stripe_count: int = 0
-    stripe_size: str = ""
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.stripe_count <= 2000:  # the limit LOV_MAX_STRIPE_COUNT of Lustre
-            raise RequestError(f"stripe_count must be -1, 0, or 1 to 2000 (got {self.stripe_count})")
-        if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
-            raise RequestError(
-                f'stripe_size must be in megabytes, such as "4M", with a stripe_count other than 0 '
-                f"(got {self.stripe_size!r} with {self.stripe_count})"
-            )
-
-    @property
-    def hint(self) -> str:
-        """The striping for the data generator, such as `8,4M` or `8`; empty for the file system's default."""
-        return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

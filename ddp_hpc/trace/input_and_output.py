@@ -15,10 +15,10 @@ import click
 
 from ddp_hpc.base.atomic_files import begins_with, write_atomically
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.version import __version__
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.summarize_run import read_capture
 from ddp_hpc.trace.trace_files import trace_files
-from ddp_hpc.version import __version__
 
 PAGE_BEGINS = b"<!DOCTYPE html>\n<!-- ddp-hpc report -->"
 _JSON_BEGINS = b'{\n "name": "report"'

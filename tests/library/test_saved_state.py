@@ -139,7 +139,7 @@ def test_several_models_and_optimizers_resume_exactly() -> None:
     _assert_resumes_exactly(make)
     from safetensors import safe_open
 
-    with safe_open("run/step_00000009/model.safetensors", "pt") as file:
+    with safe_open("run/step_00000009/model-00000.safetensors", "pt") as file:
         assert set(file.keys()) == {
             f"{name}.{tensor}" for name in ("generator", "discriminator") for tensor in ("weight", "bias")
         }

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from ddp_hpc.training.tasks import recorded_init
+from ddp_hpc.training.tasks import recorded_init, recorded_operations
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 
-recorded_init.RESIDENT_BYTES, recorded_init.SMALLEST_BYTES = 0, 1
+recorded_init.RESIDENT_BYTES, recorded_operations.SMALLEST_BYTES = 0, 1
 WIDTH = 12
 
 

@@ -69,10 +69,10 @@ def verdict(*args):
     return verdict_as_it_is(*args)
 
 
-write_as_it_is = snapshots.write_snapshot
+write_as_it_is = snapshots.complete_snapshot
 
 
-def write_snapshot(*args):
+def complete_snapshot(*args):
     if kind == "while_saving":
         time.sleep(2)
     return write_as_it_is(*args)
@@ -89,7 +89,7 @@ def own_part(self, at_step):
 
 
 snapshots.SnapshotWriter._own_part = own_part
-snapshots.write_snapshot = write_snapshot
+snapshots.complete_snapshot = complete_snapshot
 step.Stepper.one_step = one_step
 ending.verdict = verdict
 group.pick_device = pick_device

@@ -1,4 +1,4 @@
-"""Sharded snapshots for tests: the writers of all ranks in one process, with a real store between them."""
+"""Snapshots for tests: the writers of all ranks in one process, with a real store between them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,10 @@ from torch import Tensor
 from ddp_hpc.training.snapshots.host_buffer import Place, Stream, specs_of
 from ddp_hpc.training.snapshots.joint_save import JointSave
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
+from ddp_hpc.training.snapshots.snapshot_files import snapshot_name
 from tests.stores import store_in_thread
+
+from .streams import stream_of
 
 
 @dataclass
@@ -72,3 +76,20 @@ def ranks_in(directory: Path, num_ranks: int, limit_s: float = 30.0, keep: int =
         yield ranks
         for writer in ranks.writers:
             writer.close()
+
+
+def saved_whole(
+    directory: Path,
+    step: int,
+    model: Mapping[str, Tensor],
+    training: Mapping[str, Tensor],
+    about: Mapping[str, Any] | None = None,
+) -> Path:
+    """Saves whole tensors, as rank 0 does alone."""
+    said: list[str] = []
+    writer = SnapshotDirectory(directory, 100, said.append, lambda _: None)
+    about = {"position": {"step": step}} if about is None else about
+    writer.save(step, about, stream_of(model), stream_of(training))
+    writer.close()
+    assert said == []
+    return directory / snapshot_name(step)

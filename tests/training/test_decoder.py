@@ -50,6 +50,7 @@ def test_the_loss_falls(whole: Path) -> None:
     assert sum(found[-5:]) / 5 < 3.5
 
 
+@pytest.mark.check
 def test_a_killed_run_ends_like_an_uninterrupted_one(text: Path, whole: Path, forks: Forks) -> None:
     home = text / "killed"
     home.mkdir()

@@ -1,11 +1,11 @@
-"""The decoder with one product for queries, keys and values, and with its loss inside the model.
+"""The decoder with its loss inside the model: losses, gradients and scores.
 
-The oracles are a decoder with separate layers, and GPT-2 of Hugging Face.
+The oracles are the same model with torch's cross entropy of all scores, and GPT-2 of Hugging Face.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from ddp_hpc.training.evaluation import evaluate
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 
-from . import separate_decoder
 from .one_process import Steps
 
 VOCABULARY, LENGTH = 100, 12
@@ -31,28 +30,16 @@ def tokens(seed: int, samples: int = 5) -> Tensor:
     return torch.randint(VOCABULARY, (samples, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
-def both(dtype: torch.dtype = torch.float64) -> tuple[Task, Task]:
-    """The decoder with separate layers, and the one of the package with the same weights."""
+def made(dtype: torch.dtype = torch.float64) -> Task:
     torch.manual_seed(0)
-    separate = separate_decoder.decoder(SPEC, 0.0, **SIZES)
-    fused = decoder(SPEC, 0.0, **SIZES)
-    for task in (separate, fused):
-        task.model.to(dtype)
-    fused.model.load_state_dict(joined(separate.model.state_dict()))
-    return separate, fused
+    task = decoder(SPEC, 0.0, **SIZES)
+    task.model.to(dtype)
+    return task
 
 
-def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Joins the tensors of queries, keys and values of each block, whose rows are ordered by head."""
-    found = dict(tensors)
-    for layer in range(SIZES["layers"]):
-        start = f"blocks.{layer}.attention"
-        parts = [
-            found.pop(f"{start}.{part}.weight").unflatten(0, (SIZES["heads"], -1))
-            for part in ("query", "key", "value")
-        ]
-        found[f"{start}.qkv.weight"] = torch.stack(parts, dim=1).flatten(0, 2)
-    return found
+def both(dtype: torch.dtype = torch.float64) -> tuple[Task, Task]:
+    """The decoder with torch's cross entropy of all scores, and with its own."""
+    return replace(made(dtype), fused_loss=None), made(dtype)
 
 
 def loss_of(task: Task, src: Tensor, tgt: Tensor) -> Tensor:
@@ -61,33 +48,18 @@ def loss_of(task: Task, src: Tensor, tgt: Tensor) -> Tensor:
     return task.loss(task.forward(task.model, src, tgt), tgt)
 
 
-def test_the_loss_and_gradients_are_those_of_separate_layers():
-    separate, fused = both()
-    losses = [loss_of(task, tokens(1), tokens(2)) for task in (separate, fused)]
+def test_the_loss_and_gradients_are_those_of_all_scores():
+    plain, fused = both()
+    losses = [loss_of(task, tokens(1), tokens(2)) for task in (plain, fused)]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
     for loss in losses:
         loss.backward()
-    grads = {name: value.grad for name, value in separate.model.named_parameters()}
-    wanted = joined(grads)
-    for name, value in fused.model.named_parameters():
-        torch.testing.assert_close(value.grad, wanted[name], rtol=1e-9, atol=1e-15)
-
-
-def test_a_seed_gives_the_weights_of_separate_layers():
-    torch.manual_seed(0)
-    fused = decoder(SPEC, 0.0, **SIZES).model.double().state_dict()
-    for name, value in both()[1].model.state_dict().items():
-        assert torch.equal(fused[name], value), name
-
-
-def test_scores_are_those_of_separate_layers():
-    separate, fused = both()
-    scores = [task.forward(task.model, tokens(1), tokens(2)) for task in (separate, fused)]
-    torch.testing.assert_close(scores[1], scores[0])
+    for theirs, ours in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-15)
 
 
 def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
-    """GPT-2 of Hugging Face with the weights of `separate_decoder`, and without biases of linear layers."""
+    """GPT-2 of Hugging Face with these weights, and without biases of linear layers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=SIZES["width"], n_layer=SIZES["layers"],
@@ -108,8 +80,8 @@ def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
         for norm, their_norm in (("attention_norm", "ln_1"), ("dense_norm", "ln_2")):
             for part in ("weight", "bias"):
                 found[f"{theirs}.{their_norm}.{part}"] = state[f"{ours}.{norm}.{part}"]
-        qkv = [state[f"{ours}.attention.{part}.weight"] for part in ("query", "key", "value")]
-        found[f"{theirs}.attn.c_attn.weight"] = torch.cat(qkv).T
+        by_head = state[f"{ours}.attention.qkv.weight"].unflatten(0, (SIZES["heads"], 3, -1))
+        found[f"{theirs}.attn.c_attn.weight"] = by_head.transpose(0, 1).flatten(0, 2).T
         found[f"{theirs}.attn.c_proj.weight"] = state[f"{ours}.attention.out.weight"].T
         found[f"{theirs}.mlp.c_fc.weight"] = state[f"{ours}.dense.up.weight"].T
         found[f"{theirs}.mlp.c_proj.weight"] = state[f"{ours}.dense.down.weight"].T
@@ -119,9 +91,10 @@ def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
     return model
 
 
+@pytest.mark.check  # imports transformers
 def test_loss_and_scores_are_those_of_gpt2_of_hugging_face():
-    separate, fused = both()
-    gpt2 = gpt2_of(separate.model.state_dict())
+    fused = made()
+    gpt2 = gpt2_of(fused.model.state_dict())
     torch.testing.assert_close(fused.model(tokens(1)), gpt2(tokens(1)).logits)
     # Their loss shifts the labels by one, so the last token of ours is not part of it.
     theirs = gpt2(tokens(1), labels=tokens(1)).loss.item()  # in float32
@@ -142,14 +115,14 @@ class Copies(TorchDispatchMode):
 
 
 def test_queries_keys_and_values_are_passed_to_attention_without_a_copy():
-    _, fused = both(torch.float32)
+    fused = made(torch.float32)
     with Copies() as copies:
         loss_of(fused, tokens(1), tokens(2))
     assert [shape for shape in copies.shapes if len(shape) > 2] == []
 
 
 def test_a_label_out_of_range_is_explained():
-    _, fused = both()
+    fused = made()
     tgt = tokens(2)
     tgt[3, 4] = VOCABULARY + 2  # there is a padded score for this label
     with pytest.raises(
@@ -158,7 +131,7 @@ def test_a_label_out_of_range_is_explained():
         loss_of(fused, tokens(1), tgt)
 
 
-def test_an_evaluation_has_the_loss_of_separate_layers():
+def test_an_evaluation_has_the_loss_of_all_scores():
     samples = samples_of_arrays(tokens(1, 7).numpy(), tokens(2, 7).numpy())
     losses = []
     for task in both(torch.float32):
@@ -199,8 +172,8 @@ def batches():
 
 
 def test_compiled_steps_run_forward_and_loss_as_one_graph_that_is_compiled_once(graphs):
-    eager = Steps(both(torch.float32)[1], batches())
-    compiled = Steps(both(torch.float32)[1], batches(), compile="default")
+    eager = Steps(made(torch.float32), batches())
+    compiled = Steps(made(torch.float32), batches(), compile="default")
     names = list(compiled.strategy.state().model)
     assert names == list(eager.strategy.state().model)
     assert not any("with_loss" in name or "_orig_mod" in name for name in names)
@@ -237,7 +210,7 @@ def test_a_wrong_label_in_compiled_steps_is_explained(graphs, model):
         yield src, tgt
         yield src, tgt.index_fill(0, torch.tensor([2]), VOCABULARY + 2)
 
-    task = both(torch.float32)[1]
+    task = made(torch.float32)
     if model == "classifier":
         task = Task(model=nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)))
     steps = Steps(task, wrong(), compile="default")

@@ -18,6 +18,7 @@ from .forked import Forks
 from .runs import records
 
 MODELS = "tests.training.meta_models:"
+MESHES = ["dp=2,fsdp=2", "fsdp=2,tp=2", "pp=2,tp=2", "pp=2,dp=2", "dp=2,tp=2", "pp=4"]
 PROGRAM = "tests.training.meta_started"
 
 
@@ -34,11 +35,11 @@ def _started(
     ("model", "ranks", "meshes"),
     [
         ("net", 2, ["fsdp=2", "tp=2", "pp=2"]),
-        ("net", 3, ["fsdp=3"]),
-        ("net", 4, ["dp=2,fsdp=2", "fsdp=2,tp=2", "pp=2,tp=2", "pp=2,dp=2", "dp=2,tp=2", "pp=4"]),
-        ("half", 2, ["fsdp=2", "tp=2", "pp=2"]),
         ("gpt", 2, ["fsdp=2", "tp=2"]),
-        ("recurrent", 2, ["fsdp=2", "pp=2"]),
+        pytest.param("net", 3, ["fsdp=3"], marks=pytest.mark.check),
+        pytest.param("net", 4, MESHES, marks=pytest.mark.check),
+        pytest.param("half", 2, ["fsdp=2", "tp=2", "pp=2"], marks=pytest.mark.check),
+        pytest.param("recurrent", 2, ["fsdp=2", "pp=2"], marks=pytest.mark.check),
     ],
 )
 def test_initial_values_are_bit_for_bit_those_of_one_process(
@@ -99,6 +100,7 @@ def test_if_the_values_differ_between_ranks_those_of_rank_0_are_used(forks: Fork
     assert of_ranks[0]["tp=2"]["sum"] == of_ranks[1]["tp=2"]["sum"]
 
 
+@pytest.mark.check
 def test_training_and_resuming_gives_the_losses_of_one_process(forks: Forks, tmp_path: Path) -> None:
     words = ["--model", f"{MODELS}net", "--snapshot-dir", "run", "--lr-scaling", "none", "--epochs", "3"]
     expected, found = tmp_path / "one", tmp_path / "some"

@@ -129,7 +129,9 @@ def test_an_overflow_with_fp16_skips_only_one_update(mine, forks):
     forks.run(*words, cwd=mine, ranks=2)
     assert snapshots(mine) == {6: True, 8: True}
     weights = [
-        safetensors.torch.load_file(mine / "run" / f"step_{step:08d}" / "model.safetensors")["first.weight"]
+        safetensors.torch.load_file(mine / "run" / f"step_{step:08d}" / "model-00000.safetensors")[
+            "first.weight"
+        ]
         for step in (6, 8)
     ]
     assert not weights[0].equal(weights[1])

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.training.tasks import recorded_init
+from ddp_hpc.training.tasks import recorded_init, recorded_operations
 from ddp_hpc.training.tasks.initial_values import InitialValues, named_tensors, with_memory, without_memory
-from ddp_hpc.training.tasks.recorded_init import NotReproducibleError, Recorder
+from ddp_hpc.training.tasks.recorded_init import Recorder
+from ddp_hpc.training.tasks.recorded_operations import NotReproducibleError
 
 
 @pytest.fixture(autouse=True)
 def _frees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_init, "RESIDENT_BYTES", 0)
-    monkeypatch.setattr(recorded_init, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(recorded_operations, "SMALLEST_BYTES", 1)
 
 
 def _recorded(factory: Callable[[], nn.Module]) -> tuple[nn.Module, Recorder]:

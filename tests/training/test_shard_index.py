@@ -1,4 +1,4 @@
-"""The index of a sharded snapshot, whose size for each rank does not grow with the number of ranks."""
+"""The index of a snapshot, whose description of the parts does not grow with the number of ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_hpc.training.snapshots.checksum_tree import BLOCK_BYTES, ChecksumTree, tree_of
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, specs_of
 from ddp_hpc.training.snapshots.part_runs import Run, Vector, compressed
-from ddp_hpc.training.snapshots.shard_file import shard_file, splits_of, write_shards
-from ddp_hpc.training.snapshots.shard_index import CHECKSUMS, index_of, read_header, report_of_rank
-from ddp_hpc.training.snapshots.snapshot_files import _sealed, read_snapshot
+from ddp_hpc.training.snapshots.shard_file import WrittenShards, shard_file, splits_of, write_shards
+from ddp_hpc.training.snapshots.shard_index import index_of, read_header, report_of_rank
+from ddp_hpc.training.snapshots.snapshot_files import FORMAT, _sealed, read_snapshot
 from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 
@@ -76,41 +75,6 @@ def test_the_members_within_limits_are_those_of_a_complete_search() -> None:
         ]
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 200 * BLOCK_BYTES + 7])
-def test_records_are_read_as_they_were_written(tmp_path: Path, num_bytes: int) -> None:
-    records = random.Random(0).randbytes(num_bytes)
-    content, root = tree_of(records)
-    (tmp_path / "tree").write_bytes(content)
-    tree = ChecksumTree(tmp_path / "tree", num_bytes, root)
-    tree.check_size()
-    assert tree.read(0, num_bytes) == records
-    for at in range(0, num_bytes - 50, 9999):
-        assert tree.read(at, 50) == records[at : at + 50]
-
-
-def test_every_changed_bit_of_the_records_and_their_checksums_is_found(tmp_path: Path) -> None:
-    records = random.Random(0).randbytes(200 * BLOCK_BYTES)
-    content, root = tree_of(records)
-    chance = random.Random(1)
-    for at in [*chance.sample(range(len(content)), 100), *range(len(records), len(content), 499)]:
-        damaged = bytearray(content)
-        damaged[at] ^= 1 << chance.randrange(8)
-        (tmp_path / "tree").write_bytes(damaged)
-        with pytest.raises(DamagedSnapshotError, match="tree: a SHA-256 checksum does not match"):
-            ChecksumTree(tmp_path / "tree", len(records), root).read(0, len(records))
-
-
-def test_one_block_of_each_level_verifies_a_record(tmp_path: Path) -> None:
-    records = bytes(40_000 * 96)
-    content, root = tree_of(records)
-    (tmp_path / "tree").write_bytes(content)
-    tree = ChecksumTree(tmp_path / "tree", len(records), root)
-    before = _bytes_read()
-    tree.read(30_000 * 96, 96)
-    # There are 625 blocks of records, 4 blocks of their checksums, and a block with the checksums of these 4.
-    assert _bytes_read() - before <= 3 * BLOCK_BYTES + 1000
-
-
 def _bytes_read() -> int:
     found = re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())
     assert found is not None
@@ -137,15 +101,18 @@ def _saved(folder: Path, num_ranks: int, tensors: Mapping[str, Tensor], boxes: B
                 folder / shard_file("model", rank), buffer, splits["model"], 2**12
             )
         reports.append(report_of_rank(written, of_sections, splits))
-    index, checksums = index_of(
+    index = _index_of(folder, reports)
+    (folder / "snapshot.json").write_bytes(_sealed({"format": FORMAT, **index}))
+    return {**index, "reports": reports}
+
+
+def _index_of(folder: Path, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    return index_of(
         reports,
         lambda section, rank: read_header(
-            folder / shard_file(section, rank), *reports[rank]["files"][section]
+            folder / shard_file(section, rank), WrittenShards(*reports[rank]["files"][section])
         ),
     )
-    (folder / CHECKSUMS).write_bytes(checksums)
-    (folder / "snapshot.json").write_bytes(_sealed({"format": 3, **index}))
-    return {**index, "reports": reports}
 
 
 def _rows(num_ranks: int) -> Boxes:
@@ -174,9 +141,7 @@ def _model(num_layers: int = 4) -> dict[str, Tensor]:
 
 
 def _read(folder: Path) -> StoredTensors:
-    stored = read_snapshot(folder).model
-    assert isinstance(stored, StoredTensors)
-    return stored
+    return read_snapshot(folder).model
 
 
 def _assert_equal(stored: StoredTensors, tensors: Mapping[str, Tensor]) -> None:
@@ -199,7 +164,6 @@ def test_a_rank_reads_no_more_with_more_ranks(tmp_path: Path) -> None:
         _saved(folder, num_ranks, _model(40), _rows(num_ranks))
         before = _bytes_read()
         stored = read_snapshot(folder, checks_sizes=False).model
-        assert isinstance(stored, StoredTensors)
         for name, tensor in _model(40).items():
             if (box := _rows(num_ranks)(3, name, tensor)) is not None:
                 begins, shape = tuple(one.start for one in box), tuple(tensor[box].shape)
@@ -308,12 +272,7 @@ def test_a_tensor_with_another_shape_on_another_rank_is_an_error_of_the_save(tmp
         written = write_shards(tmp_path / shard_file("model", rank), buffer, splits, 2**12)
         reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": splits}))
     with pytest.raises(ValueError, match="a does not have the same shape and data type on all ranks"):
-        index_of(
-            reports,
-            lambda section, rank: read_header(
-                tmp_path / shard_file(section, rank), *reports[rank]["files"][section]
-            ),
-        )
+        _index_of(tmp_path, reports)
 
 
 def test_the_header_of_a_file_has_the_checksums_of_its_chunks(tmp_path: Path) -> None:
@@ -334,7 +293,7 @@ def test_an_index_with_a_larger_tensor_than_its_files_is_damage_and_needs_no_mem
     index = _saved(folder, 1, {"a": torch.arange(10.0)}, _rows(1))
     del index["reports"]
     index["tensors"]["model"]["a"] = ["F32", [2**50]]
-    (folder / "snapshot.json").write_bytes(_sealed({"format": 3, **index}))
+    (folder / "snapshot.json").write_bytes(_sealed({"format": FORMAT, **index}))
     with pytest.raises(
         DamagedSnapshotError, match=r"model-00000\.safetensors does not contain its part of a"
     ):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ import torch
 from ddp_hpc.base.errors import DataError
 from ddp_hpc.training.snapshots import snapshot_directory as snapshots
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
-from ddp_hpc.training.snapshots.snapshot_files import MODEL, _sealed, read_snapshot, write_snapshot
+from ddp_hpc.training.snapshots.snapshot_files import _sealed, complete_snapshot, read_snapshot
 from tests.training.streams import stream_of
 
 from .forked import Forks
 from .runs import LINEAR
 
+MODEL = "model-00000.safetensors"
 FOREIGN = "was not written by ddp-hpc"
 
 
@@ -151,11 +153,11 @@ def test_the_state_is_copied_at_once_and_the_next_save_waits(
 ) -> None:
     go = threading.Event()
 
-    def slow(*args: object) -> Path:
+    def slow(*args: Any) -> Path:
         assert go.wait(10)
-        return write_snapshot(*args)  # type: ignore[arg-type]
+        return complete_snapshot(*args)
 
-    monkeypatch.setattr(snapshots, "write_snapshot", slow)
+    monkeypatch.setattr(snapshots, "complete_snapshot", slow)
     run = open_run(tmp_path)
     weights = torch.full((8,), 1.0)
     run.folder.save(1, {}, stream_of({"w": weights}), stream_of({"w": weights}))
@@ -193,13 +195,13 @@ def test_a_full_disk_is_a_warning_and_existing_snapshots_are_kept(
 
 
 def _failing(errors: list[int]) -> Callable[..., Path]:
-    """A `write_snapshot` that first fails with these errors."""
+    """A `complete_snapshot` that first fails with these errors."""
 
-    def write(*args: object) -> Path:
+    def write(*args: Any) -> Path:
         if errors:
             code = errors.pop(0)
             raise OSError(code, os.strerror(code))
-        return write_snapshot(*args)  # type: ignore[arg-type]
+        return complete_snapshot(*args)
 
     return write
 
@@ -208,7 +210,7 @@ def test_transient_errors_are_retried(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_RETRY_AFTER_S", (0.01, 0.02, 0.03))
-    monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.EIO, errno.ESTALE]))
+    monkeypatch.setattr(snapshots, "complete_snapshot", _failing([errno.EIO, errno.ESTALE]))
     run = open_run(tmp_path)
     run.save(1)
     assert _steps(tmp_path) == [1]
@@ -216,7 +218,7 @@ def test_transient_errors_are_retried(
         "warning: the snapshot of step 1: Input/output error; retrying in 0.01 s",
         "warning: the snapshot of step 1: Stale file handle; retrying in 0.02 s",
     ]
-    monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.EIO] * 4))
+    monkeypatch.setattr(snapshots, "complete_snapshot", _failing([errno.EIO] * 4))
     run.save(2, 3)
     assert _steps(tmp_path) == [1, 3]
     assert [words.split(":")[0] for words in run.said[2:]] == ["warning"] * 3 + ["WARNING"]
@@ -225,7 +227,7 @@ def test_transient_errors_are_retried(
 def test_a_full_disk_is_not_retried(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.ENOSPC]))
+    monkeypatch.setattr(snapshots, "complete_snapshot", _failing([errno.ENOSPC]))
     run = open_run(tmp_path)
     run.save(1)
     [words] = run.said

@@ -21,13 +21,16 @@ def measure(forks, directory, strategy, way, layers):
 # In addition to its part, a rank uses less than 120 MiB, for the matrix that it creates and for the modules
 # that torch imports.
 @pytest.mark.parametrize("layers", [32, pytest.param(64, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("strategy", ["fsdp", "tp", "pp"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", *(pytest.param(s, marks=pytest.mark.check) for s in ("tp", "pp"))]
+)
 def test_no_rank_holds_half_of_the_model_while_it_starts(strategy, layers, forks, tmp_path):
     row = measure(forks, tmp_path, strategy, "parts", layers)
     assert max(row["ratios"]) < 2, row
 
 
-# All strategies are measured in the same way, so one of them is enough in `make test`.
+# All strategies are measured in the same way, so one of them is enough in `make check`.
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("strategy", "layers"),
     [("fsdp", 16), *(pytest.param(name, 64, marks=pytest.mark.soak) for name in ("fsdp", "tp", "pp"))],

@@ -14,7 +14,7 @@ from ddp_hpc.bench.comm.collectives import MAKERS, Members
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm.timing import speeds, time_operation
 from ddp_hpc.trace.event_names import busbw_factor
-from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
+from ddp_hpc.training.process_group.errors_of_torch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
 
 _MAX_NAMED = 4

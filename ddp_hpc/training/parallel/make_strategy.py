@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
 import torch.distributed as dist
 from torch import nn
 
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.precision import Precision, check_bf16
-from ddp_hpc.training.parallel.base import Single, Strategy
+from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh, find_mesh
 from ddp_hpc.training.process_group.group import Group
@@ -16,6 +19,18 @@ from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
 
 __all__ = ["Strategy", "make_strategy"]
+
+# The module and the class of each strategy. With --mesh, the first of pp, fsdp and tp that divides the model
+# selects the strategy, and otherwise ddp.
+_CLASSES = {
+    "single": ("base", "Single"),
+    "dataparallel": ("torch_data_parallel", "DataParallel"),
+    "ddp": ("ddp", "Ddp"),
+    "zero": ("ddp", "Zero"),
+    "fsdp": ("fsdp", "Fsdp"),
+    "tp": ("tensor_parallel", "TensorParallel"),
+    "pp": ("pipeline", "Pipeline"),
+}
 
 
 def make_strategy(
@@ -38,17 +53,14 @@ def make_strategy(
     mesh = find_mesh(config, group)
     check_bf16(optimization, group.device)
     precision = Precision(optimization.amp, group.device)
-    has_copies = optimization.param_dtype is not None and group.backend != "none"
-    if initial is None and (mesh.divides_model or has_copies):
+    if initial is None and group.backend != "none":
         _broadcast_parameters(task.model, group)
     kind = _kind_of(mesh, config.strategy)
     return kind(task, group, config, optimization, precision, mesh, initial, computes_loss)
 
 
 def _broadcast_parameters(model: nn.Module, group: Group) -> None:
-    """Copies rank 0's parameters and buffers to all ranks. DDP does this itself, but not for float32
-    copies of parameters.
-    """
+    """Copies rank 0's parameters and buffers to all ranks, so that no strategy has to do this."""
     for tensor in live_tensors(model).values():
         sent = tensor.detach().to(group.device).contiguous()
         dist.broadcast(sent, src=0)
@@ -58,21 +70,8 @@ def _broadcast_parameters(model: nn.Module, group: Group) -> None:
 def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:
     """Returns the strategy's class. Imports only its module, because some imports take a second."""
     if mesh.is_single:
-        from ddp_hpc.training.parallel.torch_data_parallel import DataParallel
-
-        return DataParallel if strategy == "dataparallel" else Single
-    if mesh.has("pp"):
-        from ddp_hpc.training.parallel.pipeline import Pipeline
-
-        return Pipeline
-    if mesh.has("fsdp"):
-        from ddp_hpc.training.parallel.fsdp import Fsdp
-
-        return Fsdp
-    if mesh.has("tp"):
-        from ddp_hpc.training.parallel.tensor_parallel import TensorParallel
-
-        return TensorParallel
-    from ddp_hpc.training.parallel.ddp import Ddp, Zero
-
-    return Zero if strategy == "zero" else Ddp
+        name = strategy if strategy == "dataparallel" else "single"
+    else:
+        name = next((name for name in ("pp", "fsdp", "tp") if mesh.has(name)), strategy)
+    module, kind = _CLASSES[name]
+    return cast(type[Strategy], getattr(import_module(f"ddp_hpc.training.parallel.{module}"), kind))

@@ -1,4 +1,4 @@
-"""Lets the writing threads of all ranks agree on whether a sharded snapshot is complete.
+"""Lets the writing threads of all ranks agree on whether a snapshot is complete.
 
 Each rank reports its part to rank 0, which then completes the snapshot or discards it, and tells the others.
 The messages use the ranks' store and not torch's collectives, which the training uses at the same time.
@@ -21,14 +21,15 @@ _LOOK_S = 0.5  # the interval at which rank 0 checks whether the run is ending
 
 
 class NotSavedError(OSError):
-    """A sharded snapshot is not complete, because a rank could not write its part."""
+    """A snapshot is not complete, because a rank could not write its part."""
 
 
 @dataclass
 class JointSave:
     """The messages of this rank's writing thread. `limit_s` limits how long rank 0 waits for the others."""
 
-    store: StoreClient
+    store: StoreClient | None
+    """None if rank 0 alone writes."""
     rank: int
     world_size: int
     limit_s: float
@@ -72,7 +73,8 @@ class JointSave:
                 part = {"error": [part.errno, _text(part)]}
             if "error" in part:
                 code, text = part["error"]
-                error = error or NotSavedError(code, f"{text} (rank {rank})")
+                where = f" (rank {rank})" if self.world_size > 1 else ""
+                error = error or NotSavedError(code, f"{text}{where}")
             parts.append(part)
         if missing:
             names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
@@ -89,6 +91,8 @@ class JointSave:
 
     def decide(self, step: int, problem: str) -> None:
         """Tells the other ranks that the snapshot is complete, or the problem. Only rank 0 calls this."""
+        if self.store is None:
+            return
         # If all ranks have written their next parts, they have read the previous decision.
         if self._decided is not None and not problem:
             self.store.delete(self._decided, _ANSWER_S)
@@ -104,6 +108,7 @@ class JointSave:
         """
         # Rank 0 may still be writing its own part, and then waits for the slowest rank.
         limit_s = 2 * self.limit_s + _ANSWER_S
+        assert self.store is not None
         try:
             [content] = self.store.get([self._key("decision", step)], limit_s)
         except StoreTimeoutError:
@@ -112,10 +117,12 @@ class JointSave:
             raise NotSavedError(0, problem)
 
     def _set(self, key: str, step: int, message: Any) -> None:
+        assert self.store is not None
         self.store.set(self._key(key, step), zlib.compress(json.dumps(message).encode()), _ANSWER_S)
 
     def _take_part(self, rank: int, step: int, end_s: float) -> Any:
         key = self._key(f"part/{rank}", step)
+        assert self.store is not None
         while not self.is_given_up and (left_s := end_s - time.monotonic()) > 0:
             with suppress(StoreTimeoutError):
                 self.store.wait([key], min(left_s, _LOOK_S))

@@ -1,24 +1,18 @@
-"""The index of a sharded snapshot; each rank reads only the parts that it needs.
+"""The index of a snapshot, in snapshot.json; each rank reads only the parts of the files that it needs.
 
-    step_00000120/snapshot.json                the description of the run, and how the tensors are divided
-                  checksums.bin                the size and the checksum of the header of each file
-                  model-00000.safetensors      the shards of rank 0, by the names of the whole tensors
-                  training-00000.safetensors
-                  model-00001.safetensors      the shards of rank 1
-
-snapshot.json lists each tensor once. The places of its parts are progressions over the ranks (`part_runs`),
-so their number depends on the dimensions of the device mesh and not on the number of ranks. Everything else
-about a file is in its own header (`shard_file`). docs/reference/snapshot-format.md describes the entries.
+snapshot.json lists each tensor and each file once. The places of the parts of a tensor are progressions over
+the ranks (`part_runs`), so their number depends on the dimensions of the device mesh and not on the number of
+ranks. Everything else about a file is in its own header (`shard_file`). docs/reference/snapshot-format.md
+describes the entries.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -26,7 +20,6 @@ from typing import Any
 
 import torch
 
-from ddp_hpc.training.snapshots.checksum_tree import ChecksumTree, tree_of
 from ddp_hpc.training.snapshots.host_buffer import DTYPES, Specs
 from ddp_hpc.training.snapshots.part_runs import Run, Vector, compressed
 from ddp_hpc.training.snapshots.shard_file import (
@@ -46,10 +39,6 @@ from ddp_hpc.training.snapshots.verified_file import (
     read_beginning,
 )
 
-CHECKSUMS = "checksums.bin"
-# For each file: its size, and the size and the checksum of its header. All are 0 if there is no such file.
-_ENTRY = struct.Struct("<QQ32s")
-_RECORD_BYTES = _ENTRY.size * len(SECTIONS)
 # The position of a shard relative to the end of the header, its shape and its data type.
 _Shard = tuple[int, tuple[int, ...], torch.dtype]
 _INVALID = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -75,7 +64,7 @@ def report_of_rank(
     which the tensors are divided.
     """
     return {
-        "files": {key: [one.num_bytes, one.header_bytes, one.sha256] for key, one in files.items()},
+        "files": {section: astuple(file) for section, file in files.items()},
         "groups": {
             section: [
                 [_fingerprint(entries), parts] for parts, entries in _groups(specs[section], splits[section])
@@ -94,12 +83,12 @@ def _groups(specs: Specs, splits: Splits) -> Iterator[tuple[list[list[int]], dic
     groups: dict[tuple[tuple[int, int, int], ...], dict[str, Any]] = defaultdict(dict)
     for name in sorted(specs):
         (shape, dtype), whole = specs[name], list(specs[name][0])
-        for one in splits[name]:
-            whole[one.dim] = one.whole
-        key = tuple((one.dim, one.offset, shape[one.dim]) for one in splits[name])
+        for split in splits[name]:
+            whole[split.dim] = split.whole
+        key = tuple((split.dim, split.offset, shape[split.dim]) for split in splits[name])
         groups[key][name] = [DTYPES[dtype], whole]
     for key, entries in groups.items():
-        yield [list(one) for one in key], entries
+        yield [list(split) for split in key], entries
 
 
 def _fingerprint(entries: Mapping[str, Any]) -> str:
@@ -108,8 +97,8 @@ def _fingerprint(entries: Mapping[str, Any]) -> str:
 
 def index_of(
     reports: Sequence[Mapping[str, Any]], read_header: Callable[[str, int], Header]
-) -> tuple[dict[str, Any], bytes]:
-    """Returns the entries of snapshot.json about the shards of all ranks, and the contents of checksums.bin.
+) -> dict[str, Any]:
+    """Returns the entries of snapshot.json about the files of all ranks.
 
     `read_header` returns the header of a rank's file of a section. If several ranks hold shards of the same
     tensors, it is called for only one of them.
@@ -117,24 +106,13 @@ def index_of(
     Raises:
         ValueError: the parts of a tensor do not add up to the whole tensor, or ranks contradict each other.
     """
-    records = b"".join(
-        _ENTRY.pack(*_entry(report["files"].get(section))) for report in reports for section in SECTIONS
-    )
-    content, root = tree_of(records)
-    tensors, shards = {}, {}
+    index: dict[str, Any] = {"files": {}, "tensors": {}, "shards": {}}
     for section in SECTIONS:
-        tensors[section], shards[section] = _divided(
-            [report["groups"].get(section, ()) for report in reports],
-            partial(read_header, section),
-        )
-    found = {"ranks": len(reports), "checksums": root, "tensors": tensors, "shards": shards}
-    for section in SECTIONS:
-        _parse_tensors(found, section)
-    return found, content
-
-
-def _entry(file: Sequence[Any] | None) -> tuple[int, int, bytes]:
-    return (file[0], file[1], bytes.fromhex(file[2])) if file else (0, 0, bytes(32))
+        index["files"][section] = [report["files"].get(section) for report in reports]
+        groups = [report["groups"].get(section, ()) for report in reports]
+        index["tensors"][section], index["shards"][section] = _divided(groups, partial(read_header, section))
+        _parse_tensors(index, section)
+    return index
 
 
 def _divided(
@@ -164,8 +142,8 @@ def _divided(
             raise ValueError("the header of a file differs from what its rank reported")
         parts = [
             {"dims": dims, "shape": sizes, "first": run.first, "repeat": run.repeat}
-            for (dims, sizes), found in of_group.items()
-            for run in compressed(found)
+            for (dims, sizes), places in of_group.items()
+            for run in compressed(places)
         ]
         shards.append(
             {"tensors": _ranges(sorted(numbers[name] for name in names[fingerprint])), "parts": parts}
@@ -175,13 +153,13 @@ def _divided(
 
 def _ranges(numbers: Sequence[int]) -> list[list[int]]:
     """Returns sorted numbers as ranges. Each range is a beginning and an end, which is not included."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
+        if ranges and ranges[-1][1] == number:
+            ranges[-1][1] += 1
         else:
-            found.append([number, number + 1])
-    return found
+            ranges.append([number, number + 1])
+    return ranges
 
 
 @dataclass(frozen=True)
@@ -205,10 +183,10 @@ class _Tensor:
 
 
 def _replaced(values: Sequence[int], dims: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
-    found = list(values)
+    result = list(values)
     for dim, other in zip(dims, others, strict=True):
-        found[dim] = other
-    return tuple(found)
+        result[dim] = other
+    return tuple(result)
 
 
 def _parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, _Tensor]:
@@ -217,15 +195,15 @@ def _parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, _Tensor]
     Raises:
         ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError: an entry is invalid.
     """
-    num_ranks, entries = size_of(about["ranks"]), about["tensors"][section]
+    num_ranks, entries = len(about["files"][section]), about["tensors"][section]
     names, parts = sorted(entries), defaultdict[str, list[_Parts]](list)
     for group in about["shards"][section]:
-        found = [_parse_parts(entry, num_ranks) for entry in group["parts"]]
+        of_group = [_parse_parts(entry, num_ranks) for entry in group["parts"]]
         for begin, end in group["tensors"]:
             if size_of(end) > len(names):
                 raise ValueError("a tensor number is too large")
             for name in names[size_of(begin) : end]:
-                parts[name] += found
+                parts[name] += of_group
     return {name: _parse_tensor(name, entry, tuple(parts[name])) for name, entry in entries.items()}
 
 
@@ -251,19 +229,26 @@ def _parse_tensor(name: str, entry: Sequence[Any], parts: tuple[_Parts, ...]) ->
     code, sizes = entry
     dtype, shape = TORCH_DTYPES[code], tuple(map(size_of, sizes))
     num_values = 0
-    for one in parts:
-        _, highest = one.run.bounds()
-        for dim, size, offset in zip(one.dims, one.sizes, highest[1:], strict=True):
+    for equal in parts:
+        _, highest = equal.run.bounds()
+        for dim, size, offset in zip(equal.dims, equal.sizes, highest[1:], strict=True):
             if offset + size > shape[dim]:
                 raise ValueError(f"a part of {name} is outside the tensor")
-        num_values += one.run.num_members * prod(one.shape(shape))
+        num_values += equal.run.num_members * prod(equal.shape(shape))
     if num_values != prod(shape) or not parts:
         raise ValueError(f"the parts of {name} do not have as many values as the tensor")
     return _Tensor(dtype, shape, parts)
 
 
+def _parse_file(entry: Sequence[Any] | None) -> WrittenShards | None:
+    if entry is None:
+        return None
+    num_bytes, header_bytes, sha256 = entry
+    return WrittenShards(size_of(num_bytes), size_of(header_bytes), str(sha256))
+
+
 class ShardIndex:
-    """The tensors of one section of a sharded snapshot.
+    """The tensors of one section of a snapshot.
 
     The header of a file is read when a part in this file is needed for the first time.
 
@@ -276,12 +261,10 @@ class ShardIndex:
         self.path, self._section = path, section
         try:
             self._tensors = _parse_tensors(about, section)
-            self._num_ranks, root = about["ranks"], about["checksums"]
-            num_bytes = self._num_ranks * _RECORD_BYTES
-            self._checksums = ChecksumTree(path / CHECKSUMS, num_bytes, root)
+            self._files = tuple(map(_parse_file, about["files"][section]))
         except _INVALID as error:
             raise DamagedSnapshotError(f"{path / 'snapshot.json'} has an invalid index") from error
-        self._files: dict[str, tuple[StoredFile, Mapping[str, _Shard]]] = {}
+        self._headers: dict[str, tuple[StoredFile, Mapping[str, _Shard]]] = {}
         self._layouts: dict[Any, Mapping[str, _Shard]] = {}
 
     @property
@@ -296,56 +279,50 @@ class ShardIndex:
             lowest = [begins[dim] - size + 1 for dim, size in zip(parts.dims, parts.sizes, strict=True)]
             highest = [ends[dim] - 1 for dim in parts.dims]
             shape = parts.shape(tensor.shape)
-            for rank, *offsets in parts.run.within((0, *lowest), (self._num_ranks, *highest)):
+            for rank, *offsets in parts.run.within((0, *lowest), (len(self._files), *highest)):
                 offset = _replaced((0,) * len(shape), parts.dims, offsets)
                 yield self._part(name, shard_file(self._section, rank), rank, offset, shape)
 
     def file(self, name: str) -> StoredFile:
         """Returns the size and the checksums of a file in which `parts` has found a part."""
-        return self._files[name][0]
+        return self._headers[name][0]
 
     def check_sizes(self) -> None:
         """Raises DamagedSnapshotError if a file of this section is missing or has the wrong size."""
-        self._checksums.check_size()
-        for rank in range(self._num_ranks):
-            num_bytes, _, _ = self._entry(rank)
-            if num_bytes:
-                check_size(self.path / shard_file(self._section, rank), num_bytes)
+        for rank, file in enumerate(self._files):
+            if file is not None:
+                check_size(self.path / shard_file(self._section, rank), file.num_bytes)
 
     def _part(self, name: str, file: str, rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> Part:
-        if file not in self._files:
-            self._files[file] = self._read_header(file, rank)
-        stored, layout = self._files[file]
+        if file not in self._headers:
+            self._headers[file] = self._read_header(file, rank)
+        stored, layout = self._headers[file]
         if name not in layout or layout[name][1:] != (shape, self._tensors[name].dtype):
             raise DamagedSnapshotError(f"{self.path / file} does not contain its part of {name}")
         return Part(file, stored.begin + layout[name][0], offset, shape)
 
-    def _entry(self, rank: int) -> tuple[int, int, bytes]:
-        at = rank * _RECORD_BYTES + SECTIONS.index(self._section) * _ENTRY.size
-        num_bytes, header_bytes, digest = _ENTRY.unpack(self._checksums.read(at, _ENTRY.size))
-        return num_bytes, header_bytes, digest
-
     def _read_header(self, file: str, rank: int) -> tuple[StoredFile, Mapping[str, _Shard]]:
         """Returns the checksums of a file, and the position, shape and data type of each of its shards."""
-        num_bytes, header_bytes, digest = self._entry(rank)
-        header = read_header(self.path / file, num_bytes, header_bytes, digest.hex())
+        if (written := self._files[rank]) is None:
+            raise DamagedSnapshotError(f"{self.path / 'snapshot.json'} has no entry for {file}")
+        header = read_header(self.path / file, written)
         layout: Mapping[str, _Shard] = {
             name: (header.begins[name], *spec) for name, spec in header.specs.items()
         }
         # Most ranks have shards of the same shapes: one layout is kept for all of them.
         layout = self._layouts.setdefault(tuple(layout.items()), layout)
-        return StoredFile(num_bytes, header.chunk_bytes, header.chunks, header_bytes), layout
+        return StoredFile(written.num_bytes, header.chunk_bytes, header.chunks, written.header_bytes), layout
 
 
-def read_header(path: Path, num_bytes: int, header_bytes: int, sha256: str) -> Header:
+def read_header(path: Path, written: WrittenShards) -> Header:
     """Reads and verifies the header of a file with shards.
 
     Raises:
         DamagedSnapshotError: the file is missing or has the wrong size, or its header is damaged.
     """
-    check_size(path, num_bytes)
-    content = read_beginning(path, min(header_bytes, num_bytes), sha256)
+    check_size(path, written.num_bytes)
+    content = read_beginning(path, min(written.header_bytes, written.num_bytes), written.sha256)
     try:
-        return parse_header(content, num_bytes)
+        return parse_header(content, written.num_bytes)
     except _INVALID as error:
         raise DamagedSnapshotError(f"{path} has an invalid header") from error

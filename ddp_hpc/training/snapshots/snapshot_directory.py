@@ -32,11 +32,8 @@ from ddp_hpc.training.snapshots.shard_file import (
     splits_of,
     write_shards,
 )
-from ddp_hpc.training.snapshots.shard_index import CHECKSUMS, index_of, read_header, report_of_rank
+from ddp_hpc.training.snapshots.shard_index import index_of, read_header, report_of_rank
 from ddp_hpc.training.snapshots.snapshot_files import (
-    MODEL,
-    SHARDED_FORMAT,
-    TRAINING,
     Snapshot,
     complete_snapshot,
     discard,
@@ -45,7 +42,6 @@ from ddp_hpc.training.snapshots.snapshot_files import (
     read_snapshot,
     remove_leftovers,
     step_of,
-    write_snapshot,
 )
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 from ddp_hpc.training.telemetry.trace_annotations import annotated
@@ -84,14 +80,14 @@ class Saved:
 class SnapshotWriter:
     """Writes this rank's part of the snapshots in a background thread.
 
-    With `joint`, all ranks write their shards to the same snapshot, and each creates a SnapshotWriter.
-    Without it, rank 0 alone writes whole tensors. `say` is called with lines for the user, also from the
-    writing thread.
+    If the state is sharded, each rank creates a SnapshotWriter, and all write their shards to the same
+    snapshot; `joint` connects them. By default, rank 0 alone writes whole tensors. `say` is called with lines
+    for the user, also from the writing thread.
     """
 
     def __init__(self, directory: Path, say: Say, joint: JointSave | None = None) -> None:
         self.path = directory
-        self.joint = joint
+        self.joint = joint or JointSave(None, 0, 1, 0.0, str(os.getpid()))
         self._say = say
         self._buffers: dict[str, FileBuffer] = {}
         self._places: dict[str, Mapping[str, Place]] = {}
@@ -111,20 +107,18 @@ class SnapshotWriter:
     ) -> None:
         """Waits for the previous save like `wait`, copies the state, and starts a thread that writes it.
 
-        With `joint`, this is collective: every rank must call it.
+        Collective if the state is sharded: every rank must call this.
         """
         with annotated("snapshot"):
             self.wait(tick)
-            rank = self.joint.rank if self.joint is not None else 0
-            files = (MODEL, TRAINING) if self.joint is None else (shard_file(s, rank) for s in SECTIONS)
-            for section, name, stream in zip(SECTIONS, files, (model, training), strict=True):
-                if self.joint is not None and not stream.specs:
+            for section, stream in zip(SECTIONS, (model, training), strict=True):
+                if not stream.specs:
                     continue  # this rank holds only copies
-                if name not in self._buffers or not self._buffers[name].matches(stream.specs):
+                if section not in self._buffers or not self._buffers[section].matches(stream.specs):
                     # Free the memory of the old buffer before allocating another.
-                    self._buffers.pop(name, None)
-                    self._buffers[name] = FileBuffer(stream.specs, is_pinned=stream.is_pinned)
-                self._buffers[name].fill(stream.tensors)
+                    self._buffers.pop(section, None)
+                    self._buffers[section] = FileBuffer(stream.specs, is_pinned=stream.is_pinned)
+                self._buffers[section].fill(stream.tensors)
                 self._places[section] = stream.places
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
         self._nothing_to_write.clear()
@@ -151,7 +145,7 @@ class SnapshotWriter:
         """
         end_s = time.monotonic() + limit_s
         while (left_s := end_s - time.monotonic()) > 0:
-            if self.joint is not None and has_lost_rank():
+            if has_lost_rank():
                 self.joint.give_up()
             if self._nothing_to_write.wait(min(left_s, _LOOK_S)):
                 return
@@ -180,7 +174,6 @@ class SnapshotWriter:
     def _write_part(self, step: int, about: dict[str, Any]) -> None:
         """Writes this rank's files, and waits until rank 0 has completed the snapshot."""
         del about  # only rank 0 writes the description
-        assert self.joint is not None
         self.joint.exchange(step, self._own_part(step))
         self.joint.wait_for_decision(step)
 
@@ -188,6 +181,8 @@ class SnapshotWriter:
         """Writes this rank's shards; returns what rank 0 must know about them, or the error."""
         try:
             return self._with_retries(step, lambda: self._write_shards(step))
+        except _LockLostError:
+            raise
         except OSError as error:
             return error
         except Exception as error:  # the other ranks must not wait for this one
@@ -195,21 +190,22 @@ class SnapshotWriter:
 
     def _write_shards(self, step: int) -> dict[str, Any]:
         """Writes this rank's files, which replace those of an earlier attempt; returns its report."""
-        joint = self.joint
-        assert joint is not None
-        partial = partial_directory(self.path, step, joint.token)
+        partial = self._partial(step)
         partial.mkdir(exist_ok=True)
         files: dict[str, WrittenShards] = {}
         specs: dict[str, Specs] = {}
         splits: dict[str, Splits] = {}
-        for section in SECTIONS:
-            name = shard_file(section, joint.rank)
-            if (buffer := self._buffers.get(name)) is not None:
-                buffer.wait()
-                (partial / name).unlink(missing_ok=True)
-                specs[section], splits[section] = buffer.specs, splits_of(buffer.specs, self._places[section])
-                files[section] = write_shards(partial / name, buffer, splits[section], CHUNK_BYTES)
+        for section, buffer in self._buffers.items():
+            buffer.wait()
+            path = partial / shard_file(section, self.joint.rank)
+            path.unlink(missing_ok=True)
+            specs[section], splits[section] = buffer.specs, splits_of(buffer.specs, self._places[section])
+            files[section] = write_shards(path, buffer, splits[section], CHUNK_BYTES)
         return report_of_rank(files, specs, splits)
+
+    def _partial(self, step: int) -> Path:
+        """Returns the directory in which all ranks write the snapshot."""
+        return partial_directory(self.path, step, self.joint.token)
 
     def _succeeded(self, step: int) -> None:
         """Called after a snapshot is complete."""
@@ -257,8 +253,8 @@ class SnapshotDirectory(SnapshotWriter):
         Raises:
             DataError: none of the existing snapshots is valid, or one has a newer format.
         """
-        found = find_snapshots(self.path)
-        for path in found:
+        snapshots = find_snapshots(self.path)
+        for path in snapshots:
             if before is not None and step_of(path) >= before:
                 continue
             try:
@@ -268,9 +264,9 @@ class SnapshotDirectory(SnapshotWriter):
                 continue
             self.saved = Saved(step_of(path), 0.0)
             return snapshot
-        if found:
+        if snapshots:
             raise DataError(
-                f"--snapshot-dir {self.path}: none of its {len(found)} snapshots is valid. "
+                f"--snapshot-dir {self.path}: none of its {len(snapshots)} snapshots is valid. "
                 "Nothing was deleted; check the files, or use another directory to start from scratch"
             )
         return None
@@ -294,18 +290,12 @@ class SnapshotDirectory(SnapshotWriter):
         self._lock.release()
 
     def _write_part(self, step: int, about: dict[str, Any]) -> None:
-        if self.joint is None:
-            self._with_retries(step, lambda: write_snapshot(self.path, step, about, self._buffers))
-            return
-        problem = "rank 0 failed"
+        problem, partial = "rank 0 failed", self._partial(step)
         try:
             reports = self.joint.exchange(step, self._own_part(step))
-            partial = partial_directory(self.path, step, self.joint.token)
             _check_shared(partial, reports)
-            entries, checksums = index_of(reports, lambda *of_file: _header(partial, reports, *of_file))
-            index = {"format": SHARDED_FORMAT, **about, **entries}
-            more = {CHECKSUMS: checksums}
-            self._with_retries(step, lambda: complete_snapshot(partial, self.path, step, index, more))
+            index = index_of(reports, lambda *of_file: _header(partial, reports, *of_file))
+            self._with_retries(step, lambda: complete_snapshot(partial, self.path, step, {**about, **index}))
             problem = ""
         except OSError as error:
             problem = error.strerror or str(error)
@@ -315,7 +305,7 @@ class SnapshotDirectory(SnapshotWriter):
             raise NotSavedError(0, problem) from error
         finally:
             if problem:
-                shutil.rmtree(partial_directory(self.path, step, self.joint.token), ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)
             self.joint.decide(step, problem)
 
     def _succeeded(self, step: int) -> None:
@@ -328,17 +318,16 @@ class SnapshotDirectory(SnapshotWriter):
 
     def _failed(self, step: int, error: OSError | RendezvousError) -> None:
         own_bytes = sum(buffer.num_bytes for buffer in self._buffers.values())
-        size = f" ({format_bytes(own_bytes)})" if self.joint is None else ""
+        size = f" ({format_bytes(own_bytes)})" if self.joint.world_size == 1 else ""
         newest = (
             f"the newest snapshot is still from step {self.saved.step}"
             if self.saved.step
             else "there is no snapshot yet"
         )
         reason = getattr(error, "strerror", None) or error
-        ends = self.joint is not None and self.joint.is_given_up
         self._say(
             f"WARNING: the snapshot of step {step}{size} was NOT saved in {self.path}: {reason}; {newest}. "
-            + ("The run ends" if ends else f"Training continues; {_remedy(error)}")
+            + ("The run ends" if self.joint.is_given_up else f"Training continues; {_remedy(error)}")
         )
 
     def _check_lock(self) -> None:
@@ -361,7 +350,7 @@ def _check_shared(partial: Path, reports: list[dict[str, Any]]) -> None:
 
 def _header(partial: Path, reports: list[dict[str, Any]], section: str, rank: int) -> Header:
     """Reads the header of a file that a rank has just written."""
-    return read_header(partial / shard_file(section, rank), *reports[rank]["files"][section])
+    return read_header(partial / shard_file(section, rank), WrittenShards(*reports[rank]["files"][section]))
 
 
 def _remedy(error: OSError | RendezvousError) -> str:

@@ -1,12 +1,12 @@
-"""Reads and writes snapshots: directories that are complete or absent, with checksums of their files.
+"""Completes and reads snapshots: directories that are complete or absent, with checksums of their files.
 
-    step_00000120/snapshot.json            description; size and SHA-256 of the other files
-                  model.safetensors        parameters and buffers, by the names of the bare model
-                  training.safetensors     optimizer and random number generators
+    step_00000120/snapshot.json                description; how the tensors are divided; checksums
+                  model-00000.safetensors      the parameters and buffers that rank 0 has written
+                  training-00000.safetensors   optimizer and random number generators
+                  model-00001.safetensors      if the state is sharded, the shards of rank 1, and so on
 
-`sha256sum` prints the same checksums. `shard_index` describes the files of a sharded snapshot. A snapshot
-cannot contain code: ddp-hpc opens only the files that are described here and there, and they contain only
-JSON, checksums and tensors.
+`shard_index` describes the files. A snapshot cannot contain code: ddp-hpc opens only the files that are
+described there, and they contain only JSON, checksums and tensors.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ddp_hpc.base.atomic_files import sync_to_disk
 from ddp_hpc.base.errors import DataError
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Specs, specs_of
-from ddp_hpc.training.snapshots.shard_file import SECTIONS, write_hashed
+from ddp_hpc.training.snapshots.shard_file import SECTIONS
 from ddp_hpc.training.snapshots.shard_index import ShardIndex
 from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError, open_regular
 
-FORMAT, SHARDED_FORMAT = 1, 3
-MODEL, TRAINING = "model.safetensors", "training.safetensors"
+FORMAT = 1
 _MANIFEST = "snapshot.json"
 _NAME = re.compile(r"step_(\d{8,})")
 # Size limit of a manifest.
@@ -42,23 +38,13 @@ _MAX_MANIFEST_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot: either its tensors with correct checksums, or StoredTensors, which are read when needed."""
+    """A snapshot, whose tensors are read when they are needed."""
 
     path: Path
     about: dict[str, Any]
-    """The description of the run, and `format`."""
-    model: Mapping[str, Tensor]
-    training: Mapping[str, Tensor]
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the ranks have written one file each."""
-        return isinstance(self.model, StoredTensors)
-
-
-def specs_of_saved(tensors: Mapping[str, Tensor]) -> Specs:
-    """Returns shape and type of each tensor of a snapshot, without reading them."""
-    return tensors.specs if isinstance(tensors, StoredTensors) else specs_of(tensors)
+    """The description of the run, and the index of the files."""
+    model: StoredTensors
+    training: StoredTensors
 
 
 def snapshot_name(step: int) -> str:
@@ -67,9 +53,8 @@ def snapshot_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int:
-    """Returns the step in the directory's name; -1 if the name has another form."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    """Returns the step in the name of a snapshot's directory."""
+    return int(path.name.removeprefix("step_"))
 
 
 def find_snapshots(directory: Path) -> list[Path]:
@@ -79,12 +64,16 @@ def find_snapshots(directory: Path) -> list[Path]:
         DataError: `directory` is not a directory, or cannot be read.
     """
     try:
-        found = [entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name)]
+        snapshots = [entry for entry in directory.iterdir() if _is_name(entry)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise DataError(f"cannot read the directory {directory}; use another --snapshot-dir") from error
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(snapshots, key=step_of, reverse=True)
+
+
+def _is_name(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None
 
 
 def partial_directory(directory: Path, step: int, token: str) -> Path:
@@ -92,55 +81,19 @@ def partial_directory(directory: Path, step: int, token: str) -> Path:
     return directory / f".{snapshot_name(step)}.{token}.partial"
 
 
-def write_snapshot(
-    directory: Path, step: int, about: Mapping[str, Any], files: Mapping[str, FileBuffer]
-) -> Path:
-    """Writes the snapshot `directory/step_N` of whole tensors, as `complete_snapshot`."""
-    partial = partial_directory(directory, step, str(os.getpid()))
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        entries = write_files(partial, files)
-        return complete_snapshot(partial, directory, step, {"format": FORMAT, **about, "files": entries})
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def write_files(partial: Path, files: Mapping[str, FileBuffer]) -> dict[str, dict[str, Any]]:
-    """Writes the files of a snapshot into `partial`, and returns their sizes and checksums.
-
-    Files of an earlier attempt are replaced.
-
-    Raises:
-        OSError: an error of the file system.
-    """
-    partial.mkdir(exist_ok=True)
-    entries = {}
-    for name, buffer in files.items():
-        buffer.wait()
-        contents = [part.numpy().data for part in buffer.parts]
-        entries[name] = {"bytes": buffer.num_bytes, "sha256": _write_file(partial / name, contents)}
-    return entries
-
-
-def complete_snapshot(
-    partial: Path,
-    directory: Path,
-    step: int,
-    about: Mapping[str, Any],
-    more: Mapping[str, bytes] | None = None,
-) -> Path:
+def complete_snapshot(partial: Path, directory: Path, step: int, about: Mapping[str, Any]) -> Path:
     """Renames `partial` to `directory/step_N` after all of it, and the manifest `about`, are on the disk.
 
-    `more` contains the contents of additional files by name. An existing snapshot of that name is replaced:
-    it was damaged, or the run resumed from an earlier one.
+    An existing snapshot of that name is replaced: it was damaged, or the run resumed from an earlier one.
 
     Raises:
         OSError: an error of the file system; existing files are unchanged.
     """
     target = directory / snapshot_name(step)
-    for name, content in {**(more or {}), _MANIFEST: _sealed(about)}.items():
-        _write_file(partial / name, [memoryview(content)])
+    with (partial / _MANIFEST).open("wb") as file:
+        file.write(_sealed({"format": FORMAT, **about}))
+        file.flush()
+        os.fsync(file.fileno())
     sync_to_disk(partial)
     discard(target)
     partial.rename(target)
@@ -164,47 +117,20 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def read_snapshot(path: Path, *, checks_sizes: bool = True) -> Snapshot:
-    """Reads the snapshot at `path`, or only its description if it is sharded.
+    """Reads the description of the snapshot at `path`.
 
-    The parsed bytes are the same as those whose checksum is verified. Without `checks_sizes`, the sizes of
-    the files of a sharded snapshot are checked only when they are read: if one rank has checked all of them,
-    the others do not have to.
+    Without `checks_sizes`, the sizes of the files are checked only when they are read: if one rank has
+    checked all of them, the others do not have to.
 
     Raises:
         DamagedSnapshotError: it is damaged.
         DataError: it has a format that this version cannot read, or is not a snapshot.
     """
     about = read_about(path)
-    if about["format"] == SHARDED_FORMAT:
-        stored = [StoredTensors(ShardIndex(path, about, section)) for section in SECTIONS]
-        for tensors in stored if checks_sizes else ():
-            tensors.check_sizes()
-        return Snapshot(path, about, *stored)
-    # Read the larger file first, because its buffer is freed before the other file is read.
-    training = _read_tensors(path, TRAINING, about)
-    return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
-
-
-def _read_tensors(path: Path, name: str, about: Mapping[str, Any]) -> dict[str, Tensor]:
-    try:
-        num_bytes, sha256 = about["files"][name]["bytes"], about["files"][name]["sha256"]
-        with open_regular(path / name) as file:
-            found_bytes = os.fstat(file.fileno()).st_size
-            content = file.read() if found_bytes == num_bytes else b""
-    except (KeyError, TypeError) as error:
-        raise DamagedSnapshotError(f"{path / _MANIFEST} has no entry for {name}") from error
-    except OSError as error:
-        raise DamagedSnapshotError(f"{path / name}: cannot be read") from error
-    if found_bytes != num_bytes:
-        raise DamagedSnapshotError(f"{path / name} has {found_bytes} bytes instead of {num_bytes}")
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise DamagedSnapshotError(f"{path / name}: the SHA-256 checksum does not match")
-    import safetensors.torch  # only when a snapshot is read
-
-    try:
-        return safetensors.torch.load(content)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DamagedSnapshotError(f"{path / name} is not a safetensors file") from error
+    model, training = (StoredTensors(ShardIndex(path, about, section)) for section in SECTIONS)
+    for tensors in (model, training) if checks_sizes else ():
+        tensors.check_sizes()
+    return Snapshot(path, about, model, training)
 
 
 def read_named(path: Path) -> Snapshot:
@@ -214,13 +140,13 @@ def read_named(path: Path) -> Snapshot:
         DamagedSnapshotError: it is damaged; the message names the previous snapshot.
         DataError: it has a format that this version cannot read, or there is no snapshot.
     """
-    if step_of(path) < 0:
-        found = find_snapshots(path)
-        if not found:
+    if not _is_name(path):
+        snapshots = find_snapshots(path)
+        if not snapshots:
             raise DataError(
                 f"no snapshots in {path}; give a snapshot, such as step_00000120, or a directory of snapshots"
             )
-        path = found[0]
+        path = snapshots[0]
     with naming_the_previous(path):
         return read_snapshot(path)
 
@@ -231,9 +157,9 @@ def naming_the_previous(path: Path) -> Iterator[None]:
     try:
         yield
     except DamagedSnapshotError as error:
-        others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
+        earlier = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
         raise DamagedSnapshotError(
-            f"{error}; the previous snapshot is {others[0]}" if others else f"{error}"
+            f"{error}; the previous snapshot is {earlier[0]}" if earlier else f"{error}"
         ) from error
 
 
@@ -258,7 +184,7 @@ def read_about(path: Path) -> dict[str, Any]:
         raise DamagedSnapshotError(f"{path / _MANIFEST} is not valid JSON") from error
     if not sealed:
         raise DamagedSnapshotError(f"{path / _MANIFEST}: the SHA-256 checksum does not match")
-    if about.get("format") not in (FORMAT, SHARDED_FORMAT):
+    if about.get("format") != FORMAT:
         raise DataError(
             f"{path} has format {about.get('format')}, which this version of ddp-hpc cannot read; use the "
             "version that wrote it, or another --snapshot-dir"
@@ -269,7 +195,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _check_name(path: Path, position: object) -> None:
     step = position.get("step") if isinstance(position, dict) else None
-    if isinstance(step, int) and step_of(path) not in (-1, step):
+    if isinstance(step, int) and _is_name(path) and step_of(path) != step:
         raise DamagedSnapshotError(
             f"{path} contains the snapshot of step {step}, so it was renamed or copied; rename it to "
             f"{snapshot_name(step)}"
@@ -279,15 +205,4 @@ def _check_name(path: Path, position: object) -> None:
 def _sealed(about: Mapping[str, Any]) -> bytes:
     """Returns the bytes of the manifest, with a checksum of all other entries in `sha256`."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    # The index of a sharded snapshot would have a line for each number.
-    indent = 1 if about.get("format") == FORMAT else None
-    return (json.dumps({**about, "sha256": digest}, indent=indent, sort_keys=True) + "\n").encode()
-
-
-def _write_file(path: Path, contents: Iterable[memoryview]) -> str:
-    """Writes and syncs a file, which replaces that of an earlier attempt; returns its checksum."""
-    path.unlink(missing_ok=True)
-    with path.open("xb", buffering=0) as file:
-        [digest] = write_hashed(file, contents, None)
-        os.fsync(file.fileno())
-    return digest
+    return (json.dumps({**about, "sha256": digest}, sort_keys=True) + "\n").encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +16,7 @@ from ddp_hpc.training.snapshots.dtensor_shards import (
     is_sharded,
     local_shard,
     place_of_shard,
-    shard_like,
 )
-from ddp_hpc.training.snapshots.host_buffer import Tensors
 from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 
@@ -46,50 +43,38 @@ class StateReader:
         self._problem = ""
 
     def tensors(
-        self, saved: Tensors | None, needed: NeededOf, *, differs_between_ranks: bool
+        self, saved: StoredTensors, needed: NeededOf, *, differs_between_ranks: bool
     ) -> Iterator[tuple[str, Tensor]]:
         """Yields the needed tensors on the device. Collective: every rank must iterate over all of them.
 
-        If `saved` is not sharded, it is None on all ranks except rank 0. `differs_between_ranks` means that
-        ranks need different tensors.
+        `differs_between_ranks` means that ranks need different tensors.
         """
-        if not isinstance(saved, StoredTensors):
-            yield from self._from_rank_0(saved, needed)
-            return
-        for name, (shape, dtype) in saved.specs.items():
+        for name, (shape, _) in saved.specs.items():
             need = needed(name)
             if need is None:
                 continue
             like = need.like if need.like is not None and tuple(need.like.shape) == shape else None
             if like is not None and is_sharded(like):
                 place, shard = place_of_shard(like), local_shard(like)
-                values = self._read(saved, name, place.offset, tuple(shard.shape), dtype)
+                values = self._read(saved, name, place.offset, tuple(shard.shape))
                 yield name, from_shard(like, values.to(shard.device))
             elif differs_between_ranks:
-                whole = self._read(saved, name, (0,) * len(shape), shape, dtype)
-                yield name, whole.to(self._group.device)
+                yield name, self._read_whole(saved, name)
             else:
-                yield name, self._broadcast(saved, name, shape, dtype)
+                yield name, self._broadcast(saved, name)
         saved.close()
 
-    def generator_state(self, saved: Tensors | None, name: str) -> Tensor | None:
+    def generator_state(self, saved: StoredTensors, name: str) -> Tensor | None:
         """Returns this rank's row of a tensor with one row per rank; None if it is from other ranks.
 
         Collective: every rank must call this.
         """
         rank, world_size = self._group.world.rank, self._group.world.world_size
-        if not isinstance(saved, StoredTensors):
-            own = {name: saved[name]} if saved and name in saved else None
-            found = [one for _, one in self._from_rank_0(own, _whole)]
-            return found[0][rank] if found and len(found[0]) == world_size else None
-        shape, dtype = saved.specs.get(name, ((0,), torch.uint8))
+        shape, _ = saved.specs.get(name, ((), torch.uint8))
         if len(shape) != 2:
             return None
         # Rows that no rank needs are read too, so that damage is found.
-        rows = [
-            self._read(saved, name, (row, 0), (1, shape[1]), dtype)
-            for row in range(rank, shape[0], world_size)
-        ]
+        rows = [self._read(saved, name, (row, 0), (1, shape[1])) for row in range(rank, shape[0], world_size)]
         saved.close()
         return rows[0][0] if shape[0] == world_size else None
 
@@ -102,64 +87,27 @@ class StateReader:
         if problem := self._group.comm.combine(self._problem, first_text):
             raise DamagedSnapshotError(problem)
 
-    def _from_rank_0(self, saved: Tensors | None, needed: NeededOf) -> Iterator[tuple[str, Tensor]]:
-        """Yields rank 0's tensors on every rank. Collective."""
-        device = self._group.device
-        for name, dtype, shape in self._group.comm.bcast(_describe(saved or {})):
-            tensor = _empty(dtype, shape, device) if saved is None else saved[name].to(device)
-            if self._group.backend != "none":
-                _broadcast(tensor)
-            if (need := needed(name)) is not None:
-                yield name, tensor if need.like is None else shard_like(need.like, tensor)
-
-    def _broadcast(
-        self, saved: StoredTensors, name: str, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> Tensor:
+    def _broadcast(self, saved: StoredTensors, name: str) -> Tensor:
         """Returns a whole tensor, which only rank 0 reads. Collective."""
-        device = self._group.device
+        shape, dtype = saved.specs[name]
         if self._group.world.rank == 0:
-            tensor = self._read(saved, name, (0,) * len(shape), shape, dtype).to(device)
+            tensor = self._read_whole(saved, name)
         else:
-            tensor = torch.empty(shape, dtype=dtype, device=device)
+            tensor = torch.empty(shape, dtype=dtype, device=self._group.device)
         if self._group.backend != "none":
-            _broadcast(tensor)
+            # As bytes, because NCCL and gloo do not support all data types, such as int16.
+            dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0)
         return tensor
 
+    def _read_whole(self, saved: StoredTensors, name: str) -> Tensor:
+        shape, _ = saved.specs[name]
+        return self._read(saved, name, (0,) * len(shape), shape).to(self._group.device)
+
     def _read(
-        self,
-        saved: StoredTensors,
-        name: str,
-        offset: tuple[int, ...],
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
+        self, saved: StoredTensors, name: str, offset: tuple[int, ...], shape: tuple[int, ...]
     ) -> Tensor:
         try:
             return saved.read(name, offset, shape)
         except DamagedSnapshotError as error:
             self._problem = self._problem or str(error)
-            return torch.zeros(shape, dtype=dtype)
-
-
-def _broadcast(tensor: Tensor) -> None:
-    """Overwrites the tensor with that of rank 0. Collective: every rank must call this.
-
-    The values are sent as bytes, because NCCL and gloo do not support all data types, such as int16.
-    """
-    dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0)
-
-
-def _whole(name: str) -> Needed:
-    del name
-    return Needed()
-
-
-def _describe(tensors: Tensors) -> list[list[Any]]:
-    """Returns name, type and shape of each tensor as JSON values."""
-    return [
-        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        for name, tensor in tensors.items()
-    ]
-
-
-def _empty(dtype: str, shape: list[int], device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            return torch.zeros(shape, dtype=saved.specs[name][1])

@@ -1,4 +1,4 @@
-"""Reads tensors of a sharded snapshot, or parts of them, from the bytes whose checksums were verified.
+"""Reads tensors of a snapshot, or parts of them, from the bytes whose checksums were verified.
 
 Only the chunks that contain the requested values are read, and the beginning of each file that is used.
 """
@@ -22,7 +22,7 @@ _MOST_OPEN = 8
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of one section of a sharded snapshot. A tensor is read each time it is accessed.
+    """The tensors of one section of a snapshot. A tensor is read each time it is accessed.
 
     Raises:
         DamagedSnapshotError: by every access, if a file is missing or has the wrong size, or if a checksum

@@ -167,37 +167,35 @@ class TrainingState:
                 "same objects as before, or another --snapshot-dir"
             )
 
-    def restore(self, snapshot: Snapshot | None) -> bool:
+    def restore(self, snapshot: Snapshot) -> bool:
         """Restores the state from a snapshot. Collective: every rank must call this.
 
-        A snapshot of whole tensors is None on all ranks except rank 0, which has read it. Returns False if
-        the random number generators could not be restored, because the number of ranks or the kind of device
-        has changed.
+        Returns False if the random number generators could not be restored, because the number of ranks or
+        the kind of device has changed.
 
         Raises:
             DamagedSnapshotError: on all ranks, if the snapshot is damaged. The tensors of the model are then
                 undefined; the rest of the state has not changed.
         """
-        model, training = (None, None) if snapshot is None else (snapshot.model, snapshot.training)
         reader = StateReader(self.group)
         likes = {name: value.detach() for name, value in self.model.items()}
         saved = reader.tensors(
-            model,
+            snapshot.model,
             lambda name: Needed(likes[name]) if name in likes else None,
             differs_between_ranks=self.model_is_sharded,
         )
         for name, tensor in saved:
             likes[name].copy_(tensor)
-        found = dict(
+        training = dict(
             reader.tensors(
-                training,
+                snapshot.training,
                 self._needed_for_training(),
                 differs_between_ranks=self.model_is_sharded or self.optimizer_is_sharded,
             )
         )
-        generators = reader.generator_state(training, _GENERATORS)
+        generators = reader.generator_state(snapshot.training, _GENERATORS)
         reader.agree()
-        self._apply(found)
+        self._apply(training)
         return generators is not None and self._set_generators(generators)
 
     def _needed_for_training(self) -> NeededOf:

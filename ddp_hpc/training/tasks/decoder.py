@@ -87,10 +87,6 @@ class Decoder(nn.Module):
             if parameter.dim() == 2:
                 adds = name.endswith((".out.weight", ".down.weight"))
                 nn.init.normal_(parameter, std=_INIT_STD / (2 * layers) ** 0.5 if adds else _INIT_STD)
-            if name.endswith(".qkv.weight"):
-                # A seed gives the same weights as with separate layers, with which the tests compare.
-                by_part = parameter.detach().view(3, heads, -1, width)
-                parameter.data = by_part.transpose(0, 1).flatten(0, 2)
         if tied:
             self.head.scores.weight = self.embedding.tokens.weight
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_hpc.training.input.host_memory import return_free_memory
-from ddp_hpc.training.tasks.recorded_init import RESIDENT_BYTES, NotReproducibleError, Recipe, Recorder
+from ddp_hpc.training.tasks.recorded_init import RESIDENT_BYTES, Recorder
+from ddp_hpc.training.tasks.recorded_operations import NotReproducibleError, Recipe
 
 
 @dataclass(eq=False)
