@@ -7,10 +7,10 @@ from ddp_hpc.discovery.network_interfaces import (
     interface_address,
     outward_interfaces,
 )
-from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
+from ddp_hpc.doctor.check_result import Here, Result, fail, ok, warn
 
 
-def interfaces(here: Here) -> DoctorFinding:
+def interfaces(here: Here) -> Result:
     """Checks for network interfaces that lead to other nodes or that environment variables name."""
     own = sorted(all_interfaces())
     for variable in ("DDP_HPC_FABRIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ddp_hpc.base.errors import RequestError, nearest
@@ -59,6 +60,6 @@ def run_checks(checks: Sequence[Check], here: Here) -> Iterator[Result]:
                 remedy = f"other checks are not affected; use --skip {check.name} to omit this one"
                 yield Result(check.name, "fail", f"aborted: {finding.reason}", remedy, "fail aborted")
             else:
-                yield Result(check.name, finding.status, finding.what, finding.remedy, finding.compared_by)
+                yield replace(finding, name=check.name)
     finally:
         stop(waiting)

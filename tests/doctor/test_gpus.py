@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ddp_hpc.doctor import gpus
-from ddp_hpc.doctor.check_result import DoctorFinding, Here
+from ddp_hpc.doctor.check_result import Here, Result
 from ddp_hpc.doctor.run_in_child import collect, start
 
 
-def torch_on(cuda: str | None, **given: Any) -> DoctorFinding:
+def torch_on(cuda: str | None, **given: Any) -> Result:
     """Returns the finding for torch built for `cuda` on a node with GPUs that torch does not find."""
     facts = {"has_nvidia_gpu": True, "driver": "12.4", "warning": "", "hidden": None} | given
     return gpus.torch_finding("2.8.0", cuda, facts.pop("hip", None), facts.pop("num_devices", 0), **facts)
@@ -39,7 +39,7 @@ def test_gpus_that_the_environment_hides(hidden: str) -> None:
     assert (found.status, found.remedy) == ("fail", "unset CUDA_VISIBLE_DEVICES")
 
 
-def smi(*rows: str) -> DoctorFinding:
+def smi(*rows: str) -> Result:
     return gpus.state_finding("\n".join(rows) + "\n")
 
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.doctor import limits
-from ddp_hpc.doctor.check_result import DoctorFinding, Here
+from ddp_hpc.doctor.check_result import Here, Result
 from ddp_hpc.doctor.run_in_child import collect, start
 
 
-def with_open_files(soft: int, hard: int) -> DoctorFinding:
+def with_open_files(soft: int, hard: int) -> Result:
     """Returns the finding under these limits, which are set in a child process."""
 
-    def work() -> DoctorFinding:
+    def work() -> Result:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return limits.open_files(Here({}))
 
     found = collect(start(work, 10.0))
-    assert isinstance(found, DoctorFinding)
+    assert isinstance(found, Result)
     return found
 
 
@@ -61,7 +61,7 @@ def test_space_in_dev_shm(
 
 
 def test_a_single_allowed_core_is_a_warning() -> None:
-    def work() -> DoctorFinding:
+    def work() -> Result:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         return limits.cores(Here({}))
 
