@@ -47,7 +47,7 @@ TOGETHER = (
     "tests/integrations/test_transformers.py",
     "tests/test_packaging.py",
     "tests/trace/test_compare.py",
-    "tests/trace/test_page.py",
+    "tests/trace/test_browser.py",
     "tests/trace/test_planted.py",
     "tests/training/test_decoder.py",
     "tests/training/test_resume.py",

@@ -16,7 +16,7 @@ from ddp_hpc.commands.completion import complete_profiles
 
 if TYPE_CHECKING:
     from ddp_hpc.base.text_table import Row
-    from ddp_hpc.estimate.memory import Machine, Training
+    from ddp_hpc.estimate.memory import Training
 
 # A float would be infinite for 1e400. The number of digits is limited because Fraction is slow for long ones.
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)([kmbt]?)", re.ASCII | re.IGNORECASE)
@@ -137,13 +137,6 @@ def _number(text: str) -> Fraction | None:
     "profile]",
 )
 @click.option(
-    "--host-memory-gib",
-    "host_memory_bytes",
-    callback=_gib,
-    metavar="GIB",
-    help="Host memory per node in GiB, which fsdp-offload uses.",
-)
-@click.option(
     "--overhead-gib",
     "overhead_bytes",
     callback=_gib,
@@ -159,7 +152,6 @@ def command(
     profile: str | None,
     gpus_per_node: int | None,
     gpu_memory_bytes: int | None,
-    host_memory_bytes: int | None,
     as_json: bool,
     **sizes: Any,
 ) -> None:
@@ -178,22 +170,13 @@ def command(
           --gpus-per-node 8 --gpu-memory-gib 80 --ranks 64
       ddp-hpc estimate --params 1e12 --layers 120 --hidden 12288 --seq 2048 --batch 1 --strategy fsdp --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.estimate.memory import STRATEGIES, Machine, Training
+    from ddp_hpc.estimate.memory import STRATEGIES, Training
 
     training = Training(**sizes)
     if profile:
-        of_profile = _node_of(profile, bool(gpu_memory_bytes), bool(gpus_per_node or not host_memory_bytes))
+        of_profile = _node_of(profile, bool(gpu_memory_bytes))
         gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
     gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0 if the nodes of the site differ
-    if host_memory_bytes and not gpu_memory_bytes:
-        raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both options.")
-    machine = None
-    if gpu_memory_bytes:
-        machine = Machine(
-            gpu_memory_bytes=gpu_memory_bytes,
-            gpus_per_node=gpus_per_node or 1,
-            host_memory_bytes=host_memory_bytes,
-        )
     by_size = training.params_of_layers + (training.vocab or 0) * training.hidden
     if not by_size // 2 <= training.params <= by_size * 2:
         click.echo(
@@ -201,20 +184,19 @@ def command(
             err=True,
         )
     names = [strategy] if strategy else list(STRATEGIES)
-    rows = [_row(training, name, ranks, gpus_per_node, machine) for name in names]
+    rows = [_row(training, name, ranks, gpus_per_node, gpu_memory_bytes) for name in names]
     if as_json:
         request = {
             **asdict(training),
             "gpus_per_node": gpus_per_node or None,
             "gpu_memory_bytes": gpu_memory_bytes,
         }
-        request["host_memory_bytes"] = host_memory_bytes
         click.echo(json.dumps({"name": "estimate", "request": request, "rows": rows}, indent=2))
     else:
         click.echo(_table(training, rows))
 
 
-def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) -> tuple[int, int]:
+def _node_of(profile: str, memory_is_given: bool) -> tuple[int, int]:
     """Returns the number of GPUs per node and the bytes of memory per GPU; 0 if it is unknown."""
     from ddp_hpc.sites.site import load_site
 
@@ -223,18 +205,13 @@ def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) ->
         raise RequestError(
             f"profile {profile} does not define the memory per GPU of {site.title}. Use --gpu-memory-gib."
         )
-    if not (devices_are_optional or site.node.devices):
-        raise RequestError(
-            f"profile {profile} does not define the number of GPUs per node of {site.title}, which "
-            "--host-memory-gib requires. Use --gpus-per-node."
-        )
     return site.node.devices, site.node.device_memory_gib * 2**30
 
 
 def _row(
-    training: Training, strategy: str, ranks: int | None, gpus_per_node: int, machine: Machine | None
+    training: Training, strategy: str, ranks: int | None, gpus_per_node: int, gpu_memory_bytes: int | None
 ) -> dict[str, Any]:
-    """Returns the bytes per rank of one strategy and, if the machine is known, whether it fits.
+    """Returns the bytes per rank of one strategy and, if the memory of a GPU is known, whether it fits.
 
     The smallest number of nodes is unknown if `gpus_per_node` is 0.
     """
@@ -246,9 +223,9 @@ def _row(
         ranks = 1
     row = {"name": strategy, "ranks": ranks, **asdict(need), "total_bytes": need.total_bytes}
     row["all_ranks_bytes"] = need.total_bytes * ranks
-    if machine:
-        least = smallest_ranks(training, strategy, machine)
-        row["fits"] = fits(training, strategy, ranks, machine)
+    if gpu_memory_bytes:
+        least = smallest_ranks(training, strategy, gpu_memory_bytes)
+        row["fits"] = fits(training, strategy, ranks, gpu_memory_bytes)
         row["min_gpus"] = least
         if gpus_per_node:
             row["min_nodes"] = least and -(-least // gpus_per_node)

@@ -102,7 +102,6 @@ def check_profiles(files: tuple[Path, ...]) -> None:
 
 
 @command.command("confirm")
-@_AS_JSON
 @click.option(
     "-o",
     "--output",
@@ -112,7 +111,7 @@ def check_profiles(files: tuple[Path, ...]) -> None:
 )
 @click.argument("name", shell_complete=complete_profiles)
 @click.argument("answers", required=False)
-def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path | None) -> None:
+def confirm_profile(name: str, answers: str | None, output: Path | None) -> None:
     """Compare a profile with its machine, in about ten minutes.
 
     Without ANSWERS, this writes a bash script to read and to run on a login node. Its commands only read:
@@ -134,17 +133,13 @@ def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path 
     from ddp_hpc.confirm.answers import load_answers
     from ddp_hpc.confirm.checklist import checklist
     from ddp_hpc.confirm.compare import DIFFERS, compare
-    from ddp_hpc.confirm.output import as_data, as_text
+    from ddp_hpc.confirm.output import as_text
     from ddp_hpc.render.render_script import write_script
     from ddp_hpc.sites.site import load_site
 
     site = load_site(name)
     text = checklist(site, name)
     if answers is None:
-        if as_json:
-            raise RequestError(
-                "--json was given without ANSWERS; add the file with the answers, or omit --json"
-            )
         if output is None or str(output) == "-":
             click.echo(text, nl=False)
         else:
@@ -153,11 +148,8 @@ def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path 
     if output is not None:
         raise RequestError("-o was given with ANSWERS, but it writes the script that asks. Omit one of them.")
     found = load_answers(answers, site)
-    machine, facts = compare(site, found)
-    if as_json:
-        _print_json(as_data(site, found, machine, facts, os.environ))
-    else:
-        click.echo(as_text(site, facts, os.environ))
+    facts = compare(site, found)
+    click.echo(as_text(site, facts, os.environ))
     if not found.is_complete:
         click.echo("warning: the answers end before the script did; run the script again", err=True)
     if any(fact.verdict == DIFFERS for fact in facts):

@@ -39,10 +39,10 @@ class Fact:
     change: tuple[str, ...] = ()
 
 
-def compare(site: Site, answers: Answers) -> tuple[MachineFacts, list[Fact]]:
-    """Returns what the scheduler reports, and the comparison of all facts."""
+def compare(site: Site, answers: Answers) -> list[Fact]:
+    """Returns the comparison of all facts."""
     seen = scheduler_of_site(site).commands.read_answers(answers.sections, site)
-    facts = [
+    return [
         _version(site, seen.version),
         *_queues(site, seen),
         *_new_queues(site, seen),
@@ -51,7 +51,6 @@ def compare(site: Site, answers: Answers) -> tuple[MachineFacts, list[Fact]]:
         *_launcher(site, answers.sections),
         *_ranks(site, answers.ranks),
     ]
-    return seen, facts
 
 
 def _fact(key: str, profile: object, machine: object, *change: str, agrees: bool | None = None) -> Fact:

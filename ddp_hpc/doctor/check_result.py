@@ -1,4 +1,4 @@
-"""The types of a check: its input, its findings and its result."""
+"""The types of a check: its input and its result."""
 
 from __future__ import annotations
 
@@ -29,27 +29,12 @@ class Here:
 
 
 @dataclass(frozen=True)
-class DoctorFinding:
-    """The result of a check: `what` was found, and the `remedy` if the status is not "ok".
-
-    The findings of a job's nodes differ if their texts `same` differ. Set `same` if `what` contains numbers
-    that differ on every node; if it is not set, `what` is compared.
-    """
-
-    status: str
-    what: str
-    remedy: str = ""
-    same: str | None = None
-
-    @property
-    def compared_by(self) -> str:
-        """The text that is compared between the nodes of a job."""
-        return f"{self.status} {self.what if self.same is None else self.same}"
-
-
-@dataclass(frozen=True)
 class Result:
-    """A finding with the name of its check."""
+    """The result of a check: `what` was seen, and the `remedy` if the status is not "ok".
+
+    The results of a job's nodes differ if their texts `compared_by` differ. The name of the check is empty
+    until it has ended.
+    """
 
     name: str
     status: str
@@ -71,23 +56,30 @@ class Check:
 
     name: str
     about: str
-    run: Callable[[Here], DoctorFinding]
+    run: Callable[[Here], Result]
     limit_s: float = 20.0
 
 
-def ok(what: str, same: str | None = None) -> DoctorFinding:
-    """Returns a finding without a problem."""
-    return DoctorFinding("ok", what, "", same)
+def ok(what: str, same: str | None = None) -> Result:
+    """Returns a result without a problem. For `same`, see `warn`."""
+    return _result("ok", what, "", same)
 
 
-def warn(what: str, remedy: str, same: str | None = None) -> DoctorFinding:
-    """Returns a finding that may affect jobs, but does not prevent them."""
-    return DoctorFinding("warn", what, remedy, same)
+def warn(what: str, remedy: str, same: str | None = None) -> Result:
+    """Returns a result that may affect jobs, but does not prevent them.
+
+    Set `same` if `what` contains numbers that differ on every node; it is compared between nodes instead.
+    """
+    return _result("warn", what, remedy, same)
 
 
-def fail(what: str, remedy: str, same: str | None = None) -> DoctorFinding:
-    """Returns a finding that prevents jobs from running correctly."""
-    return DoctorFinding("fail", what, remedy, same)
+def fail(what: str, remedy: str, same: str | None = None) -> Result:
+    """Returns a result that prevents jobs from running correctly. For `same`, see `warn`."""
+    return _result("fail", what, remedy, same)
+
+
+def _result(status: str, what: str, remedy: str, same: str | None) -> Result:
+    return Result("", status, what, remedy, f"{status} {what if same is None else same}")
 
 
 def one_line(text: str) -> str:

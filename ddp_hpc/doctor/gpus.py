@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.discovery.network_interfaces import outward_interfaces
-from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import Here, Result, fail, first_line, ok, warn
 
 _QUERY = "name,driver_version,compute_mode,ecc.mode.current,ecc.errors.uncorrected.volatile.total"
 _NVIDIA_SMI_LIMIT_S = 30.0
 _INSTALL = f"{install_command('train')}, or load the site's module"
 
 
-def torch_build(here: Here) -> DoctorFinding:
+def torch_build(here: Here) -> Result:
     """Checks whether torch is installed and whether this node's driver supports its build."""
     if find_spec("torch") is None:
         return (fail if here.in_job else warn)("torch is not installed in this Python environment", _INSTALL)
@@ -52,7 +52,7 @@ def torch_finding(
     driver: str | None,
     warning: str,
     hidden: str | None,
-) -> DoctorFinding:
+) -> Result:
     """Returns the finding on whether torch's build matches the driver.
 
     Args:
@@ -111,7 +111,7 @@ def driver_cuda() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def gpu_state(here: Here) -> DoctorFinding:
+def gpu_state(here: Here) -> Result:
     """Checks memory errors and compute mode of the GPUs with nvidia-smi."""
     program = shutil.which("nvidia-smi", path=here.environ.get("PATH", os.defpath))
     if program is None:
@@ -130,7 +130,7 @@ def gpu_state(here: Here) -> DoctorFinding:
     return state_finding(text)
 
 
-def state_finding(text: str) -> DoctorFinding:
+def state_finding(text: str) -> Result:
     """Returns the finding for nvidia-smi's output: one line per GPU with the fields of `_QUERY`."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
@@ -153,7 +153,7 @@ def state_finding(text: str) -> DoctorFinding:
     return ok(f"{what}{exclusive}")
 
 
-def nccl(here: Here) -> DoctorFinding:
+def nccl(here: Here) -> Result:
     """Checks NCCL's version, and its network plugin if the fabric between several nodes needs one."""
     if find_spec("torch") is None:
         return warn("not checked: torch is not installed", _INSTALL)
@@ -172,12 +172,12 @@ def net_plugin(here: Here) -> Path | None:
     """Returns the first network plugin of NCCL, or of RCCL on ROCm, in LD_LIBRARY_PATH."""
     for directory in filter(None, here.environ.get("LD_LIBRARY_PATH", "").split(":")):
         for pattern in ("libnccl-net*.so", "librccl-net*.so"):
-            if found := sorted(Path(directory).glob(pattern)):
-                return found[0]
+            if plugins := sorted(Path(directory).glob(pattern)):
+                return plugins[0]
     return None
 
 
-def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> DoctorFinding:
+def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> Result:
     """Returns the finding on NCCL's network plugin, which some fabrics need for jobs on several nodes."""
     what = f"NCCL {version}"
     if plugin is not None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
+from ddp_hpc.doctor.check_result import Here, Result, fail, ok, warn
 
 _FEW_FILES = 4096
 # Greater than Docker's default of 64 MiB, which is a common cause of failures.
@@ -17,19 +17,19 @@ _SHM_GOOD_BYTES = 1024**3
 _RDMA = ("/dev/infiniband", "/dev/cxi0", "/dev/hfi1_0")
 
 
-def open_files(_here: Here) -> DoctorFinding:
+def open_files(_here: Here) -> Result:
     """Checks the soft limit of open files: workers, sockets and data files of a rank can need thousands."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
         return ok("unlimited" if soft == resource.RLIM_INFINITY else str(soft))
     what = f"the limit is {soft} open files, at least {_FEW_FILES} are recommended"
     if hard == resource.RLIM_INFINITY or hard > soft:
-        more = _FEW_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)
-        return warn(what, f"ulimit -n {more} in the job script")
+        higher = _FEW_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)
+        return warn(what, f"ulimit -n {higher} in the job script")
     return warn(what, "ask the site to raise the hard limit of open files (nofile)")
 
 
-def locked_memory(_here: Here) -> DoctorFinding:
+def locked_memory(_here: Here) -> Result:
     """Checks the limit of locked memory, which RDMA fabrics need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
@@ -44,12 +44,12 @@ def locked_memory(_here: Here) -> DoctorFinding:
     return warn(f"limited to {size}, but NCCL and MPI lock the memory that they send over {fabric}", remedy)
 
 
-def shared_memory(_here: Here) -> DoctorFinding:
+def shared_memory(_here: Here) -> Result:
     """Checks the space in /dev/shm, which workers, NCCL and MPI use to exchange data within a node."""
     return shared_memory_in(Path("/dev/shm"))  # noqa: S108 - the directory itself is checked
 
 
-def shared_memory_in(directory: Path) -> DoctorFinding:
+def shared_memory_in(directory: Path) -> Result:
     """Checks the space in the given directory as in /dev/shm."""
     try:
         space = os.statvfs(directory)
@@ -66,7 +66,7 @@ def shared_memory_in(directory: Path) -> DoctorFinding:
     return warn(what, remedy, same) if free < _SHM_GOOD_BYTES else ok(what, same)
 
 
-def cores(_here: Here) -> DoctorFinding:
+def cores(_here: Here) -> Result:
     """Checks the cores available to this process after the launcher's binding and a container's quota."""
     allowed, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     what = f"{allowed} of {total} cores"
@@ -92,7 +92,7 @@ def cpu_quota(cpu_max: Path) -> float | None:
         return None
 
 
-def threads(here: Here) -> DoctorFinding:
+def threads(here: Here) -> Result:
     """Compares OMP_NUM_THREADS with the cores, because PBS sets it to all cores of a chunk in every rank."""
     text, allowed = here.environ.get("OMP_NUM_THREADS"), len(os.sched_getaffinity(0))
     if text is None:
@@ -109,7 +109,7 @@ def threads(here: Here) -> DoctorFinding:
     return ok(f"OMP_NUM_THREADS={first[:9]} on {allowed} cores")
 
 
-def python(_here: Here) -> DoctorFinding:
+def python(_here: Here) -> Result:
     """Reports the Python version, and warns if ~/.local contains packages that hide the environment's."""
     version = ".".join(map(str, sys.version_info[:3]))
     what = f"{version} ({sys.executable})"

@@ -13,7 +13,7 @@ from ddp_hpc.discovery import local_mpi
 from ddp_hpc.discovery.launcher_environment import batch_shell_tasks
 from ddp_hpc.discovery.rank_communication import mpi_library
 from ddp_hpc.discovery.world import discover
-from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import Here, Result, fail, first_line, ok, warn
 
 # Prefixes of the variables that launchers set for a rank. If these variables were set, a single MPI process
 # would wait for other ranks.
@@ -28,7 +28,7 @@ def without_launcher(environ: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
 
 
-def launch(here: Here) -> DoctorFinding:
+def launch(here: Here) -> Result:
     """Checks whether the launcher's variables identify the rank of this process."""
     try:
         world = discover(here.environ, load_mpi=lambda _family, _title: None)
@@ -42,7 +42,7 @@ def launch(here: Here) -> DoctorFinding:
     return ok(place, f"{world.launcher} {world.world_size}")
 
 
-def mpi4py_binding(here: Here) -> DoctorFinding:
+def mpi4py_binding(here: Here) -> Result:
     """Checks the MPI library that mpi4py loads, and whether MPI_Init succeeds in a single process."""
     if find_spec("mpi4py") is None:
         return warn("mpi4py is not installed, so ranks of some MPI launchers cannot be detected", _NO_MPI)
@@ -66,7 +66,7 @@ def mpi4py_binding(here: Here) -> DoctorFinding:
     return warn(text, "this is common on login nodes; run the check in a job")
 
 
-def mpi_launcher(here: Here) -> DoctorFinding:
+def mpi_launcher(here: Here) -> Result:
     """Compares the first mpiexec on the PATH with mpi4py's library; outside jobs, also starts two ranks."""
     path = here.environ.get("PATH", os.defpath)
     mpiexec = local_mpi.first_mpiexec(path)

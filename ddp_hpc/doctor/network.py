@@ -1,19 +1,16 @@
-"""Checks of the network interfaces and of the hostname."""
+"""Check of the network interfaces."""
 
 from __future__ import annotations
-
-import socket
 
 from ddp_hpc.discovery.network_interfaces import (
     all_interfaces,
     interface_address,
-    is_loopback,
     outward_interfaces,
 )
-from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import Here, Result, fail, ok, warn
 
 
-def interfaces(here: Here) -> DoctorFinding:
+def interfaces(here: Here) -> Result:
     """Checks for network interfaces that lead to other nodes or that environment variables name."""
     own = sorted(all_interfaces())
     for variable in ("DDP_HPC_FABRIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -43,29 +40,3 @@ def _names_one(variable: str, text: str, own: list[str]) -> bool:
     if variable == "NCCL_SOCKET_IFNAME" and not text.startswith("="):
         return any(interface.startswith(tuple(names)) for interface in own)
     return any(interface_address(name) for name in names)
-
-
-def hostname(_here: Here) -> DoctorFinding:
-    """Checks the address of this host's name; other nodes cannot use Debian's default, 127.0.1.1."""
-    return name_resolution(socket.gethostname())
-
-
-def name_resolution(name: str) -> DoctorFinding:
-    """Checks the address of a hostname. It never fails, since ddp-hpc uses the addresses of interfaces."""
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        return warn(
-            f"{name} does not resolve ({first_line(error)})",
-            "add the host to /etc/hosts or DNS; until then export GLOO_SOCKET_IFNAME=INTERFACE",
-            "does not resolve",
-        )
-    addresses = ", ".join(dict.fromkeys(str(info[4][0]) for info in found))
-    if is_loopback(name):
-        return warn(
-            f"hostname {name} resolves to {addresses} (loopback): other nodes cannot use it as MASTER_ADDR",
-            "use the address of an interface as ddp-hpc does, and export GLOO_SOCKET_IFNAME=INTERFACE "
-            "for other programs",
-            "loopback",
-        )
-    return ok(f"{name} resolves to {addresses}", "resolves")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ddp_hpc.base.errors import RequestError, nearest
@@ -21,7 +22,6 @@ CHECKS = (
     Check("mpi4py", "mpi4py's MPI library in a single process", mpi.mpi4py_binding, 60.0),
     Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 100.0),
     Check("fabric", "network interfaces that lead to other nodes", network.interfaces),
-    Check("hostname", "the address of this host's name", network.hostname, 30.0),
     Check("open-files", "the limit of open files", limits.open_files),
     Check("locked-memory", "the limit of locked memory", limits.locked_memory),
     Check("shm", "free space in /dev/shm", limits.shared_memory),
@@ -60,6 +60,6 @@ def run_checks(checks: Sequence[Check], here: Here) -> Iterator[Result]:
                 remedy = f"other checks are not affected; use --skip {check.name} to omit this one"
                 yield Result(check.name, "fail", f"aborted: {finding.reason}", remedy, "fail aborted")
             else:
-                yield Result(check.name, finding.status, finding.what, finding.remedy, finding.compared_by)
+                yield replace(finding, name=check.name)
     finally:
         stop(waiting)

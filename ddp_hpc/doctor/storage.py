@@ -7,19 +7,19 @@ import tempfile
 from pathlib import Path
 
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
+from ddp_hpc.doctor.check_result import Here, Result, fail, ok, warn
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
 _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES = 100 * 1024**2, 2 * 1024**3
 
 
-def work_space(here: Here) -> DoctorFinding:
+def work_space(here: Here) -> Result:
     """Checks the free space in the working directory for snapshots, traces and logs. Ignores quotas."""
     remedy = "start in a directory with more free space"
     return space_in(here.directory, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, remedy)
 
 
-def temp_space(here: Here) -> DoctorFinding:
+def temp_space(here: Here) -> Result:
     """Checks the free space in TMPDIR for compiler caches and staged data."""
     remedy = "export TMPDIR=/tmp, or a directory on a local disk"
     return space_in(temp_directory(here), _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES, remedy)
@@ -30,7 +30,7 @@ def temp_directory(here: Here) -> Path:
     return Path(here.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - the usual default
 
 
-def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) -> DoctorFinding:
+def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) -> Result:
     """Checks whether a directory is writable and has enough free space."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:

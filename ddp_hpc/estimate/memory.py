@@ -129,15 +129,6 @@ class Footprint:
         return everywhere - self.host_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The memory of one GPU and the host memory of one node. None means that host memory is not checked."""
-
-    gpu_memory_bytes: int
-    gpus_per_node: int = 1
-    host_memory_bytes: int | None = None
-
-
 def _check_name(option: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name not in names:
@@ -243,16 +234,13 @@ def _gathered_bytes(training: Training) -> int:
     return whole * (precision.compute + precision.gradients)
 
 
-def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> bool:
-    """Returns whether each rank fits in the memory of its GPU, and the ranks of a node in its host memory."""
-    need = footprint(training, strategy, ranks)
-    on_node = need.host_bytes * min(ranks, machine.gpus_per_node)
-    room = machine.host_memory_bytes
-    return need.total_bytes <= machine.gpu_memory_bytes and (room is None or on_node <= room)
+def fits(training: Training, strategy: str, ranks: int, gpu_memory_bytes: int) -> bool:
+    """Returns whether each rank fits in the memory of its GPU."""
+    return footprint(training, strategy, ranks).total_bytes <= gpu_memory_bytes
 
 
-def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
+def smallest_ranks(training: Training, strategy: str, gpu_memory_bytes: int) -> int | None:
     """Returns the smallest number of GPUs on which the training fits; None if it does not fit on 2**20."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
-    first = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
+    first = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, gpu_memory_bytes))
     return candidates[first] if first < len(candidates) else None

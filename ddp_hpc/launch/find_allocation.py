@@ -41,8 +41,8 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
                 f"{name}={environ[name][:20]}: this process is one of several ranks, each of which would "
                 "start all ranks. Run ddp-hpc launch once, without srun or mpiexec."
             )
-    found = (scheduler.inside_job.find_allocation(environ) for scheduler in SCHEDULERS.values())
-    return next(filter(None, found), THIS_MACHINE)
+    allocations = (scheduler.inside_job.find_allocation(environ) for scheduler in SCHEDULERS.values())
+    return next(filter(None, allocations), THIS_MACHINE)
 
 
 def gpus_here(environ: Mapping[str, str]) -> int:

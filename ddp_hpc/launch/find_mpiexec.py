@@ -26,14 +26,14 @@ def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
     wanted = environ.get("DDP_HPC_MPIEXEC", "")
     path = environ.get("PATH", os.defpath)
     if wanted:
-        if found := shutil.which(wanted, path=path):
-            code, version = ask_version(found, _ASK_LIMIT_S, environ)
+        if program := shutil.which(wanted, path=path):
+            code, version = ask_version(program, _ASK_LIMIT_S, environ)
             if is_pbs_mpiexec(version):
                 raise RequestError(
                     f"DDP_HPC_MPIEXEC={wanted} is PBS's own mpiexec, not an MPI launcher. Use another "
                     "mpiexec."
                 )
-            return found, "" if code else version
+            return program, "" if code else version
         raise RequestError(
             f"DDP_HPC_MPIEXEC={wanted} is not an executable program. Set the variable to the "
             "path of an mpiexec."
@@ -69,9 +69,9 @@ def per_node_words(
     `exported` are the variables that Open MPI must export to other nodes.
     """
     if is_open_mpi(version):
-        more = ":OVERSUBSCRIBE" if may_oversubscribe else ""
+        sharing = ":OVERSUBSCRIBE" if may_oversubscribe else ""
         named = [word for name in exported for word in ("-x", name)]
-        return ["--map-by", f"ppr:{ranks}:node{more}", "--bind-to", "none", *named]
+        return ["--map-by", f"ppr:{ranks}:node{sharing}", "--bind-to", "none", *named]
     if is_hydra(version):
         return ["-ppn", str(ranks)]
     return ["--ppn", str(ranks)]

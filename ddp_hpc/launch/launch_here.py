@@ -90,10 +90,10 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
     settings = {"num_nodes": sh(str(job.num_nodes)), "num_ranks": sh(str(num_ranks))}
     variables, argv = _read_by_bash(words, exports, settings, site.env.unset, environ)
     variables |= _of_this_launch(site, {**environ, **variables})
-    argv, more = resolve(argv, {**environ, **variables}, list(variables), has_queue=scheduler.has_queue)
+    argv, added = resolve(argv, {**environ, **variables}, list(variables), has_queue=scheduler.has_queue)
     if argv[0] == "srun" and "SLURM_STEP_ID" in environ:
         # In the shell of `srun --pty bash`, a new step would wait forever for the CPUs of that shell.
-        more["SLURM_OVERLAP"] = "1"
+        added["SLURM_OVERLAP"] = "1"
     path = {**environ, **variables}.get("PATH", os.defpath)
     _check_program(job, site, layout, path)
     program = shutil.which(argv[0], path=path)
@@ -106,7 +106,7 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
     shown = program if layout.launcher in program else f"{layout.launcher} ({program})"
     return Launch(
         argv=(program, *argv[1:]),
-        exports={**more, **variables},
+        exports={**added, **variables},
         unset=tuple(name for name in site.env.unset if name in environ),
         num_ranks=num_ranks,
         num_nodes=job.num_nodes,
@@ -126,7 +126,9 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
     is_guess = not profile and not environ.get("DDP_HPC_PROFILE")
     interactive = scheduler.commands.interactive_command
     if not interactive:
-        known = " and ".join(one.title for one in SCHEDULERS.values() if one.commands.interactive_command)
+        known = " and ".join(
+            other.title for other in SCHEDULERS.values() if other.commands.interactive_command
+        )
         raise RequestError(
             f"{site.title} ({why}) uses {scheduler.title}, but ddp-hpc launch works only in allocations of "
             f"{known}. "
@@ -201,8 +203,8 @@ def _read_by_bash(
         raise RequestError(
             f"bash cannot evaluate the launch command: {message}. Check --env and the profile."
         ) from None
-    found = [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
-    return dict(zip(names, found, strict=False)), found[len(names) :]
+    values = [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
+    return dict(zip(names, values, strict=False)), values[len(names) :]
 
 
 def _check_program(job: Job, site: Site, layout: Layout, path: str) -> None:

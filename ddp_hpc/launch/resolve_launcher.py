@@ -36,24 +36,24 @@ def resolve(
         RequestError: no MPI launcher or no ddp-hpc was found, or torchrun cannot start the program.
     """
     words: list[str] = list(argv)
-    more: dict[str, str] = {}
+    added: dict[str, str] = {}
     if STEP_SCRIPT in words:
         _check_mpi_under_torchrun(words[words.index(STEP_SCRIPT) + 1 :])
     if words[0] == "mpiexec":
-        words, more = _with_mpiexec(words, environ, exported, has_queue=has_queue)
+        words, added = _with_mpiexec(words, environ, exported, has_queue=has_queue)
     if words[0] == "srun" and (option := mpi_option(words, environ)):
         words.insert(1, option)
     if STEP_SCRIPT in words:
         words[words.index(STEP_SCRIPT)] = _find_step_script(environ)
     if _EXEC in zip(words, words[1:], words[2:], strict=False):
         words[words.index("ddp-hpc")] = _find_ddp_hpc(environ)
-    return words, more
+    return words, added
 
 
 def _with_mpiexec(
     words: list[str], environ: Mapping[str, str], exported: Sequence[str], *, has_queue: bool
 ) -> tuple[list[str], dict[str, str]]:
-    more: dict[str, str] = {}
+    added: dict[str, str] = {}
     if has_queue:
         mpiexec, version = find_mpiexec(environ)
     else:
@@ -63,16 +63,16 @@ def _with_mpiexec(
         else:
             path, its_environ = local_mpi.choose_mpiexec(environ)
             mpiexec, version = str(path), version_of(str(path), environ)
-        more = {name: value for name, value in its_environ.items() if environ.get(name) != value}
+        added = {name: value for name, value in its_environ.items() if environ.get(name) != value}
     words = [mpiexec, *words[1:]]
     index = next((index for index, word in enumerate(words) if word in _PER_NODE), None)
     if index is not None:
-        there = {**environ, **more}
-        names = [name for name in dict.fromkeys([*_ALWAYS_EXPORTED, *more, *exported]) if name in there]
+        there = {**environ, **added}
+        names = [name for name in dict.fromkeys([*_ALWAYS_EXPORTED, *added, *exported]) if name in there]
         words[index : index + 2] = per_node_words(
             version, words[index + 1], names, may_oversubscribe=not has_queue
         )
-    return words, more
+    return words, added
 
 
 def _check_mpi_under_torchrun(command: Sequence[str]) -> None:
@@ -85,19 +85,19 @@ def _check_mpi_under_torchrun(command: Sequence[str]) -> None:
 
 
 def _find_step_script(environ: Mapping[str, str]) -> str:
-    found = shutil.which(STEP_SCRIPT, path=environ.get("PATH", os.defpath))
+    on_path = shutil.which(STEP_SCRIPT, path=environ.get("PATH", os.defpath))
     beside = (Path(STEP_SCRIPT).absolute(), Path("jobs", STEP_SCRIPT).absolute())
     own = next((str(path) for path in beside if os.access(path, os.X_OK)), None)
-    return found or own or str(asset_directory("jobs") / STEP_SCRIPT)
+    return on_path or own or str(asset_directory("jobs") / STEP_SCRIPT)
 
 
 def _find_ddp_hpc(environ: Mapping[str, str]) -> str:
     """Returns the `ddp-hpc` of this Python environment, otherwise the one on the PATH."""
     beside = str(Path(sys.executable).parent / "ddp-hpc")
-    found = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
-    if found is None:
+    program = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
+    if program is None:
         raise RequestError(
             "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH nor "
             f"next to {sys.executable}. Install it with pip, or use --env-style none."
         )
-    return found
+    return program

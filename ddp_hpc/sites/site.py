@@ -115,13 +115,13 @@ class Site:
 
 def profile_files() -> dict[str, Path]:
     """Returns the files of all profiles by name, sorted. User profiles override shipped ones."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for directory in (asset_directory("profiles"), user_directory("profiles")):
         if directory.is_dir():
-            found.update(
+            files.update(
                 (path.stem, path) for path in directory.glob("*.toml") if re.fullmatch(_NAME, path.stem)
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def profile_file(name: str) -> Path:
@@ -195,16 +195,16 @@ def with_fallback(site: Site, name: str) -> Site:
     """
     if not name:
         return site
-    found = [fallback for fallback in site.fallbacks if fallback.name == name]
-    if not found:
+    fallback = next((fallback for fallback in site.fallbacks if fallback.name == name), None)
+    if fallback is None:
         known = [fallback.name for fallback in site.fallbacks]
         raise RequestError(
             f"unknown fallback {name!r}{nearest(name, known)}; profile {site.name} has "
             f"{', '.join(known) or 'none'}"
         )
 
-    env = without_variables(site.env, (*found[0].without, *found[0].env))
-    return replace(site, env=replace(env, always={**env.always, **found[0].env}))
+    env = without_variables(site.env, (*fallback.without, *fallback.env))
+    return replace(site, env=replace(env, always={**env.always, **fallback.env}))
 
 
 def without_variables(env: Env, names: Collection[str]) -> Env:

@@ -26,7 +26,7 @@ def compare(capture: Capture, other: Capture) -> str:
 
 
 def _different(capture: Capture, other: Capture) -> str:
-    places = [f"{counted(one.world_size, 'rank')}, {_devices(one)}" for one in (capture, other)]
+    places = [f"{counted(each.world_size, 'rank')}, {_devices(each)}" for each in (capture, other)]
     text = ""
     if places[0] != places[1]:
         text = (
@@ -45,11 +45,8 @@ def _different(capture: Capture, other: Capture) -> str:
 
 def _devices(capture: Capture) -> str:
     """Returns the device types and the product names of the devices."""
-    return ", ".join(
-        sorted(
-            {f"{one.device} ({one.device_name})" if one.device_name else one.device for one in capture.ranks}
-        )
-    )
+    kinds = {(trace.device, trace.device_name) for trace in capture.ranks}
+    return ", ".join(sorted(f"{device} ({name})" if name else device for device, name in kinds))
 
 
 def _other_model(capture: Capture, other: Capture) -> tuple[str, float, float] | None:

@@ -242,12 +242,8 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
     rows: dict[tuple[int, str, str], PathRow] = {}
     for part in followed:
         key = part.rank, part.kind, part.name
-        before = rows.get(key)
-        rows[key] = (
-            replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
-            if before
-            else part
-        )
+        before = rows.get(key, replace(part, dur_s=0.0, count=0))
+        rows[key] = replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
     begin_rank = followed[-1].rank
     first_s = min(_begin_s(trace, step) for trace in linked.values())
     return CriticalPath(

@@ -8,10 +8,10 @@ import numpy as np
 
 from ddp_hpc.trace.analysis_results import LaunchStats, PathLinks
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, MEMCPY, path_links, step_events
+from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.event_names import kernel_kind
 from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
 from ddp_hpc.trace.intervals import Intervals, Longs
-from ddp_hpc.trace.launch_stats import launch_stats
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
 _MOST_BUSY = 2000
@@ -43,7 +43,7 @@ def summarize(
     starts, ends = _few(activity.busy, _MOST_BUSY)
     return DeviceSummary(
         busy=tuple(zip((zero_s + starts * 1e-9).tolist(), (zero_s + ends * 1e-9).tolist(), strict=True)),
-        launches=launch_stats(
+        launches=_launch_stats(
             activity.events, activity.busy, activity.launches, (begun, begun + calls.dur_ns()), windows
         ),
         path_links=_links(rank_events, steps, activity, num_collectives),
@@ -86,9 +86,57 @@ def _collective_index(rank_events: RankEvents, activity: DeviceActivity, num_col
     """Returns the index of each event in the rank's list of collectives, which is sorted by start, or -1."""
     columns = rank_events.device
     is_collective = np.array([category == COLLECTIVE for category, _ in columns.names], bool)[columns.name]
-    found = np.full(len(columns), -1, np.int64)
+    index = np.full(len(columns), -1, np.int64)
     members = np.flatnonzero(is_collective)
     if len(members) == num_collectives:  # otherwise, some events were dropped
         order = np.argsort(activity.events[0][members], kind="stable")
-        found[members[order]] = np.arange(len(members))
-    return found
+        index[members[order]] = np.arange(len(members))
+    return index
+
+
+def _launch_stats(
+    events: Intervals, busy: Intervals, launches: Launches, calls: Intervals, steps: Intervals
+) -> LaunchStats | None:
+    """Returns the means per step, or None if no launch of an event in the steps was recorded.
+
+    They are defined like HTA's launch kernel statistics.
+
+    Args:
+        events: the starts and ends of the device's events.
+        busy: the union of the events.
+        launches: the launches of the events.
+        calls: the starts and ends of the runtime calls, to which `launches.call` refers.
+        steps: the steps of the device. An event belongs to the step in which it starts.
+    """
+    starts, ends = events
+    at = np.searchsorted(steps[0], starts, side="right") - 1
+    counted = np.flatnonzero(launches.is_known & (at >= 0) & (starts < steps[1][np.maximum(at, 0)]))
+    if not len(counted):
+        return None
+    begun, finished = calls
+    call = launches.call[counted]
+    is_short = ends[counted] - starts[counted] < finished[call] - begun[call]
+    used, first_start = _first_starts(call, starts[counted])
+    num_steps = len(steps[0])
+    return LaunchStats(
+        num_calls=len(used) / num_steps,
+        num_kernels=len(counted) / num_steps,
+        num_short=int(is_short.sum()) / num_steps,
+        num_late=_num_late(busy, begun[used], first_start) / num_steps,
+        call_s=float(np.median(finished[used] - begun[used])) * 1e-9,
+        delay_s=float(np.median(np.maximum(first_start - finished[used], 0))) * 1e-9,
+    )
+
+
+def _first_starts(call: Longs, starts: Longs) -> tuple[Longs, Longs]:
+    """Returns each call once, with the start of the first of its events."""
+    order = np.lexsort((starts, call))
+    used, first = np.unique(call[order], return_index=True)
+    return used, starts[order][first]
+
+
+def _num_late(busy: Intervals, begun: Longs, first_start: Longs) -> int:
+    """Returns how many calls begin after the device has finished all work that starts before their events."""
+    before = np.searchsorted(busy[0], first_start, side="left") - 1
+    finished = np.where(before >= 0, busy[1][np.maximum(before, 0)], np.iinfo(np.int64).min)
+    return int((begun > finished).sum())

@@ -94,8 +94,8 @@ def region_of(name: str) -> str | None:
 
 def annotated_kind(name: str) -> str | None:
     """Returns the collective of an annotation such as `gloo:all_reduce`, or None."""
-    found = _BACKEND_ANNOTATION.match(name)
-    return kind_of(found[1]) if found else None
+    match = _BACKEND_ANNOTATION.match(name)
+    return kind_of(match[1]) if match else None
 
 
 def kernel_kind(name: str) -> str | None:
@@ -103,10 +103,10 @@ def kernel_kind(name: str) -> str | None:
 
     For `ncclDevKernel_Generic`, whose kind is unknown, it is "collective".
     """
-    if found := _KERNEL.search(name):
-        return kind_of(found[1])
-    if found := _OTHER_KERNEL.search(name):
-        return found[1] or ("all_to_all" if found[2] else None)
+    if match := _KERNEL.search(name):
+        return kind_of(match[1])
+    if match := _OTHER_KERNEL.search(name):
+        return match[1] or ("all_to_all" if match[2] else None)
     return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
 
 

@@ -67,14 +67,14 @@ def findings(
 ) -> list[str]:
     """Returns the findings of a capture, the length of a step first. `overall` is the mean step."""
     wall_s = overall.wall_s or 1.0
-    found = [_step(overall, wall_s)]
+    sentences = [_step(overall, wall_s)]
     if straggler:
-        found.append(
+        sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. Without this delay, a step "
             f"would be up to {straggler.share:.0%} shorter."
         )
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
-        found.append(
+        sentences.append(
             f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
             f"(median {duration(load.median_s)})."
         )
@@ -84,11 +84,11 @@ def findings(
             if is_own(ranks)
             else "More workers of the DataLoader, or a faster file format, can shorten it."
         )
-        found.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of a step. {advice}")
-    found += _idle(ranks, overall, wall_s)
+        sentences.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of a step. {advice}")
+    sentences += _idle(ranks, overall, wall_s)
     if path and path.rows:
-        found.append(_critical_path(path))
-    return found + list(_communication(ranks, overall, collectives))
+        sentences.append(_critical_path(path))
+    return sentences + list(_communication(ranks, overall, collectives))
 
 
 def _step(overall: Times, wall_s: float) -> str:
@@ -119,7 +119,7 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> Iterator
 
 def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], waited_s: float) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
-    num_late = statistics.fmean(one.num_late for one in launches)
+    num_late = statistics.fmean(stats.num_late for stats in launches)
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
@@ -127,8 +127,8 @@ def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], 
             f"{duration(waited_s / num_waits)} on average. During these waits, the host does something other "
             "than launching kernels; open a trace at https://ui.perfetto.dev to see what it does."
         )
-    num_kernels = statistics.fmean(one.num_kernels for one in launches)
-    num_short = statistics.fmean(one.num_short for one in launches)
+    num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
+    num_short = statistics.fmean(stats.num_short for stats in launches)
     option = " (--compile reduce-overhead)" if is_own(ranks) else ""
     return (
         f"The host launches {num_kernels:,.0f} kernels per step, and {num_short / num_kernels:.0%} of them "

@@ -37,14 +37,6 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    """A category that the timeline shows, with its color."""
-
-    name: str
-    color: str
-
-
-@dataclass(frozen=True)
 class Timeline:
     """The timeline of a capture, and notes on what it omits."""
 
@@ -55,7 +47,6 @@ class Timeline:
     """Number, start and end of each step in milliseconds of the figure, over all ranks shown."""
     lanes: tuple[Lane, ...]
     """The lanes of each rank, from top to bottom."""
-    legend: tuple[LegendEntry, ...]
     notes: tuple[str, ...]
 
 
@@ -104,8 +95,7 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
     height = (lane_px * len(lanes) + 8) * len(drawn) + 90
     figure = {"data": data, "layout": layout, "height": height, "ranks": ranks}
-    legend = tuple(LegendEntry(trace["name"], trace["marker"]["color"]) for trace in data)
-    return Timeline(figure, ranks, steps, lanes, legend, tuple(notes))
+    return Timeline(figure, ranks, steps, lanes, tuple(notes))
 
 
 def _lanes(capture: Capture, categories: set[str]) -> tuple[Lane, ...]:
@@ -177,11 +167,11 @@ def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
     for span in trace.spans:
         if span.name in REGIONS:
             yield _Bar(span.name, row, span.start_s, span.dur_s, span.step, span.name)
-    for one in trace.collectives:
-        what = [plain(one.kind)]
-        what += [format_bytes(one.bytes)] if one.bytes else []
-        what += [f"{one.num_ranks} ranks"] if one.num_ranks else []
-        yield _Bar(_COLLECTIVE, row, one.start_s, one.dur_s, one.step, ", ".join(what))
+    for call in trace.collectives:
+        what = [plain(call.kind)]
+        what += [format_bytes(call.bytes)] if call.bytes else []
+        what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
+        yield _Bar(_COLLECTIVE, row, call.start_s, call.dur_s, call.step, ", ".join(what))
     steps = [(step.start_s, step.start_s + step.times.wall_s, step.number) for step in trace.steps]
     for start_s, end_s in trace.busy:
         at = bisect_right(steps, (start_s, math.inf, 0)) - 1
@@ -217,14 +207,14 @@ def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: f
 
 
 def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
-    found: dict[int, tuple[float, float]] = {}
+    limits: dict[int, tuple[float, float]] = {}
     for trace in drawn:
         for step in trace.steps:
             start_s, end_s = step.start_s - zero_s, step.start_s - zero_s + step.times.wall_s
-            first, last = found.get(step.number, (start_s, end_s))
-            found[step.number] = (min(first, start_s), max(last, end_s))
+            first, last = limits.get(step.number, (start_s, end_s))
+            limits[step.number] = (min(first, start_s), max(last, end_s))
     return tuple(
-        (number, milliseconds(first), milliseconds(last)) for number, (first, last) in sorted(found.items())
+        (number, milliseconds(first), milliseconds(last)) for number, (first, last) in sorted(limits.items())
     )
 
 

@@ -59,7 +59,7 @@ def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[n
 
 def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
     """Returns for each interval the index of the one that directly encloses it on the same thread, or -1."""
-    found = np.full(len(starts), -1, np.intc)  # 32 bits to save memory for millions of events
+    enclosing = np.full(len(starts), -1, np.intc)  # 32 bits to save memory for millions of events
     # Intervals without a duration take no time from the enclosing one.
     index = np.flatnonzero(durations > 0)
     # An enclosing interval is sorted first, because it starts earlier or ends later.
@@ -73,5 +73,5 @@ def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
         edges = np.searchsorted(depth, np.arange(deepest + 2), sorter=order)
         levels = [order[begin:end] for begin, end in itertools.pairwise(edges)]
         for above, below in itertools.pairwise(levels):
-            found[members[below]] = members[above[np.searchsorted(above, below) - 1]]
-    return found
+            enclosing[members[below]] = members[above[np.searchsorted(above, below) - 1]]
+    return enclosing

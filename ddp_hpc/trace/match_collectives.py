@@ -79,11 +79,11 @@ def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str
     if all(trace.host == reference.host for trace in ranks):
         return tuple(ranks), []
     differences: defaultdict[str, list[float]] = defaultdict(list)
-    for one in match(ranks):
-        if (own := one.calls.get(reference.rank)) is None:
+    for collective in match(ranks):
+        if (own := collective.calls.get(reference.rank)) is None:
             continue
         for trace in ranks:
-            if trace.host != reference.host and (call := one.calls.get(trace.rank)):
+            if trace.host != reference.host and (call := collective.calls.get(trace.rank)):
                 differences[trace.host].append(call.start_s + call.dur_s - own.start_s - own.dur_s)
     offsets, notes = {}, []
     for host, values in sorted(differences.items()):
@@ -117,9 +117,9 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
         for call in trace.collectives:
             calls[_kind(call)].append((trace.rank, call))
     transfers: defaultdict[_Kind, list[float]] = defaultdict(list)
-    for one in matched:
-        transfers[_kind(next(iter(one.calls.values())))].append(one.transfer_s)
-    found = []
+    for collective in matched:
+        transfers[_kind(next(iter(collective.calls.values())))].append(collective.transfer_s)
+    table = []
     for key, own in calls.items():
         kind, group, num_ranks, num_bytes = key
         durations = [call.dur_s for _, call in own]
@@ -127,7 +127,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
         transfer_s = statistics.median(transfers[key]) if key in transfers else median_s
         slowest_rank, slowest = max(own, key=lambda item: item[1].dur_s)
         num_callers = len({rank for rank, _ in own})
-        found.append(
+        table.append(
             CollectiveRow(
                 kind=kind,
                 group=group,
@@ -146,4 +146,4 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 slowest_step=slowest.step,
             )
         )
-    return tuple(sorted(found, key=lambda row: -row.num_calls * row.transfer_s))
+    return tuple(sorted(table, key=lambda row: -row.num_calls * row.transfer_s))

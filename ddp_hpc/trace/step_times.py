@@ -197,13 +197,13 @@ def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.obj
 
 def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, bool]:
     """Returns numbers and intervals of the steps in order, and whether the trace contains steps."""
-    found: dict[int, tuple[int, int]] = {}
+    windows: dict[int, tuple[int, int]] = {}
     for at in np.flatnonzero(host.where(lambda _, name: name.startswith(names.STEP))):
         number = host.names[host.name[at]][1].removeprefix(names.STEP)
         if number.isdecimal() and len(number) <= _MOST_DIGITS:
-            found.setdefault(int(number), (int(host.starts[at]), int(host.ends[at])))
-    if found:
-        ordered = sorted(found.items(), key=lambda step: step[1])
+            windows.setdefault(int(number), (int(host.starts[at]), int(host.ends[at])))
+    if windows:
+        ordered = sorted(windows.items(), key=lambda step: step[1])
         starts, ends = (np.array([step[1][side] for step in ordered], np.int64) for side in (0, 1))
         return tuple(number for number, _ in ordered), (starts, ends), True
     starts = np.concatenate([host.starts, device.starts])

@@ -46,10 +46,10 @@ def read_capture(
         RequestError: there are no traces, or none of them can be used.
         DdpHpcError: a file cannot be read.
     """
-    found = read_ranks(trace_files(path), num_processes, seen)
-    ranks, moved = aligned(found.ranks)
-    capture = capture_of(name or path.resolve().name, ranks, (*found.notes, *moved))
-    return replace(capture, warnings=_cut_off(found.cut_off, found.num_files))
+    run = read_ranks(trace_files(path), num_processes, seen)
+    ranks, moved = aligned(run.ranks)
+    capture = capture_of(name or path.resolve().name, ranks, (*run.notes, *moved))
+    return replace(capture, warnings=_cut_off(run.cut_off, run.num_files))
 
 
 def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Capture:
@@ -94,7 +94,7 @@ def _cut_off(names: Sequence[str], num_files: int) -> tuple[str, ...]:
 
 def mean(times: Sequence[Times]) -> Times:
     """Returns the mean of each part of a step's time."""
-    return Times(**{part: statistics.fmean(getattr(one, part) for one in times) for part in TIMES})
+    return Times(**{part: statistics.fmean(getattr(each, part) for each in times) for part in TIMES})
 
 
 def _missing(missing: Sequence[int], world_size: int) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     waited_s -= statistics.fmean(step.times.comm_exposed_s for step in slow.steps)
     if waited_s < excess_s / 2:
         return None  # the other ranks do not wait for it
-    last = Counter(one.last for one in matched)[rank]
+    last = Counter(collective.last for collective in matched)[rank]
     evidence = (
         f"its {region} takes {duration(excess_s)} per step longer than the median of the other ranks, "
         f"which wait {duration(waited_s)} per step longer in collectives"
@@ -157,15 +157,15 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     """
     num_steps = max(len(trace.steps) for trace in ranks)
     waited: defaultdict[int, float] = defaultdict(float)
-    for one in matched:
-        others = [call.dur_s for rank, call in one.calls.items() if rank != one.last]
-        waited[one.last] += (statistics.median(others) - one.transfer_s) / num_steps
+    for collective in matched:
+        others = [call.dur_s for rank, call in collective.calls.items() if rank != collective.last]
+        waited[collective.last] += (statistics.median(others) - collective.transfer_s) / num_steps
     if not waited:
         return None
     rank = max(waited, key=lambda rank: waited[rank])
     if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
         return None
-    last = Counter(one.last for one in matched)[rank]
+    last = Counter(collective.last for collective in matched)[rank]
     evidence = (
         f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
         f"{duration(waited[rank])} per step for it (median of the ranks)"

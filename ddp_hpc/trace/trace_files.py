@@ -154,7 +154,7 @@ def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]
     for trace in sorted(run, key=lambda trace: (trace.rank < 0, trace.steps[0].start_s, trace.path)):
         name = Path(trace.path).name
         rank = trace.rank
-        if rank < 0 and (same := next((one for one in of_rank.values() if _is_same(one, trace)), None)):
+        if rank < 0 and (same := next((kept for kept in of_rank.values() if _is_same(kept, trace)), None)):
             notes.append(f"{name}: skipped: {Path(same.path).name} is a recording of the same process")
             continue
         if rank < 0:
@@ -177,18 +177,18 @@ def _num_ranks(run: Sequence[RankTrace]) -> int:
 def _other_run(trace: RankTrace, run: Sequence[RankTrace]) -> str:
     """Returns the reason why the trace of another run is skipped."""
     apart = f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s apart"
-    if trace.rank < 0 and (same := next((one for one in run if _is_same(one, trace)), None)):
+    if trace.rank < 0 and (same := next((kept for kept in run if _is_same(kept, trace)), None)):
         return f"{Path(same.path).name} is a recording of the same process, {apart}"
     return f"from another run of {trace.world_size or 'unknown'} ranks, {apart}"
 
 
-def _is_same(one: RankTrace, other: RankTrace) -> bool:
+def _is_same(trace: RankTrace, other: RankTrace) -> bool:
     """Returns whether one process made both recordings. A process cannot make two recordings at the same
     time.
     """
-    if not one.process or one.process != other.process:
+    if not trace.process or trace.process != other.process:
         return False
-    first, second = sorted((one, other), key=lambda trace: trace.steps[0].start_s)
+    first, second = sorted((trace, other), key=lambda trace: trace.steps[0].start_s)
     return first.steps[-1].start_s + first.steps[-1].times.wall_s <= second.steps[0].start_s
 
 

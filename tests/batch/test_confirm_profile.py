@@ -90,7 +90,7 @@ def compared(folder: Path, profile: str, text: str) -> dict[str, Fact]:
     path = folder / "mine.toml"
     path.write_text(profile)
     site = load_site(str(path))
-    return {fact.key: fact for fact in compare(site, read_answers(text, site))[1]}
+    return {fact.key: fact for fact in compare(site, read_answers(text, site))}
 
 
 def verdict(facts: dict[str, Fact], key: str) -> tuple[str, str, str]:
@@ -133,7 +133,6 @@ def test_the_walltime_of_a_partition(
         ("N/A", "short|01:00:00|node=2,gres/gpu=8||", "01:00:00", "2"),
         # The limits of the partition hold too.
         ("N/A", "short|3-00:00:00|node=64||", "48:00:00", "16"),
-        ("N/A", "short|3-00:00:00|node=64||PartitionMaxNodes,PartitionTimeLimit", "72:00:00", "64"),
         # The QOS of the partition comes before that of the job.
         ("part", "short|01:00:00|node=2||", "12:00:00", "4"),
         ("part", "short|01:00:00|node=2||DenyOnLimit,OverPartQOS", "01:00:00", "2"),
@@ -159,14 +158,6 @@ def test_where_queues_are_qos_their_own_limits_are_compared(tmp_path: Path) -> N
     assert verdict(facts, "queues.debug.max_nodes") == ("8", "8", "confirmed")
     assert verdict(facts, "queues.debug.max_walltime") == ("-", "00:30:00", "new")
     assert verdict(facts, "queues.gone") == ("listed", "not listed", "differs")
-
-
-def test_the_widest_limits_of_several_entries_are_compared(tmp_path: Path) -> None:
-    small = 'max_nodes = 4\nmax_walltime = "48:00:00"\n'
-    large = slurm_queue('min_nodes = 5\nmax_nodes = 9\nmax_walltime = "24:00:00"')
-    facts = slurm(tmp_path, slurm_queue(small) + large, partitions=partition(nodes="9"))
-    assert {facts[f"queues.gpu.{name}"].verdict for name in ("max_nodes", "max_walltime")} == {"confirmed"}
-    assert "queues.gpu.min_nodes" not in facts
 
 
 def test_queues_that_are_closed_missing_or_new(tmp_path: Path) -> None:
@@ -236,12 +227,7 @@ def test_a_routing_queue_has_its_own_limits_or_those_of_its_destinations(tmp_pat
 
 @pytest.mark.parametrize(
     "attributes",
-    [
-        {"from_route_only": "True"},
-        {"acl_user_enable": "True"},
-        {"resources_max": {"ngpus": 0}},
-        {"enabled": "False"},
-    ],
+    [{"from_route_only": "True"}, {"acl_user_enable": "True"}, {"enabled": "False"}],
 )
 def test_pbs_queues_that_users_cannot_choose_are_not_new(
     tmp_path: Path, attributes: dict[str, object]
@@ -288,17 +274,11 @@ def test_the_software_loads_or_not(
     [
         ("mpiexec version 1.2.12 revision 8f4d built on June 11 2024", "pals", "confirmed"),
         ("HYDRA build details:\n    Version: 4.1", "hydra", "differs"),
-        ("mpiexec (OpenRTE) 4.1.5", "openmpi", "differs"),
     ],
 )
 def test_the_kind_of_mpiexec(tmp_path: Path, version: str, kind: str, result: str) -> None:
     facts = pbs(tmp_path, launchers=f"launcher mpiexec /opt/bin/mpiexec\n{version}")
     assert verdict(facts, "launch.dialect") == ("pals", kind, result)
-
-
-def test_a_launcher_that_the_login_node_lacks_is_no_answer(tmp_path: Path) -> None:
-    facts = pbs(tmp_path, launchers="launcher mpiexec \ntimeout: failed to run command 'mpiexec'")
-    assert {facts[key].verdict for key in ("launch.default", "launch.dialect")} == {"no answer"}
 
 
 def rank(
@@ -336,16 +316,10 @@ def test_what_the_ranks_do_not_see_differs(tmp_path: Path) -> None:
     assert verdict(facts, "fabric.interface") == ("hsn0", f"{where} has eth0", "differs")
 
 
-def test_an_interface_of_a_fast_network_is_new_if_the_profile_has_none(tmp_path: Path) -> None:
-    text = answers_of("slurm", rank(0, cpus="0", interface="ib0"))
-    facts = compared(tmp_path, SLURM.format(queues="", slurm="", more=""), text)
-    assert verdict(facts, "fabric.interface") == ("-", "ib0", "new")
-
-
-def confirm(folder: Path, content: bytes, *options: str, profile: str = SLURM) -> Result:
+def confirm(folder: Path, content: bytes, profile: str = SLURM) -> Result:
     (folder / "mine.toml").write_text(profile.format(queues=slurm_queue(""), slurm="", more=""))
     (folder / "answers.txt").write_bytes(content)
-    argv = ["profiles", "confirm", str(folder / "mine.toml"), str(folder / "answers.txt"), *options]
+    argv = ["profiles", "confirm", str(folder / "mine.toml"), str(folder / "answers.txt")]
     return CliRunner().invoke(cli, argv)
 
 
@@ -368,10 +342,9 @@ def test_the_result_contains_no_names_of_users_or_hosts(
         node=NODE.replace("g01", "secret0"),
         software="-- exit code 1 of source /home/other/venv/bin/activate for jdoe42",
     )
-    for options in ([], ["--json"]):
-        done = confirm(tmp_path, text.encode(), *options)
-        assert done.exit_code == 1
-        assert not [word for word in ("jdoe42", "other", "secret") if word in done.stdout]
+    done = confirm(tmp_path, text.encode())
+    assert done.exit_code == 1
+    assert not [word for word in ("jdoe42", "other", "secret") if word in done.stdout]
 
 
 CONTROL = answers_of("slurm", version="slurm 24.05.1", partitions=partition("a\x1b[2J\x07"))
@@ -389,14 +362,12 @@ RANKS = (
     ("content", "code", "message"),
     [
         (b"", 2, "this is not the output of a script that ddp-hpc profiles confirm prints"),
-        (bytes(range(256)) * 99, 2, "this is not the output"),
         (b"== ddp-hpc answers 1 mine pbs\n", 2, "answers for another profile (mine pbs), not for mine slurm"),
         (b"== ddp-hpc answers 1 \x1b[2J slurm\n", 2, "answers for another profile (?[2J slurm)"),
         (answers_of("slurm").encode() + b"x" * MAX_BYTES, 2, "more than 32 MiB, which is too large"),
         (TRUNCATED.encode(), 0, "the answers end before the script did"),
         (CONTROL.encode(), 1, ""),
         (answers_of("slurm", "\n".join(RANKS)).encode(), 0, ""),
-        (answers_of("slurm", qos="||||\n|" * 9, nodes="|" * 99, node="NodeName=").encode(), 0, ""),
     ],
 )  # fmt: skip
 def test_hostile_answers(tmp_path: Path, content: bytes, code: int, message: str) -> None:
@@ -409,18 +380,6 @@ def test_hostile_answers(tmp_path: Path, content: bytes, code: int, message: str
     assert "\x1b" not in done.stdout + said
 
 
-@pytest.mark.parametrize(
-    "queues", ["[]", "{", '{"Queue": 1}', '{"Queue": {"a": 1, "work": {"resources_max": 1}}}']
-)
-def test_answers_of_pbs_that_are_not_tables(tmp_path: Path, queues: str) -> None:
-    facts = compared(
-        tmp_path,
-        PBS.format(queues='[[queues]]\nname = "work"'),
-        answers_of("pbs", queues=queues, nodes=queues),
-    )
-    assert facts["node.threads"].verdict == "no answer"
-
-
 def test_the_script_continues_after_commands_that_fail(sandbox: Sandbox) -> None:
     site = load_site("generic_slurm")
     for name in ("sbatch", "scontrol", "sacctmgr", "sinfo", "srun"):
@@ -430,8 +389,7 @@ def test_the_script_continues_after_commands_that_fail(sandbox: Sandbox) -> None
     assert (done.returncode, text.count("no answer\n-- exit code 3\n")) == (0, 5)
     answers = read_answers(text, site)
     assert answers.is_complete
-    found, facts = compare(site, answers)
-    assert (found.version, found.queues, found.nodes) == ("", {}, ())
+    facts = compare(site, answers)
     assert next(fact for fact in facts if fact.key == "software").machine.startswith("Python 3")
     assert b"ddp-hpc submit --profile generic_slurm --nodes 2" in done.stderr
 

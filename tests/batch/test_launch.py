@@ -14,13 +14,13 @@ import pytest
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.process_control import is_running
-from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here, ranks_for
+from ddp_hpc.launch.find_allocation import find_allocation, gpus_here, ranks_for
 from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
-from tests.batch.conftest import Sandbox, clean_environ, run_cli
+from tests.batch.conftest import Sandbox, clean_environ
 from tests.batch.test_scripts_run import pbs
 from tests.environments import load
 
@@ -63,12 +63,10 @@ def refused(environ: dict[str, str], profile: str = "", num_ranks: int | None = 
 @pytest.mark.parametrize(
     ("profile", "version", "job"),
     [
-        ("polaris", "PALS", {}),
         ("polaris", "PALS", {"ranks_per_node": 2, "fallback": "no-nccl", "env": {"NCCL_DEBUG": "A B$(id)'"}}),
         ("polaris", "PALS", {"launcher": "torchrun"}),
         ("generic_pbs", "HYDRA build details", {"cpus_per_node": 64, "ranks_per_node": 4}),
         ("generic_pbs", "mpirun (Open MPI) 5.0.7", {"cpus_per_node": 64, "ranks_per_node": 4}),
-        ("generic_pbs", "HYDRA", {"cpus_per_node": 64, "ranks_per_node": 4, "launcher": "torchrun"}),
         ("perlmutter", "", {"mpi": "cray_shasta"}),
         ("perlmutter", "", {"launcher": "torchrun"}),
         ("perlmutter", "HYDRA", {"launcher": "mpiexec", "ranks_per_node": 2}),
@@ -191,14 +189,11 @@ def test_the_dry_run_prints_one_line_that_bash_can_run(sandbox: Sandbox) -> None
     assert not (sandbox.work / "hacked").exists()
 
 
-@pytest.mark.parametrize("separator", [[], ["--"]], ids=["without --", "with --"])
-def test_the_command_begins_with_the_first_word_that_is_not_an_option(
-    sandbox: Sandbox, separator: list[str]
-) -> None:
+def test_the_command_begins_with_the_first_word_that_is_not_an_option(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     environ = sandbox.environ(**slurm(1), PATH=f"{sandbox.bin}:{Path(sys.executable).parent}:/usr/bin:/bin")
     command = ["python", "-m", "ddp_hpc.train", "-n", "3", "--dry-run"]
-    argv = [sys.executable, "-m", "ddp_hpc", "launch", "-n", "8", *separator, *command]
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", "-n", "8", *command]
     subprocess.run(argv, env=environ, cwd=sandbox.work, check=True)
     assert sandbox.words()[-6:] == command
     assert "--ntasks=8" in sandbox.words()
@@ -232,13 +227,6 @@ def test_n_ranks_are_distributed_evenly_over_the_minimum_number_of_nodes(
     assert options(launch)[:4] == expected
 
 
-def test_gpus_are_taken_from_slurm_if_the_profile_defines_none(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    for told in ({"SLURM_GPUS_ON_NODE": "2"}, {"SLURM_GPUS_PER_NODE": "a100:2"}):
-        launch = planned(sandbox.environ(**slurm(1, **told)))
-        assert "--ntasks=2" in options(launch)
-
-
 def test_a_partial_node_has_one_rank_per_allocated_gpu(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     environ = sandbox.environ(**slurm(1, SLURM_GPUS_ON_NODE="2", SLURM_JOB_CPUS_PER_NODE="32"))
@@ -254,12 +242,6 @@ def test_without_gpus_the_tasks_of_the_job_determine_the_ranks(sandbox: Sandbox)
     assert {"--ntasks=16", "--cpus-per-task=8"} <= set(options(planned(unnamed)))
 
 
-def test_without_gpus_n_ranks_are_distributed_over_all_nodes(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    launch = planned(sandbox.environ(**slurm(2)), num_ranks=6)
-    assert {"--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=21"} <= set(options(launch))
-
-
 @pytest.mark.parametrize(("cores", "ranks"), [(1, 1), (2, 2), (8, 2), (64, 8), (128, 16)])
 def test_a_node_without_gpus_has_one_rank_per_8_cores(cores: int, ranks: int) -> None:
     assert ranks_for(cores) == ranks
@@ -273,8 +255,6 @@ def test_a_node_without_gpus_has_one_rank_per_8_cores(cores: int, ranks: int) ->
         ({}, 5, {"ranks_per_node": 2}, "2 ranks per node can run 4 ranks"),
         ({"SLURM_GPUS_ON_NODE": "4"}, None, {"ranks_per_node": 8}, "NCCL requires one device per rank"),
         ({}, 0, {}, "-n must be at least 1 (got 0)"),
-        ({}, -3, {}, "-n must be at least 1 (got -3)"),
-        ({}, None, {"ranks_per_node": 0}, "--ranks-per-node must be at least 1"),
         (
             {"SLURM_GPUS_ON_NODE": "4"},
             7,
@@ -300,18 +280,7 @@ def test_the_nodes_of_sbatch_and_salloc_are_detected() -> None:
         assert (found.cpus_per_node, found.gpus_per_node) == (2, gpus)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "srun-none",
-        "srun-pmi2",
-        "srun-pmix",
-        "mpich-one-host",
-        "openmpi-one-host",
-        "pals-cray-pmi",
-        "pals-pmix",
-    ],
-)
+@pytest.mark.parametrize("case", ["srun-pmix", "mpich-one-host", "openmpi-one-host", "pals-pmix"])
 def test_a_launch_inside_a_rank_is_refused(case: str) -> None:
     with pytest.raises(RequestError, match="Run ddp-hpc launch once, without"):
         find_allocation(load(case, 1))
@@ -328,21 +297,13 @@ def test_a_launch_inside_a_single_rank_per_node_is_refused(name: str) -> None:
     [
         ({"PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE=/nowhere cannot be read"),
         ({"PBS_NODEFILE": "/dev/null"}, "contains no host names"),
-        ({"PBS_NODEFILE": "/bin/true"}, "cannot be read"),
         ({"SLURM_JOB_ID": "7"}, "it must be the number of nodes"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "two"}, "SLURM_JOB_NUM_NODES is 'two'"),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "9" * 30}, "it must be the number of nodes"),
     ],
 )
 def test_variables_without_nodes_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(RequestError, match=message.replace("(", r"\(")):
         find_allocation(environ)
-
-
-def test_invalid_values_of_optional_slurm_variables_are_ignored(sandbox: Sandbox) -> None:
-    names = ("SLURM_JOB_CPUS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS")
-    found = find_allocation(slurm(2, **dict.fromkeys(names, "x(x,")))
-    assert (found.cpus_per_node, found.tasks_per_node, found.gpus_per_node) == (0, 0, 0)
 
 
 def test_the_scheduler_of_the_allocation_has_priority_over_a_detected_profile(sandbox: Sandbox) -> None:
@@ -370,19 +331,6 @@ def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
     assert launch.about.startswith("3 ranks on this machine, by ")
 
 
-def test_profile_local_in_an_allocation_uses_only_this_node(sandbox: Sandbox) -> None:
-    launch = planned(sandbox.environ(**slurm(2)), "local", num_ranks=2)
-    assert launch.about.startswith("2 ranks on this machine")
-
-
-def test_this_machine_can_be_overcommitted_up_to_the_given_ranks_per_node(
-    sandbox: Sandbox,
-) -> None:
-    assert planned(sandbox.environ(), "local", 4 * cpus_here()).argv[2] == str(4 * cpus_here())
-    text = refused(sandbox.environ(), "local", 4, ranks_per_node=2)
-    assert "this machine with 2 ranks per node can run 2" in text
-
-
 @pytest.mark.parametrize(
     ("visible", "count"),
     [("0,1,2", 3), ("GPU-1b,GPU-2c", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("NoDevFiles", 0)],
@@ -404,20 +352,12 @@ def test_gpus_are_counted_by_nvidia_smi(sandbox: Sandbox) -> None:
 # Missing programs
 
 
-def test_a_missing_command_is_reported() -> None:
-    done = run_cli("launch", "-n", "2")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"no command given. Example: ddp-hpc launch -n 8 -- python -m ddp_hpc.train" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("program", "message"),
     [
         ("no-such-program", "no-such-program was not found"),
         ("./plain", r"\./plain is not executable \(run chmod"),
-        ("/", "/ was not found"),
         ("--lr", "the launcher would read as its own option"),
-        ("a\nb", "was not found"),
         ("", "the command is empty"),
     ],
 )
@@ -499,13 +439,11 @@ def test_signals_reach_the_launcher_and_are_not_ignored_by_it(sandbox: Sandbox) 
 def test_ranks_on_this_machine_connect_through_the_local_mpiexec(tmp_path: Path) -> None:
     program = "import os; print(os.environ['PMI_RANK'], os.environ['PMI_SIZE'], os.environ['A'])"
     argv = [sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local", "-n", "2", "--env", "A=b c"]
-    start = time.monotonic()
     environ = clean_environ(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     done = subprocess.run(
         [*argv, "--", "python", "-c", program], env=environ, cwd=tmp_path, capture_output=True, timeout=60
     )
     assert sorted(done.stdout.splitlines()) == [b"0 2 b c", b"1 2 b c"], done.stderr
-    assert time.monotonic() - start < 30
 
 
 RANK = """import os, signal, sys, time

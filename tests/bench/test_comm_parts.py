@@ -76,10 +76,6 @@ def test_a_sweep_goes_from_the_smallest_to_the_largest_size() -> None:
     assert (whole[0], whole[-1], len(whole)) == (2**10, 2**26, 9)
 
 
-def test_duplicate_sizes_are_removed() -> None:
-    assert parse_sizes(("1KiB", "8", "1024")) == (1024, 8)
-
-
 def test_a_size_below_one_element_per_rank_is_rounded_up() -> None:
     assert num_elements("all_gather", 4, 8, 4) == 4
     assert num_elements("broadcast", 4, 8, 4) == 1
@@ -92,15 +88,11 @@ def test_slow_iterations_reduce_their_number(taken_s: float, iterations: int) ->
     assert Effort(iterations=100, seconds=1.0).num_iterations(taken_s) == iterations
 
 
-def test_fewer_than_five_iterations_can_be_requested() -> None:
-    assert Effort(iterations=2, seconds=0).num_iterations(1.0) == 2
-
-
 # Test data.
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 300])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("num_ranks", [2, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32])
 def test_sums_in_any_order_are_exact_in_the_dtype(dtype: torch.dtype, num_ranks: int) -> None:
     like = torch.empty(0, dtype=dtype)
     total = torch.zeros(PERIOD, dtype=dtype)
@@ -120,12 +112,6 @@ def test_all_blocks_of_all_ranks_differ() -> None:
         for start in range(0, 2**16, 64)
     ]
     assert len({tuple(block.tolist()) for block in blocks}) == len(blocks)
-
-
-def test_a_table_can_be_repeated_from_any_position() -> None:
-    values, like = table(0, 1, torch.int64), torch.empty(0, dtype=torch.int64)
-    found = fill_pattern(values, 3 * PERIOD - 2, PERIOD + 5, like)
-    assert torch.equal(found, torch.cat([values[-2:], values, values[:3]]))
 
 
 # Groups of ranks.
@@ -184,13 +170,6 @@ def test_the_version_of_rccl_is_found(line: str, version: str) -> None:
     assert parse_nccl_log(f"{line}\n")["version"] == version
 
 
-def test_an_empty_log_is_reported() -> None:
-    line = summary("nccl", [parse_nccl_log("")])["line"]
-    assert line == (
-        "NCCL of unknown version, from its log: network unknown; channels of all ranks: none logged"
-    )
-
-
 def test_nccl_logs_to_a_file_in_memory() -> None:
     environ: dict[str, str] = {"NCCL_DEBUG": "WARN"}
     log = NcclLog(environ)
@@ -214,12 +193,5 @@ def test_log_settings_of_the_user_are_not_changed(settings: dict[str, str]) -> N
 
 
 def test_the_interfaces_of_gloo_are_listed_with_their_number_of_ranks() -> None:
-    settings = [{"device": "TCP", "interface": "hsn0", "address": f"10.0.0.{i // 2}"} for i in range(4)]
-    line = summary("gloo", settings)["line"]
-    assert (
-        "gloo over TCP, set to listen on 10.0.0.0 of hsn0 (GLOO_SOCKET_IFNAME) on 2 ranks; 10.0.0.1" in line
-    )
-
-
-def test_the_transport_of_mpi_is_unknown() -> None:
-    assert summary("mpi", [{}, {}])["line"] == "unknown, since mpi does not report it to torch"
+    line = summary("gloo", [{"address": f"10.0.0.{i // 2} of hsn0"} for i in range(4)])["line"]
+    assert "gloo, set to listen on 10.0.0.0 of hsn0 on 2 ranks; 10.0.0.1 of hsn0 on 2 ranks" in line

@@ -3,9 +3,12 @@
 import json
 import sys
 
+import pytest
+
 from tests.conftest import PROJECT
 
 
+@pytest.mark.check
 def test_each_rank_is_connected_and_the_costs_are_counted(launch, tmp_path):
     argv = [sys.executable, "benchmarks/scale.py", "--ranks", "16", "--json", tmp_path / "rows.json"]
     done = launch(argv, cwd=PROJECT, timeout_s=120.0)

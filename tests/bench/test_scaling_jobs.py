@@ -90,11 +90,6 @@ def test_nodes_are_filled_one_after_the_other(work: Path, programs: Programs, ru
     assert "--ranks 6 is not a multiple of 4, the number of ranks per node" in done.err
 
 
-def test_of_many_ranks_only_some_are_traced(work: Path, programs: Programs, run: Run) -> None:
-    done = scaling(run, "--nodes", "4", "--dry-run")
-    assert "--trace-ranks 0,1,2,3,4,5,6,7\n" in done.out
-
-
 def test_each_point_is_a_job_and_only_ids_are_printed(work: Path, cluster: Programs, run: Run) -> None:
     done = scaling(run, "--nodes", "1,2")
     assert (done.code, done.out) == (0, "12\n13\n"), done.err
@@ -175,14 +170,6 @@ def test_an_error_after_some_submissions_reports_their_number(
     assert line in done.err.splitlines()[-1]
 
 
-def test_files_of_a_failed_job_are_removed_before_the_next(work: Path, cluster: Programs, run: Run) -> None:
-    scaling(run, "--nodes", "1")
-    write_point(work / "scaling" / FOUR, 4, 8, 0.5, {"stopped": "SIGTERM"})
-    set_job(work, "12", state="COMPLETED")
-    assert scaling(run, "--nodes", "1").out == "13\n"
-    assert not (work / "scaling" / FOUR / "summary.json").exists()
-
-
 def test_points_can_be_pbs_jobs(work: Path, programs: Programs, run: Run) -> None:
     programs.answers("qsub", "12.pbs-srv\n")
     programs.answers("qstat", json.dumps(pbs(job_state="Q", comment="Not Running: no nodes", Job_Name="ddp")))
@@ -208,13 +195,8 @@ def test_without_a_scheduler_no_directory_is_created(work: Path, programs: Progr
         (["--nodes", "1", "--json", "s.json"], "--json cannot be used with --submit"),
         (["--nodes", "1", "--setup", "for"], "--setup 'for' is not valid bash"),
         (["--nodes", "1", "--launcher", "srunn"], 'did you mean "srun"?'),
-        (["--nodes", "1", "--walltime", "soon"], "soon"),
         (["--nodes", "1", "--profile", "local"], "the scheduler of the profile is 'local'"),
         (["--nodes", "1", "--dir", "a$(touch b)"], "cannot be determined from its script"),
-        (
-            ["--nodes", "1", "--", "--metrics", "x"],
-            "--metrics cannot be given, because the benchmark sets it for each point",
-        ),
     ],
 )
 def test_an_invalid_request_is_one_line(

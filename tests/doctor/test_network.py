@@ -1,6 +1,4 @@
-"""Checks of interfaces and hostnames."""
-
-import socket
+"""Check of the network interfaces."""
 
 import pytest
 
@@ -50,23 +48,3 @@ def test_interfaces_that_the_environment_names(variable: str, value: str, status
 def test_loopback_alone(num_nodes: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "outward_interfaces", dict)
     assert network.interfaces(Here({}, num_nodes=num_nodes)).status == status
-
-
-def test_a_hostname_that_resolves_to_loopback_is_a_warning() -> None:
-    found = network.name_resolution("localhost")
-    assert found.status == "warn"
-    assert "loopback" in found.what
-    assert "GLOO_SOCKET_IFNAME" in found.remedy
-
-
-@pytest.mark.parametrize("name", ["no-such-host.invalid", "", "x" * 64, "a..b"])
-def test_a_name_that_does_not_resolve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_args: object, **_options: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a real resolver may be slow to fail
-    assert "does not resolve" in network.name_resolution(name).what
-
-
-def test_an_address_that_other_nodes_can_reach() -> None:
-    assert network.name_resolution("192.0.2.1").status == "ok"

@@ -22,10 +22,6 @@ def test_too_little_space(tmp_path: Path, least: int, good: int, status: str) ->
     assert (found.status, found.remedy) == (status, "move")
 
 
-def test_nodes_are_not_compared_by_their_free_space(tmp_path: Path) -> None:
-    assert "free" not in storage.space_in(tmp_path, 1, 1, "move").compared_by
-
-
 def test_a_missing_directory_is_a_failure() -> None:
     here = Here({"TMPDIR": "/no/such/directory"})
     finding = storage.temp_space(here)

@@ -278,10 +278,8 @@ def test_the_kernels_of_nccls_all_to_all_are_matched_and_the_rank_that_is_late_i
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
         ("void two_shot_all_reduce_kernel<float>(...)", "all_reduce"),
         ("void deep_ep::internode::dispatch<false, 8>(...)", "all_to_all"),
-        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(...)", "all_to_all"),
         ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "collective"),
     ],
 )
@@ -292,28 +290,7 @@ def test_kernels_of_other_libraries_are_communication(tmp_path, name, kind):
     assert (capture.mean.comm_exposed_s, capture.mean.other_s) == (pytest.approx(50 * US), 0)
 
 
-def test_kernels_that_overlap_on_a_stream_are_ranked_by_their_whole_time(tmp_path):
-    events = [annotation("ProfilerStep#0", 0, 100), kernel(1, "outer", 0, 60), kernel(2, "inner", 10, 40)]
-    kernels = read_capture(write(tmp_path / "t.json", events)).ranks[0].kernels
-    assert [(op.name, op.self_s) for op in kernels] == [
-        ("outer", pytest.approx(60 * US)),
-        ("inner", pytest.approx(40 * US)),
-    ]
-
-
-def test_sizes_that_no_buffer_has_are_unknown(tmp_path):
-    dims = {"Input Dims": [[2**63, 2**63] * 20], "Input type": ["float"]}
-    events = [annotation("ProfilerStep#0", 0, 100), annotation("gloo:all_reduce", 50, 10, 2, **dims)]
-    (row,) = read_capture(write(tmp_path / "t.json", events)).collectives
-    assert (row.bytes, row.busbw_bytes_per_s) == (0, 0)
-
-
-def test_a_step_number_of_thousands_of_digits_is_no_step(tmp_path):
-    events = [annotation("ProfilerStep#" + "9" * 5000, 0, 100), annotation("forward", 0, 50)]
-    capture = read_capture(write(tmp_path / "t.json", events))
-    assert (capture.mean.forward_s, len(capture.ranks[0].steps)) == (pytest.approx(50 * US), 1)
-
-
+@pytest.mark.check
 def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
     whole = write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 50)])
     begin, end = whole.read_text().split('"traceEvents": [')
@@ -323,12 +300,7 @@ def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
     assert (times.forward_s, times.other_s) == (pytest.approx(50 * US), pytest.approx(10 * US))
 
 
-def test_blanks_beyond_32_mib_after_the_events_are_read(tmp_path):
-    whole = write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 50)])
-    whole.write_text(whole.read_text() + " " * (33 << 20))
-    assert read_capture(whole).mean.forward_s == pytest.approx(50 * US)
-
-
+@pytest.mark.check
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -570,26 +542,12 @@ def test_absurd_times_are_harmless(tmp_path):
     "head",
     [
         {"distributedInfo": {"rank": 10**11, "world_size": 10**11}},
-        {"distributedInfo": {"rank": -7, "world_size": 2}},
         {"distributedInfo": {"rank": "3", "world_size": None}},
-        {"distributedInfo": [1]},
-        {"baseTimeNanoseconds": 10**400},
-        {"baseTimeNanoseconds": 1e300, "host_name": 7},
+        {"baseTimeNanoseconds": 10**400, "host_name": 7},
     ],
 )
 def test_invalid_metadata_is_ignored(tmp_path, head):
     (tmp_path / "t.json").write_text(json.dumps({**head, "traceEvents": step(1, 0)}))
     capture = read_capture(tmp_path)
     assert (capture.world_size, capture.missing, capture.ranks[0].rank) == (1, (), 0)
-    assert capture.mean.wall_s == pytest.approx(350 * US)
-
-
-def test_absurd_step_numbers_and_sizes_are_harmless(tmp_path):
-    dims = {"Input Dims": [[10**19, 10**19]], "Input type": ["float"]}
-    events = [
-        *step(10**25, 0),
-        annotation("gloo:all_reduce", 0, 5, 2, **dims),
-        annotation("gloo:all_reduce", 9, 5, 2, **{"Input Dims": [[-1, None], 3], "Input type": [5, "float"]}),
-    ]
-    capture = read_capture(write(tmp_path / "t.json", events))
     assert capture.mean.wall_s == pytest.approx(350 * US)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.network_interfaces import interface_address
 
 _VERSION = re.compile(r"[NR]CCL version (?:: )?(\S+)")  # RCCL on ROCm: `RCCL version : 2.30.4-HEAD:2b22ab0`
@@ -50,7 +51,8 @@ class NcclLog:
 def parse_nccl_log(log: str) -> dict[str, Any]:
     """Returns `version`, `networks` and the number of `channels` per kind from the log of a rank."""
     kinds = [
-        "/".join(part for part in found.split("/") if not part.isdigit()) for found in _CHANNEL.findall(log)
+        "/".join(part for part in channel.split("/") if not part.isdigit())
+        for channel in _CHANNEL.findall(log)
     ]
     version = _VERSION.search(log)
     return {
@@ -62,23 +64,20 @@ def parse_nccl_log(log: str) -> dict[str, Any]:
     }
 
 
-def gloo_settings(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the interface on which gloo is set to listen, if any, and the address on which it listens."""
-    interface = environ.get("GLOO_SOCKET_IFNAME", "")
-    device = environ.get("GLOO_DEVICE_TRANSPORT", "TCP")
-    if interface:
-        return {"device": device, "interface": interface, "address": interface_address(interface) or ""}
-    address = ""
+def gloo_address(environ: Mapping[str, str]) -> str:
+    """Returns the interface on which gloo is set to listen, and its address; or the hostname's address."""
+    if interface := environ.get("GLOO_SOCKET_IFNAME", ""):
+        return f"{interface_address(interface) or 'an unknown address'} of {interface} (GLOO_SOCKET_IFNAME)"
     with suppress(OSError, UnicodeError):
-        address = socket.gethostbyname(socket.gethostname())
-    return {"device": device, "interface": "", "address": address}
+        return f"{socket.gethostbyname(socket.gethostname())} (of the hostname)"
+    return "an unknown address"
 
 
 def transport_of_rank(backend: str, log: NcclLog, environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns the information about the transport that is available on this rank."""
     if backend == "nccl":
         return parse_nccl_log(log.read())
-    return gloo_settings(environ) if backend == "gloo" else {}
+    return {"address": gloo_address(environ)} if backend == "gloo" else {}
 
 
 def summary(backend: str, transports: Sequence[dict[str, Any]], user_settings: str = "") -> dict[str, Any]:
@@ -94,10 +93,10 @@ def _of_nccl(transports: Sequence[dict[str, Any]], user_settings: str) -> dict[s
     if user_settings:
         return {"line": f"see the lines with ` via ` in the NCCL log that you enabled with {user_settings}"}
     channels: Counter[str] = Counter()
-    for one in transports:
-        channels.update(one["channels"])
-    versions = sorted({one["version"] for one in transports} - {""})
-    networks = sorted({network for one in transports for network in one["networks"]})
+    for rank in transports:
+        channels.update(rank["channels"])
+    versions = sorted({rank["version"] for rank in transports} - {""})
+    networks = sorted({network for rank in transports for network in rank["networks"]})
     opened = ", ".join(f"{number} via {kind}" for kind, number in channels.most_common()) or "none logged"
     return {
         "line": f"NCCL {' and '.join(versions) or 'of unknown version'}, from its log: "
@@ -109,18 +108,10 @@ def _of_nccl(transports: Sequence[dict[str, Any]], user_settings: str) -> dict[s
 
 
 def _of_gloo(transports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    ends = Counter((one["interface"], one["address"]) for one in transports)
-    places = [
-        f"{address or 'an unknown address'}"
-        + (f" of {interface} (GLOO_SOCKET_IFNAME)" if interface else " (of the hostname)")
-        + f" on {number} rank{'s' * (number > 1)}"
-        for (interface, address), number in ends.items()
-    ]
-    devices = sorted({one["device"] for one in transports})
+    addresses = Counter(rank["address"] for rank in transports)
+    places = [f"{address} on {counted(number, 'rank')}" for address, number in addresses.items()]
     return {
-        "line": f"gloo over {' and '.join(devices)}, set to listen on {'; '.join(places[:4])}"
-        f"{'; ...' * (len(places) > 4)}; gloo does not report its connections",
-        "devices": devices,
-        "interfaces": sorted({one["interface"] for one in transports}),
-        "addresses": sorted({one["address"] for one in transports}),
+        "line": f"gloo, set to listen on {'; '.join(places[:4])}{'; ...' * (len(places) > 4)}; gloo does not "
+        "report its connections",
+        "addresses": sorted(addresses),
     }

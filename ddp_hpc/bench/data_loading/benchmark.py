@@ -140,7 +140,7 @@ def run(config: IoBench) -> dict[str, Any]:
         "num_samples": samples.num_samples,
         "src": f"{samples.src.dtype} {samples.src.shape}",
         "tgt": f"{samples.tgt.dtype} {samples.tgt.shape}",
-        "readers": {name: one.reader for name, one in opened.items()},
+        "readers": {name: reader.reader for name, reader in opened.items()},
         "rounds": config.rounds,
         "seconds": config.seconds,
         "page_cache": "cold" if config.cold else "warm",
@@ -216,14 +216,14 @@ def all_sources(
 ) -> list[Source]:
     """Returns the rows of a case: the baselines, then the trainer's loader with each format and setting."""
     keys = config.src_key, config.tgt_key
-    found = [Source("memcpy", "memory", partial(loaders.memcpy, arrays))]
+    sources = [Source("memcpy", "memory", partial(loaders.memcpy, arrays))]
     if len(arrays[0]) == samples.num_samples:
-        found.append(Source("memory", "memory", partial(loaders.memory, arrays)))
-        found.append(Source("memory_indexed", "memory", partial(loaders.memory_indexed, arrays)))
-        found.append(Source("memory_gather", "memory", partial(loaders.memory_gather, arrays)))
+        sources.append(Source("memory", "memory", partial(loaders.memory, arrays)))
+        sources.append(Source("memory_indexed", "memory", partial(loaders.memory_indexed, arrays)))
+        sources.append(Source("memory_gather", "memory", partial(loaders.memory_gather, arrays)))
     if path := files.get("hdf5"):
-        found.append(Source("naive_hdf5", "hdf5", partial(loaders.naive_hdf5, path, keys), path))
-        found.append(Source("h5py_batch", "hdf5", partial(loaders.h5py_batch, path, keys), path))
+        sources.append(Source("naive_hdf5", "hdf5", partial(loaders.naive_hdf5, path, keys), path))
+        sources.append(Source("h5py_batch", "hdf5", partial(loaders.h5py_batch, path, keys), path))
     ways = [(f" ahead={ahead}" if ahead else "", 0, ahead) for ahead in dict.fromkeys(config.ahead)]
     ways = ways if 0 in config.workers else []
     ways += [(f" workers={workers}", workers, 2) for workers in dict.fromkeys(config.workers) if workers]
@@ -232,8 +232,8 @@ def all_sources(
         for extra, workers, ahead in ways:
             at_once = 1 if workers else several
             opens = partial(loaders.reader, files[name], keys, workers=workers, ahead=ahead)
-            found.append(Source(name + extra, name, opens, files[name], workers, ahead, at_once))
-    return found
+            sources.append(Source(name + extra, name, opens, files[name], workers, ahead, at_once))
+    return sources
 
 
 def _rows(

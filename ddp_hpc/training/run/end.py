@@ -155,7 +155,6 @@ def end_after_lost_rank(parts: Parts, end: AttemptEnd) -> NoReturn:
 def _end_from_thread(parts: Parts, end: AttemptEnd, role: Role) -> NoReturn:
     """Ends this process although the main thread may never return from a collective."""
     ending = ROLES[role]
-    end = replace(end, reason=end.reason)
     print_error(ending.prints, end.reason, parts.world)
     parts.record_end(end)
     _save(ending, parts)

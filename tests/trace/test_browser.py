@@ -1,0 +1,229 @@
+"""The HTML page in a browser without a network."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from ddp_hpc.trace.html_page import page
+from ddp_hpc.trace.html_timeline import MAX_RANKS
+
+from .browser import chromium, open_page
+from .captures import ENDLESS, HOSTILE, KERNEL, hostile, made, on_device
+
+pytestmark = pytest.mark.check
+expect.set_options(timeout=30_000)  # drawing is slow on a busy machine
+# All tests share one process and thus one browser.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def shown(browser, tmp_path_factory):
+    """Writes the captures' page to a file and opens it."""
+
+    def show(*captures, sentences=(), **window):
+        file = tmp_path_factory.mktemp("page") / "report.html"
+        file.write_text(page(captures, sentences), encoding="utf-8")
+        return open_page(browser, file, **window)
+
+    return show
+
+
+@pytest.fixture(scope="module")
+def four_once(shown):
+    return shown(made())
+
+
+@pytest.fixture
+def four(four_once):
+    """The page of four ranks and three steps, in its initial state."""
+    yield four_once
+    four_once.page.emulate_media(color_scheme="light", media="screen")
+    four_once.page.set_viewport_size({"width": 1280, "height": 900})
+    four_once.page.get_by_role("button", name="all", exact=True).click()
+
+
+@pytest.fixture(scope="module")
+def bad(shown):
+    return shown(hostile(), sentences=[HOSTILE, ENDLESS])
+
+
+@pytest.fixture(scope="module")
+def gpus(shown):
+    return shown(on_device())
+
+
+def bars(opened, chart):
+    return opened.page.locator(f"#{chart} .bars .point")
+
+
+def shown_range(opened, chart="timeline0"):
+    return opened.page.evaluate("(id) => document.getElementById(id).layout.xaxis.range", chart)
+
+
+def drag(opened, chart, begin, end):
+    """Drags over a part of the chart, given as fractions of its width, and returns the visible range."""
+    area = opened.page.locator(f"#{chart} .nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    across = box["y"] + box["height"] / 2
+    opened.page.mouse.move(box["x"] + begin * box["width"], across)
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + end * box["width"], across, steps=5)
+    opened.page.mouse.up()
+    return shown_range(opened, chart)
+
+
+def overflow_px(opened):
+    return opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def test_the_page_loads_without_a_network_and_requests_nothing(four):
+    expect(bars(four, "mean")).not_to_have_count(0)
+    assert four.problems == []
+
+
+def test_long_kernel_names_are_cut_in_the_middle_with_the_whole_name_on_hover(gpus):
+    cell = gpus.page.locator("tbody th", has_text="vectorized_element").first
+    text = cell.text_content()
+    assert len(text) == 60
+    assert text.startswith("at::native::vectorized")
+    assert "..." in text
+    assert text.endswith("Array<char*, 3> >")
+    assert cell.get_attribute("title") == KERNEL
+
+
+def test_the_page_of_a_device_begins_with_the_warning_and_says_what_the_device_waits_for(gpus):
+    assert gpus.problems == []
+    assert gpus.page.locator("main > *").first.text_content().startswith("Warning: worker1.pt.trace.json")
+    section = gpus.page.locator("section", has_text="What the device waits for")
+    headings = section.locator("thead th:first-child").all_text_contents()
+    assert [heading.strip() for heading in headings] == [
+        "idle device, ms", "critical path of step 4", "launches per step",
+    ]  # fmt: skip
+
+
+def test_requests_and_errors_are_detected(browser, tmp_path):
+    file = tmp_path / "other.html"
+    file.write_text("<img src='http://127.0.0.1:9/a.png'><script>throw Error('planted')</script>")
+    problems = open_page(browser, file).problems
+    assert "request: http://127.0.0.1:9/a.png" in problems
+    assert "error: planted" in problems
+
+
+def test_no_control_of_the_page_opens_an_address(shown):
+    page = shown(made()).page
+    page.evaluate(
+        "window.addresses = []; window.open = (address) => { addresses.push(address); return null; }"
+    )
+    buttons = page.locator(".modebar-btn")
+    titles = {buttons.nth(i).get_attribute("data-title") for i in range(buttons.count())}
+    assert titles == {"Download plot as a PNG", "Pan", "Zoom"}
+    for i in range(buttons.count()):
+        buttons.nth(i).evaluate("button => button.click()")
+    links = "[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"
+    assert page.evaluate(f"[...addresses, ...{links}].filter(a => a && a[0] != '#')") == []
+
+
+def test_the_charts_have_a_bar_for_each_part_rank_and_span(four):
+    expect(bars(four, "mean")).to_have_count(
+        5 + 2
+    )  # parts that are not 0, and communication exposed and hidden
+    expect(bars(four, "ranks0")).to_have_count(4 * (5 + 2))
+    expect(bars(four, "timeline0")).to_have_count(4 * 3 * (4 + 3))  # regions and all_reduces
+
+
+def test_dragging_zooms_the_timeline_and_a_double_click_shows_all(four):
+    (begin, end), num_bars = shown_range(four), bars(four, "timeline0").count()
+    tenth = (end - begin) / 10
+    zoomed = drag(four, "timeline0", 0.4, 0.6)
+    assert zoomed == pytest.approx([begin + 4 * tenth, begin + 6 * tenth], abs=tenth / 10)
+    expect(bars(four, "timeline0")).not_to_have_count(num_bars)  # bars outside the visible range are removed
+    four.page.locator("#timeline0 .nsewdrag").dblclick()
+    expect(bars(four, "timeline0")).to_have_count(num_bars)
+    assert shown_range(four) == pytest.approx([begin, end])
+
+
+def test_the_timeline_can_be_controlled_with_the_keyboard(four):
+    whole = shown_range(four)
+    step = four.page.get_by_role("combobox")
+    step.select_option("4")
+    begin, end = shown_range(four)
+    assert whole[0] < begin < end < whole[1]
+    four.page.get_by_role("button", name="zoom in").press("Enter")
+    assert shown_range(four) == pytest.approx([begin + (end - begin) / 4, end - (end - begin) / 4])
+    four.page.get_by_role("button", name="all", exact=True).press("Enter")
+    assert step.input_value() == ""
+    assert shown_range(four) == pytest.approx(whole)
+
+
+def test_hovering_shows_rank_step_kind_and_size(four):
+    bars(four, "timeline0").first.scroll_into_view_if_needed()
+    label = four.page.locator("#timeline0 .hoverlayer .hovertext")
+    # Collectives are drawn last, and their first bar is that of rank 0 in step 3.
+    box = bars(four, "timeline0").nth(4 * 3 * 4).bounding_box()
+    four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
+    label.wait_for()
+    text = label.text_content()
+    for part in ("all_reduce, 1.0 MiB, 4 ranks (host)", "rank 0, step 3", " ms from "):
+        assert part in text
+
+
+def test_clicking_a_heading_sorts_its_table_and_reverses_the_order(four):
+    heading = four.page.get_by_role("columnheader", name=re.compile("^self ms"))
+    first = four.page.locator("table", has=heading).locator("tbody th").first
+    heading.get_by_role("button").click()
+    assert (first.text_content(), heading.get_attribute("aria-sort")) == ("aten::addmm", "descending")
+    heading.get_by_role("button").click()
+    assert (first.text_content(), heading.get_attribute("aria-sort")) == ("aten::copy_", "ascending")
+
+
+def test_text_is_light_in_dark_mode_including_charts(four):
+    color = "getComputedStyle(document.querySelector('#ranks0 .xtick text')).fill"
+    assert four.page.evaluate(color) == "rgb(27, 31, 36)"
+    four.page.emulate_media(color_scheme="dark")
+    assert four.page.evaluate(color) == "rgb(230, 237, 243)"
+
+
+def test_names_in_traces_are_shown_as_text_and_not_executed(bad):
+    assert bad.page.evaluate("window.ran") is None
+    assert bad.problems == []
+    assert bad.page.locator("h1").text_content().startswith("<b>b</b><script>window.ran=1</script><img src=x")
+    # Plotly would interpret <b> and <a> in a label as markup.
+    assert (
+        bad.page.locator("#mean .xtick text")
+        .text_content()
+        .startswith("<b>b</b><script>window.ran=1</script>")
+    )
+    assert bad.page.locator("img, main script").count() == 0
+
+
+@pytest.mark.parametrize("name", ["four", "bad"])
+def test_nothing_is_wider_than_a_phone(name, request):
+    opened = request.getfixturevalue(name)
+    opened.page.set_viewport_size({"width": 390, "height": 844})
+    try:
+        expect(opened.page.locator("#mean .main-svg").first).to_have_css("width", re.compile("3[0-9]{2}px"))
+        assert overflow_px(opened) == 0
+        for chart in opened.page.locator(".chart").all():
+            assert chart.locator(".main-svg").first.bounding_box() == chart.bounding_box()
+    finally:
+        opened.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_hundreds_of_ranks_compared_with_another_capture(shown):
+    opened = shown(made(256, 1, name="after"), made(name="before"), sentences=["Forward takes less."])
+    assert opened.problems == []
+    assert opened.page.locator("section").first.inner_text().split("\n")[-1] == "Forward takes less."
+    expect(bars(opened, "mean")).to_have_count(2 * (5 + 2))
+    expect(bars(opened, "ranks0")).to_have_count(256 * (5 + 2))
+    assert opened.page.locator("#timeline0 .ytick text").count() == MAX_RANKS
+    assert opened.page.locator("#timeline1 .ytick text").count() == 4 * 2, "a label for each lane"
+    assert opened.page.locator("tbody", has_text="nid001063").locator("tr").count() == 256
+    assert overflow_px(opened) == 0
+    assert drag(opened, "ranks0", 0.25, 0.5) == pytest.approx([63.5, 127.5], abs=2)
