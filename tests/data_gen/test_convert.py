@@ -176,7 +176,7 @@ def test_the_file_records_its_inputs(tmp_path, h5):
         assert file.attrs["source"] == "converted from link.h5"
     generate(Recipe(num_samples=2, src_shape=(3,), tgt_shape=(1,)), tmp_path / "other.h5")
     text = refused([h5], tmp_path / "other.h5", RequestError)
-    assert "exists with different contents: kind is synthetic instead of converted. " in text
+    assert "exists with different contents: kind is 'synthetic' instead of 'converted'. " in text
 
 
 @pytest.mark.parametrize("kind", ["same", "symbolic link", "hard link"])
