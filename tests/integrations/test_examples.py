@@ -75,15 +75,6 @@ def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
     assert weights(run_example("lightning_trainer.py")) == uninterrupted("lightning_trainer.py")
 
 
-def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path) -> None:
-    stopped = run_example("deadline_loop.py", launcher="mpiexec", left_s=5, step_s=0.05, num_steps=1000)
-    assert stopped.exit_code == 75, stopped.stdout + stopped.stderr
-    word, step, reason = state(tmp_path)
-    assert word == "requeue"
-    assert reason.startswith("the job's time limit is near (DDP_HPC_DEADLINE; ")
-    assert steps(stopped) == list(range(int(step)))
-
-
 @pytest.mark.parametrize(
     "launcher", ["forks", *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS)]
 )
