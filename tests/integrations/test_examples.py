@@ -65,6 +65,7 @@ def test_an_interrupted_run_has_the_same_weights(
     assert weights(resumed) == uninterrupted(name)
 
 
+@pytest.mark.check
 def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
     run_example: RunExample, uninterrupted: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -76,7 +77,11 @@ def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
 
 
 @pytest.mark.parametrize(
-    "launcher", ["forks", *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS)]
+    "launcher",
+    [
+        pytest.param("forks", marks=pytest.mark.check),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS),
+    ],
 )
 def test_a_program_that_does_not_use_ddp_hpc_is_resumed_with_the_same_weights(
     launcher: str, run_example: RunExample, tmp_path: Path

@@ -169,6 +169,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.check
 def test_workers_read_the_same_batches_and_their_exit_is_one_line(path, tmp_path):
     # Under PBS, TMPDIR is too long for the name of a socket.
     long_folder = tmp_path / ("x" * 100)
