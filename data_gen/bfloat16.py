@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_NAN, _INFINITY, _WITHOUT_SIGN = np.uint16(0x7FC0), np.uint16(0x7F80), np.uint16(0x7FFF)
+_NAN = np.uint16(0x7FC0)
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
@@ -24,8 +24,3 @@ def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Converts bfloat16 bits to float32 without loss."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def num_infinite(bits: NDArray[np.uint16]) -> int:
-    """Returns the number of infinite values."""
-    return int(np.count_nonzero((bits & _WITHOUT_SIGN) == _INFINITY))

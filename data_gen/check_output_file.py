@@ -16,9 +16,6 @@ from ddp_hpc.base.units import format_bytes
 
 # A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
 _OVERHEAD_BYTES = 64 * 1024
-# Limits for error messages, which quote the recipe of an existing file: the maximum number of characters per
-# value, and the maximum number of differences.
-_MAX_SHOWN, _MAX_DIFFERENCES = 100, 8
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,7 @@ class OutputFile:
             if "kind" in keys:  # files of different kinds have different keys
                 keys = ["kind"]
             differences = ", ".join(
-                f"{_shown(key)} is {_shown(recipe.get(key))} instead of {_shown(requested.get(key))}"
-                for key in keys[:_MAX_DIFFERENCES]
+                f"{key} is {recipe.get(key)!r} instead of {requested.get(key)!r}" for key in keys
             )
             raise RequestError(f"{self.path} exists with different contents: {differences}. {hint}")
         if arrays != self.contents.arrays:
@@ -101,9 +97,3 @@ class OutputFile:
                 f"{self.path} exists with the requested recipe, but is damaged: it contains {shapes}. {hint}"
             )
         return True
-
-
-def _shown(value: object) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    plain = "".join(char for char in text[:_MAX_SHOWN] if char.isprintable())
-    return "absent" if value is None else plain

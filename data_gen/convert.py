@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.bfloat16 import from_bfloat16, num_infinite, to_bfloat16
-from data_gen.formats import ITEM_BYTES, Array, Contents, format_of, plain_text
+from data_gen.bfloat16 import from_bfloat16, to_bfloat16
+from data_gen.formats import ITEM_BYTES, Array, Contents, format_of, infos_of, plain_text
 from data_gen.recipe import MAX_AXES
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc.base import data_file_layout
@@ -68,7 +68,7 @@ def convert(
     identities = [_identity(path) for path in inputs]
     where = ", ".join(plain_text(path.name) for path in inputs)
     samples = _open(inputs, where, src_key, tgt_key)
-    infos = _infos(samples)
+    infos = infos_of(samples)
     arrays = {name: _array(where, name, info, dtype) for name, info in infos.items()}
     recipe = {
         "kind": "converted",
@@ -148,14 +148,6 @@ def _read_numpy(path: Path, load: Callable[[Path], Any]) -> Any:
         raise DataError(f"{path} cannot be read by NumPy: {reason}; copy or write it again") from None
 
 
-def _infos(samples: Samples) -> dict[str, ArrayInfo]:
-    """Returns the descriptions of the input arrays, by the names of the arrays in the output."""
-    infos = {SRC: samples.src, TGT: samples.tgt}
-    if samples.test:
-        infos |= {TEST_SRC: samples.test.src, TEST_TGT: samples.test.tgt}
-    return infos
-
-
 def _blocks(samples: Samples) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yields blocks of samples with the name of their array; the blocks of each array are in order."""
     step = max(1, _BLOCK_BYTES // samples.sample_bytes)
@@ -191,7 +183,7 @@ def _cast(where: str, info: ArrayInfo, dtype: str, values: NDArray[Any]) -> NDAr
                 return values.astype(dtype)
             values = values.astype(np.float32)
             bits = to_bfloat16(values)
-            if num_infinite(bits) > np.count_nonzero(np.isinf(values)):
+            if np.isinf(from_bfloat16(bits)).sum() > np.isinf(values).sum():
                 raise FloatingPointError
             return bits
     except FloatingPointError:

@@ -23,7 +23,7 @@ from ddp_hpc.base import data_file_layout
 from ddp_hpc.base.errors import DataError, RequestError, nearest
 from ddp_hpc.base.version import __version__
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.data.samples import first_line
+from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 
 ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
 # Maximum number of characters quoted from a library's error message.
@@ -32,12 +32,6 @@ _MAX_REASON = 200
 _ALIGNMENT = 4096
 # Size of the fixed part of a local header in the zip format.
 _LOCAL_BYTES = 30
-_ARRAY_NAMES = (
-    data_file_layout.SRC,
-    data_file_layout.TGT,
-    data_file_layout.TEST_SRC,
-    data_file_layout.TEST_TGT,
-)
 # The only attributes read from an HDF5 file; others may have types that NumPy does not support.
 _MARKS = (data_file_layout.ATTR_RECIPE, data_file_layout.ATTR_FINGERPRINT)
 
@@ -128,22 +122,26 @@ def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Arr
         raise ForeignFileError(f"it cannot be read: {first_line(error)[:_MAX_REASON]}") from None
     try:
         recipe = dict(json.loads(str(marks[data_file_layout.ATTR_RECIPE])))
-        if fingerprint(recipe) != marks[data_file_layout.ATTR_FINGERPRINT]:
-            raise ForeignFileError("its recipe does not match its fingerprint")
-    except KeyError as error:
-        raise ForeignFileError(f"it has no {error.args[0]}") from None
-    except (ValueError, TypeError, RecursionError):
-        raise ForeignFileError("its recipe is not a JSON object") from None
+        is_own = fingerprint(recipe) == marks[data_file_layout.ATTR_FINGERPRINT]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        is_own = False
+    if not is_own:
+        raise ForeignFileError("it has no recipe with a fingerprint that matches")
     try:
-        samples = open_samples(path)
+        infos = infos_of(open_samples(path))
     except DataError as error:
         raise ForeignFileError(str(error)) from None
-    infos = [samples.src, samples.tgt]
-    infos += [samples.test.src, samples.test.tgt] if samples.test else []
     return recipe, tuple(
-        Array(name, (info.num_samples, *info.shape), info.dtype_name)
-        for name, info in zip(_ARRAY_NAMES, infos, strict=False)
+        Array(name, (info.num_samples, *info.shape), info.dtype_name) for name, info in infos.items()
     )
+
+
+def infos_of(samples: Samples) -> dict[str, ArrayInfo]:
+    """Returns the descriptions of the arrays by the names that they have in a written file."""
+    infos = {data_file_layout.SRC: samples.src, data_file_layout.TGT: samples.tgt}
+    if samples.test:
+        infos |= {data_file_layout.TEST_SRC: samples.test.src, data_file_layout.TEST_TGT: samples.test.tgt}
+    return infos
 
 
 def _read_marks(path: Path, suffix: str) -> dict[str, Any]:

@@ -24,9 +24,6 @@ from ddp_hpc.base.data_file_layout import SRC, TEST_SRC, TEST_TGT, TGT
 from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.open_file import check_readable_file
 
-SUFFIX = ".txt"
-LENGTH = 128
-TEST_SHARE = 0.05
 NUM_TOKENS = 256
 END_OF_FILE = b"\0"
 # The test samples come from this number of sections, evenly spaced over the text, because the end of a text
@@ -43,9 +40,9 @@ def write_text(
     inputs: Sequence[Path],
     path: Path,
     *,
-    length: int = LENGTH,
-    test_share: float = TEST_SHARE,
-    suffixes: Sequence[str] = (SUFFIX,),
+    length: int = 128,
+    test_share: float = 0.05,
+    suffixes: Sequence[str] = (".txt",),
     exclude: Sequence[str] = (),
     force: bool = False,
     progress: Progress | None = None,

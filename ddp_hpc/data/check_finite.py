@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from ddp_hpc.data.samples import ArrayInfo, Samples
 
 _BLOCK_BYTES = 16 * 1024 * 1024
-# A bfloat16 with all exponent bits set is not finite: a NaN if any fraction bit is set, otherwise an
-# infinity.
-_EXPONENT, _FRACTION = np.uint16(0x7F80), np.uint16(0x007F)
 
 
 @dataclass(frozen=True)
@@ -57,9 +54,10 @@ def _is_float(array: ArrayInfo) -> bool:
 
 def _first_bad(values: NDArray[Any], bfloat16: bool) -> tuple[int, str] | None:
     """Returns the row and kind of the first non-finite value in memory order, or None."""
-    finite = (values & _EXPONENT) != _EXPONENT if bfloat16 else np.isfinite(values)
+    if bfloat16:  # the upper half of a float32
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    finite = np.isfinite(values)
     if finite.all():
         return None
     index = np.unravel_index(int(finite.argmin()), values.shape)
-    is_nan = values[index] & _FRACTION != 0 if bfloat16 else np.isnan(values[index])
-    return int(index[0]), "a NaN" if is_nan else "an infinity"
+    return int(index[0]), "a NaN" if np.isnan(values[index]) else "an infinity"

@@ -27,7 +27,6 @@ class Access:
     reader: str
     open_arrays: Callable[[], OpenArrays]
     other_files: bool = False
-    advice: str = ""
 
 
 def combine(
@@ -56,7 +55,7 @@ def combine(
         )  # fmt: skip
     return Samples(
         path=path, src=src, tgt=tgt, num_classes=num_classes, reader=way.reader,
-        open_arrays=way.open_arrays, test=test_samples, other_files=other_files, advice=way.advice,
+        open_arrays=way.open_arrays, test=test_samples, other_files=other_files,
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from ddp_hpc.base.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16
 from ddp_hpc.base.errors import DataError
-from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.file_arrays import Access, check_array, combine, keys_of, read_num_classes, wanted_keys
 from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
 from ddp_hpc.data.samples import ArrayInfo, Gather, OpenArrays, Samples, first_line
@@ -78,8 +77,7 @@ def _access(path: Path, identity: FileIdentity, file: Any, src: ArrayInfo, tgt: 
     for dataset in datasets:
         _check_filters(path, dataset)
     plans = _ReadPlan.of(datasets[0], src), _ReadPlan.of(datasets[1], tgt)
-    advice = next((plan.advice for plan in plans if plan.advice), "")
-    return Access("hdf5 chunked", partial(_open_chunked, path, identity, *plans), other_files, advice)
+    return Access("hdf5 chunked", partial(_open_chunked, path, identity, *plans), other_files)
 
 
 def _file(path: Path, **options: int) -> Any:
@@ -133,11 +131,11 @@ def _text(value: object) -> object:
 
 
 def _num_classes(path: Path, file: Any) -> int | None:
-    if ATTR_NUM_CLASSES not in file.attrs:
-        return None
-    value = np.asarray(file.attrs[ATTR_NUM_CLASSES])
-    is_integer = value.size == 1 and value.dtype.kind in "iu"
-    return read_num_classes(path, value.item() if is_integer else repr(value))
+    value = file.attrs.get(ATTR_NUM_CLASSES)
+    # Some programs write an array of one element.
+    return read_num_classes(
+        path, value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+    )
 
 
 def _raw_offset(dataset: Any) -> int | None:
@@ -204,7 +202,6 @@ class _ReadPlan:
     cache_bytes: int
     """Size of the chunk cache. A chunk that does not fit is decompressed again for each of its samples."""
     cache_slots: int
-    advice: str = ""
 
     @classmethod
     def of(cls, dataset: Any, info: ArrayInfo) -> _ReadPlan:
@@ -223,16 +220,9 @@ class _ReadPlan:
         # other.
         slots = min(100 * max(1, cache_bytes // chunk_bytes), _MAX_SLOTS) | 1
         has_filters = dataset.id.get_create_plist().get_nfilters() > 0
-        advice = ""
-        if has_filters and row_bytes > _MAX_CACHE_BYTES:
-            advice = (
-                f"each sample of {info.key} spans {across} chunks of {format_bytes(chunk_bytes)}, which "
-                "every batch decompresses again; to read faster, rewrite the file with "
-                "`python -m data_gen convert OLD.h5 NEW.h5`"
-            )
         # A part of an uncompressed chunk can be read, so the size of the chunk does not matter.
         whole = max(1, _MAX_CACHE_BYTES // sample_bytes) if has_filters else rows
-        return cls(info, min(whole, dataset.chunks[0]), cache_bytes, slots, advice)
+        return cls(info, min(whole, dataset.chunks[0]), cache_bytes, slots)
 
 
 def _open_chunked(path: Path, identity: FileIdentity, src: _ReadPlan, tgt: _ReadPlan) -> OpenArrays:

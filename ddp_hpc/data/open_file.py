@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from ddp_hpc.base.data_file_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
+from ddp_hpc.base.data_file_layout import PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
 from ddp_hpc.base.errors import DataError, nearest
 from ddp_hpc.data.samples import Samples
 
@@ -34,7 +34,6 @@ def open_samples(path: Path, *, src_key: str = SRC, tgt_key: str = TGT) -> Sampl
         from ddp_hpc.data.tensor_files import open_safetensors
 
         return open_safetensors(path, src_key, tgt_key)
-    assert suffix in HDF5_SUFFIXES
     from ddp_hpc.data.hdf5 import open_hdf5
 
     return open_hdf5(path, src_key, tgt_key)

@@ -84,8 +84,6 @@ class Samples:
     """The test split, if there is one."""
     other_files: bool = False
     """Whether some of the data is stored in other files, so that a copy of this file would be incomplete."""
-    advice: str = ""
-    """A message to the user on how to make reading faster, or an empty string."""
     _opened: OpenArrays | None = field(default=None, init=False)
     _opened_by: int = field(default=0, init=False)
 

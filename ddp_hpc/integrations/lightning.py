@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
-from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
-from ddp_hpc.integrations.step_recorder import StepRecorder
+from ddp_hpc.integrations.trainer_callbacks import StepRecorder, refuse_separate_ranks
 from ddp_hpc.library.deadline import JobDeadline, deadline
 from ddp_hpc.torchrun.environment import make_torchrun_environment
 
@@ -199,12 +198,12 @@ class StopBeforeDeadline(Callback):
         Incomplete files are skipped.
         """
         try:
-            found = [
+            complete = [
                 path for path in self._dirpath.iterdir() if path.suffix == _SUFFIX and _is_complete(path)
             ]
         except FileNotFoundError:
             return None
-        return str(max(found, key=lambda path: path.stat().st_mtime_ns)) if found else None
+        return str(max(complete, key=lambda path: path.stat().st_mtime_ns)) if complete else None
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the signal handlers before the Trainer validates for the first time."""

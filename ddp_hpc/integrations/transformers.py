@@ -10,8 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
-from ddp_hpc.integrations.step_recorder import StepRecorder
+from ddp_hpc.integrations.trainer_callbacks import StepRecorder, refuse_separate_ranks
 from ddp_hpc.library.deadline import JobDeadline, deadline
 
 

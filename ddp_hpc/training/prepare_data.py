@@ -41,8 +41,6 @@ def open_data(
         f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src.dtype_name}; "
         f"{samples.reader})"
     )
-    if samples.advice:
-        progress.say(f"note: {samples.advice}")
     if config.data.stage is not None and samples.other_files:
         progress.say(
             f"warning: --stage {config.data.stage}: {path} is not copied, because it refers to other files"

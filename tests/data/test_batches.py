@@ -92,13 +92,6 @@ def test_weighted_means_averaged_over_ranks_are_the_mean_of_the_step(
     assert by_rank.mean() == pytest.approx(losses[seen].mean(), rel=1e-12)
 
 
-@given(batch_size=st.integers(1, 300), world_size=st.integers(1, 300), accumulate=st.integers(1, 7))
-def test_even_shares_weigh_one_over_accumulate_exactly(batch_size, world_size, accumulate):
-    num_samples = batch_size * world_size * accumulate
-    for share in micro_batches(num_samples, batch_size, world_size, world_size - 1, accumulate, 0):
-        assert weight(share, world_size) == 1.0 / accumulate
-
-
 @pytest.mark.parametrize(
     ("batch_size", "world_size", "accumulate"), [(32, 1, 1), (16, 2, 1), (8, 4, 1), (16, 1, 2), (4, 4, 2)]
 )
@@ -112,12 +105,3 @@ def test_a_step_covers_the_same_positions_in_every_world(batch_size, world_size,
         ]
         assert min(share.start for share in shares) == 32 * step
         assert max(share.stop for share in shares) == min(32 * (step + 1), 100)
-
-
-def test_some_ranks_get_empty_shares_of_a_tail_smaller_than_the_world():
-    assert [micro_batches(10, 2, 4, rank, 1, 8) for rank in range(4)] == [
-        (Share(8, 9, 2),),
-        (Share(9, 10, 2),),
-        (Share(10, 10, 2),),
-        (Share(10, 10, 2),),
-    ]

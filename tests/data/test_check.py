@@ -47,13 +47,6 @@ def test_no_sample_is_left_out_at_the_ends_of_blocks(
     assert first_bad_sample(open_samples(write(".h5", values)), 0, 23) == BadSample(number, "src", "a NaN")
 
 
-def test_only_the_requested_range_is_read(write: Callable[..., Path], values: dict[str, np.ndarray]) -> None:
-    values["src"][4] = values["src"][9] = np.nan
-    samples = open_samples(write(".h5", values))
-    assert first_bad_sample(samples, 5, 9) is None
-    assert first_bad_sample(samples, 23, 23) is None
-
-
 @pytest.mark.parametrize("dtype", ["float16"])
 def test_every_float_is_checked_and_integers_are_skipped(
     write: Callable[..., Path], values: dict[str, np.ndarray], dtype: str

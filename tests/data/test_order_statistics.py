@@ -82,17 +82,6 @@ def every_sample_is_as_likely_at_every_position(rounds: int, of: str, view: Call
     return chi_square(counts, expected, NUM_POSITIONS * (NUM_BINS - 1))
 
 
-def pairs_of_bins(first: Numbers, second: Numbers, view: Callable) -> float:
-    counts = np.bincount((view(first) * NUM_BINS + view(second)).ravel(), minlength=NUM_BINS**2)
-    expected = first.size * np.outer(share(view), share(view)).ravel()
-    return chi_square(counts, expected, NUM_BINS**2 - 1)
-
-
-def neighbors_are_independent(rounds: int, view: Callable) -> float:
-    orders = beginnings(rounds, "epoch")
-    return pairs_of_bins(orders[:, ::2], orders[:, 1::2], view)
-
-
 def samples_stay_where_they_were_as_often_as_by_chance(rounds: int) -> float:
     """The number of fixed points of an order has a Poisson distribution of mean 1."""
     num_orders, positions = 600, np.arange(2003)
@@ -103,11 +92,6 @@ def samples_stay_where_they_were_as_often_as_by_chance(rounds: int) -> float:
     counts = np.bincount(np.minimum(fixed, 5), minlength=6)
     chance = np.array([math.exp(-1) / math.factorial(k) for k in range(5)])
     return chi_square(counts, num_orders * np.append(chance, 1 - chance.sum()), 5)
-
-
-def neighbors_lie_at_any_distance(rounds: int) -> float:
-    counts = np.bincount(np.diff(whole(rounds)) % LOW, minlength=LOW)
-    return chi_square(counts, np.full(LOW, (SIZE - 1) / LOW), LOW - 1)
 
 
 def pairs_alike_in_the_high_digit_change_their_distance(rounds: int) -> float:
@@ -137,10 +121,7 @@ STATISTICS = [
     (every_sample_is_as_likely_at_every_position, ("seed", low), 2),
     (every_sample_is_as_likely_at_every_position, ("epoch", high), 1),
     (every_sample_is_as_likely_at_every_position, ("epoch", low), 2),
-    (neighbors_are_independent, (high,), 3),
-    (neighbors_are_independent, (low,), 2),
     (samples_stay_where_they_were_as_often_as_by_chance, (), 3),
-    (neighbors_lie_at_any_distance, (), 4),
     (pairs_alike_in_the_high_digit_change_their_distance, (), 5),
     (pairs_change_their_distance, (), 6),
 ]

@@ -142,29 +142,11 @@ def test_a_disk_that_fills_up_half_way_leaves_nothing(source: Path, local: Path,
     assert "File too large" in refusal(source, local)
 
 
-def test_a_directory_that_cannot_be_created_is_reported(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "Not a directory" in refusal(source, tmp_path / "file" / "local")
-    assert "File exists" in refusal(source, tmp_path / "file")
-
-
 def test_a_file_that_changes_while_it_is_copied_is_not_used(source: Path, local: Path) -> None:
     def touch(done_bytes: int, total_bytes: int) -> None:
         os.utime(source, ns=(0, done_bytes))
 
     assert "changed while it was copied" in refusal(source, local, progress=touch)
-
-
-def test_a_file_that_grows_without_end_ends_the_copy(source: Path, local: Path) -> None:
-    size = source.stat().st_size
-
-    def grow(done_bytes: int, total_bytes: int) -> None:
-        assert done_bytes <= size + stage._BLOCK_BYTES
-        os.truncate(source, source.stat().st_size + 2 * stage._BLOCK_BYTES)
-
-    with pytest.raises(NotStagedError, match="changed while it was copied"):
-        stage_file(source, local, progress=grow)
-    assert list(local.iterdir()) == []
 
 
 def test_a_copy_that_reads_back_differently_is_not_used(source: Path, local: Path) -> None:
@@ -197,13 +179,6 @@ def test_a_signal_leaves_nothing(tmp_path: Path, local: Path, launch: Launch) ->
     process.terminate()
     assert launch.end(process).exit_code == 143
     assert list(local.iterdir()) == []
-
-
-def test_progress_is_reported_per_block_and_ends_with_the_total(source: Path, local: Path) -> None:
-    reported: list[tuple[int, int]] = []
-    stage_file(source, local, progress=lambda *numbers: reported.append(numbers))
-    size = source.stat().st_size
-    assert reported == [(stage._BLOCK_BYTES, size), (2 * stage._BLOCK_BYTES, size), (size, size)]
 
 
 def test_a_directory_in_which_others_may_replace_the_copy_is_rejected(source: Path, local: Path) -> None:

@@ -55,15 +55,6 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path, run_generator, ar
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_file_is_refused_and_force_overwrites_it(tmp_path, run_generator):
-    (tmp_path / "file.h5").write_bytes(b"mine")
-    refused = run_generator("--output", "file.h5", "--num-samples", "4")
-    assert refused.returncode == 2
-    assert (tmp_path / "file.h5").read_bytes() == b"mine"
-    assert run_generator("--output", "file.h5", "--num-samples", "4", "--force").returncode == 0
-    assert (tmp_path / "file.h5").stat().st_size > 4 * 21 * 512 * 4
-
-
 def test_help_imports_no_large_library():
     code = (
         "import sys\n"

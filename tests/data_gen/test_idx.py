@@ -80,7 +80,7 @@ def test_swapped_images_and_labels_are_detected(tmp_path, files):
 def test_a_file_truncated_anywhere_is_rejected(tmp_path, files, compress):
     content = idx_bytes(IMAGES)
     content = gzip.compress(content) if compress else content
-    for cut in [*range(0, len(content), len(content) // 7), len(content) - 1]:
+    for cut in [0, 10, len(content) // 2, len(content) - 1]:
         files[0].write_bytes(content[:cut])
         assert str(files[0]) in refused(tmp_path, *files)
 
@@ -107,13 +107,10 @@ def test_different_counts_are_rejected(tmp_path, files):
     assert "has 60 labels" in refused(tmp_path, *files)
 
 
-def test_an_incomplete_test_set_is_rejected(tmp_path, files):
-    assert "both --test-images and --test-labels" in refused(tmp_path, *files, test_images=files[0])
-
-
 def test_test_images_of_another_size_are_rejected(tmp_path, files):
     other = tmp_path / "other"
     other.write_bytes(idx_bytes(np.zeros((70, 6, 4), np.uint8)))
     message = refused(tmp_path, *files, test_images=other, test_labels=files[1])
     assert "has images of shape (5, 4)" in message
     assert "has (6, 4)" in message
+    assert "both --test-images and --test-labels" in refused(tmp_path, *files, test_images=files[0])

@@ -184,6 +184,7 @@ def test_ranks_without_mpi_are_rejected_in_one_line(tmp_path, launch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.check
 def test_a_hanging_rank_ends_the_job_after_the_timeout(tmp_path, launch, mpiexec):
     code = (
         "import os, signal, sys\n"

@@ -84,7 +84,7 @@ def test_every_public_name_is_used_in_an_example() -> None:
         assert f"`ddp_hpc.{name}" in PAGE
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.check), 2])
 def test_every_example_runs(tmp_path: Path, forks: Forks, ranks: int) -> None:
     """All examples run in one process per rank, one after the other."""
     for number, block in enumerate(BLOCKS):

@@ -57,6 +57,7 @@ def requeued(environ: dict[str, str], step: object = 3) -> int | str | None:
     return raised.value.code
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["SIGUSR2"])
 def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(
     launch: Launch, mpiexec: Path, tmp_path: Path, name: str
@@ -69,6 +70,7 @@ def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(
     assert ended.stdout.count(f"stopped after {step}\n") == 2
 
 
+@pytest.mark.check
 def test_under_torchrun_the_exit_code_is_0_and_no_rank_is_restarted(launch: Launch, tmp_path: Path) -> None:
     program = tmp_path / "loop.py"
     program.write_text(LOOP)

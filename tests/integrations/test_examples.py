@@ -65,6 +65,7 @@ def test_an_interrupted_run_has_the_same_weights(
     assert weights(resumed) == uninterrupted(name)
 
 
+@pytest.mark.check
 def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
     run_example: RunExample, uninterrupted: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -75,17 +76,12 @@ def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
     assert weights(run_example("lightning_trainer.py")) == uninterrupted("lightning_trainer.py")
 
 
-def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path) -> None:
-    stopped = run_example("deadline_loop.py", launcher="mpiexec", left_s=5, step_s=0.05, num_steps=1000)
-    assert stopped.exit_code == 75, stopped.stdout + stopped.stderr
-    word, step, reason = state(tmp_path)
-    assert word == "requeue"
-    assert reason.startswith("the job's time limit is near (DDP_HPC_DEADLINE; ")
-    assert steps(stopped) == list(range(int(step)))
-
-
 @pytest.mark.parametrize(
-    "launcher", ["forks", *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS)]
+    "launcher",
+    [
+        pytest.param("forks", marks=pytest.mark.check),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS),
+    ],
 )
 def test_a_program_that_does_not_use_ddp_hpc_is_resumed_with_the_same_weights(
     launcher: str, run_example: RunExample, tmp_path: Path

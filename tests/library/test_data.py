@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,12 +76,6 @@ def test_the_samples_of_a_dataset_can_be_tuples_of_any_length() -> None:
     assert both.tolist() == [[index, index] for index in ORDER]
 
 
-def test_the_samples_of_a_dataset_can_be_dicts_that_collate_fn_combines() -> None:
-    batches = _batches(Texts(), batch_size=5, shuffle=False, collate_fn=pad)
-    assert [batch.data["input_ids"].shape for batch in batches] == [(5, 5), (5, 10)]
-    assert torch.cat([batch.data["labels"] for batch in batches]).tolist() == list(range(10))
-
-
 def test_the_pairs_of_a_dataset_are_src_and_tgt() -> None:
     pairs = [({"x": torch.tensor([float(i)])}, i) for i in range(10)]
     for batch in _batches(pairs, batch_size=5):
@@ -139,43 +132,6 @@ def test_arrays_are_read_ahead_and_a_dataset_whose_transformations_can_be_random
         numbers = torch.arange(10)
         for data, ahead in (((numbers,), 2), ({"x": numbers}, 2), (Noisy(), 0)):
             assert world.loader(data)._source.ahead == ahead  # type: ignore[union-attr]
-
-
-def test_samples_are_copied_to_a_gpu_from_pinned_memory_on_a_stream_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Tensors of the meta device take the place of those of a GPU.
-    calls: list[str] = []
-
-    class Stream:
-        def __enter__(self) -> None:
-            calls.append("on the other stream")
-
-        def __exit__(self, *_: object) -> None:
-            calls.append("on the current stream")
-
-        def wait_stream(self, other: Stream) -> None:
-            calls.append("wait")
-
-    device = SimpleNamespace(
-        Stream=lambda _: Stream(), stream=lambda one: one, current_stream=lambda _: Stream()
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda _: device)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: calls.append("pin") or self)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: calls.append("keep"))
-    to = torch.Tensor.to
-
-    def copied(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        calls.append("copy")
-        return to(self, *args, **options)
-
-    monkeypatch.setattr(torch.Tensor, "to", copied)
-    source = DatasetSource(lambda _: {"x": torch.ones(2), "y": (torch.ones(3), "a")}, 1, timeout_s=9.0)
-    [data] = source.batches(iter([(0, np.array([0]))]), torch.device("meta"))
-    assert (data["x"].device.type, data["y"][0].shape, data["y"][1]) == ("meta", (3,), "a")
-    assert calls == [
-        "pin", "pin", "on the other stream", "copy", "copy", "on the current stream", "wait", "keep", "keep",
-    ]  # fmt: skip
 
 
 def test_the_options_of_a_data_loader_are_used() -> None:
@@ -309,16 +265,3 @@ def test_batches_that_cannot_be_divided_are_refused(data: Any, num: int, words: 
     with pytest.raises(ddp_hpc.RequestError) as caught:
         list(batch.micro_batches(num))
     assert words in str(caught.value)
-
-
-# Metrics.
-
-
-def test_in_a_single_process_values_are_returned_unchanged() -> None:
-    with ddp_hpc.distributed() as world:
-        for batch in world.loader((torch.arange(10.0), torch.zeros(10)), batch_size=4):
-            values = {"a": batch.src, "b": (batch.tgt.bool(),)}
-            gathered = world.gather_samples(values, batch)
-            assert torch.equal(gathered["a"], batch.src)
-            assert torch.equal(gathered["b"][0], batch.tgt.bool())
-            assert world.mean(batch.src).tolist() == batch.src.tolist()

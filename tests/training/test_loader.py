@@ -50,13 +50,14 @@ def until(happened: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_batch_contains_the_requested_samples(path, way):
-    asked = wanted(4, 4, 1, 9, 0, 4)
-    got = [
-        (src.clone(), tgt.clone()) for src, tgt in Loader(open_samples(path), CPU, **way).batches(iter(asked))
+    numbers = wanted(4, 4, 1, 9, 0, 4)
+    batches = [
+        (src.clone(), tgt.clone())
+        for src, tgt in Loader(open_samples(path), CPU, **way).batches(iter(numbers))
     ]
-    assert [tgt.tolist() for _, tgt in got] == [indices.tolist() for indices in asked]
-    assert all(torch.equal(src, (3 * tgt[:, None] + torch.arange(3)).float()) for src, tgt in got)
-    assert got[0][0].dtype == torch.float32
+    assert [tgt.tolist() for _, tgt in batches] == [indices.tolist() for indices in numbers]
+    assert all(torch.equal(src, (3 * tgt[:, None] + torch.arange(3)).float()) for src, tgt in batches)
+    assert batches[0][0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -70,17 +71,17 @@ def test_buffers_are_reused(path, way):
 @pytest.mark.parametrize(("num", "reads"), [(1, 130), (50_000, 50)])
 def test_small_batches_are_read_together_and_large_ones_alone(path, monkeypatch, way, num, reads):
     samples = open_samples(path)
-    read, asked = samples.read, []
+    read, read_sizes = samples.read, []
 
     def counting(indices, out):
-        asked.append(len(indices))
+        read_sizes.append(len(indices))
         return read(indices, out)
 
     monkeypatch.setattr(samples, "read", counting)
     sizes = [num] * reads
-    got = [(len(src), len(tgt)) for src, tgt in Loader(samples, CPU, **way).batches(wanted(*sizes))]
-    assert got == [(num, num)] * reads
-    assert asked == ([64, 64, 2] if num == 1 else [num] * reads)
+    batches = [(len(src), len(tgt)) for src, tgt in Loader(samples, CPU, **way).batches(wanted(*sizes))]
+    assert batches == [(num, num)] * reads
+    assert read_sizes == ([64, 64, 2] if num == 1 else [num] * reads)
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
@@ -101,8 +102,9 @@ def test_batches_are_read_ahead_while_the_caller_computes(path, monkeypatch, ahe
 
 
 def test_a_batch_is_unchanged_until_the_next_is_requested(path):
-    asked = wanted(*[8] * 300)
-    for indices, (_, tgt) in zip(asked, Loader(open_samples(path), CPU, ahead=2).batches(asked), strict=True):
+    numbers = wanted(*[8] * 300)
+    batches = Loader(open_samples(path), CPU, ahead=2).batches(numbers)
+    for indices, (_, tgt) in zip(numbers, batches, strict=True):
         time.sleep(0.001)  # long enough for the thread to fill all buffers
         assert tgt.tolist() == indices.tolist()
 
@@ -167,6 +169,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.check
 def test_workers_read_the_same_batches_and_their_exit_is_one_line(path, tmp_path):
     # Under PBS, TMPDIR is too long for the name of a socket.
     long_folder = tmp_path / ("x" * 100)

@@ -1,11 +1,13 @@
-"""Records the steps of a Trainer, for the callbacks of frameworks."""
+"""What the callbacks of all frameworks need: recording steps, and the check that all ranks train together."""
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.library.tracing import tracing
 from ddp_hpc.training.telemetry.profiler import Trace
 
@@ -37,3 +39,16 @@ class StepRecorder:
     def stop(self) -> None:
         """Stops the profiler, and writes the trace if the window has not ended yet."""
         self._recording.close()
+
+
+def refuse_separate_ranks(world_size: int, remedy: str) -> None:
+    """Checks that a Trainer of `world_size` ranks uses all ranks. The error message contains `remedy`.
+
+    Raises:
+        RequestError: the launcher started several ranks, but the Trainer trains separately on each of them.
+    """
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1 < num_ranks:
+        raise RequestError(
+            f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; {remedy}"
+        )
