@@ -91,17 +91,6 @@ def test_a_second_holder_is_rejected_immediately_with_process_host_and_job(
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_reused_process_id_is_not_mistaken_for_the_dead_holder(
-    tmp_path: Path, take: Callable[[], DirectoryLock]
-) -> None:
-    take()
-    holder = json.loads((tmp_path / "run" / ".lock").read_text())
-    assert holder["pid"] == os.getpid()
-    (tmp_path / "run" / ".lock").write_text(json.dumps(holder | {"nonce": "x", "started": "1"}))
-    assert not take().lost
-    assert take.said == []  # type: ignore[attr-defined]
-
-
 def test_the_stale_lock_of_another_host_is_taken_over_after_an_announced_wait(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
@@ -152,14 +141,6 @@ def test_a_lock_that_another_host_updates_is_respected(
         take()
     touch.join()
     assert path.read_bytes() == before
-
-
-def test_a_lock_that_is_released_while_waiting_is_taken(
-    tmp_path: Path, take: Callable[[], DirectoryLock]
-) -> None:
-    path = _lock_of_another_host(tmp_path / "run")
-    threading.Timer(STALE_S / 4, path.unlink).start()
-    take()
 
 
 @pytest.mark.parametrize(
@@ -236,16 +217,6 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)
-
-
-def test_a_file_in_place_of_the_directory_is_rejected_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            DataError, match=r"cannot write to --snapshot-dir .*; use another directory: .*file"
-        ):
-            DirectoryLock(folder, pytest.fail)
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_directory_without_write_permission_is_rejected(

@@ -224,17 +224,6 @@ def test_transient_errors_are_retried(
     assert [words.split(":")[0] for words in run.said[2:]] == ["warning"] * 3 + ["WARNING"]
 
 
-def test_a_full_disk_is_not_retried(
-    tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshots, "complete_snapshot", _failing([errno.ENOSPC]))
-    run = open_run(tmp_path)
-    run.save(1)
-    [words] = run.said
-    assert "there is no snapshot yet" in words
-    assert _steps(tmp_path) == []
-
-
 def test_the_next_run_removes_only_leftovers_of_a_killed_writer(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:

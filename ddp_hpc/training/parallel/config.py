@@ -87,7 +87,7 @@ class ParallelConfig:
                 f"--mesh {self.mesh} already defines the parallelization. Remove --strategy {self.strategy}."
             )
         used = {self.strategy} if self.mesh is None else {"mesh", *self.mesh_dimensions}
-        defaults = {one.name: one.default for one in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
         for name, strategies in _ONLY_WITH.items():
             if getattr(self, name) != defaults[name] and not used & {*strategies}:
                 raise RequestError(

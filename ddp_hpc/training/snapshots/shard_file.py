@@ -73,12 +73,12 @@ def shard_file(section: str, rank: int) -> str:
 
 def splits_of(specs: Specs, places: Mapping[str, Place]) -> Splits:
     """Returns the dimensions along which the tensor of each shard is divided."""
-    found = {}
+    splits = {}
     for name, (shape, _) in specs.items():
         place = places.get(name, Place(shape, (0,) * len(shape)))
         dims = enumerate(zip(shape, place.offset, place.shape, strict=True))
-        found[name] = tuple(Split(dim, at, whole) for dim, (size, at, whole) in dims if size != whole)
-    return found
+        splits[name] = tuple(Split(dim, at, whole) for dim, (size, at, whole) in dims if size != whole)
+    return splits
 
 
 def write_shards(path: Path, buffer: FileBuffer, splits: Splits, chunk_bytes: int) -> WrittenShards:
@@ -105,7 +105,7 @@ def _header(specs: Specs, splits: Splits, chunk_bytes: int, digests: list[str] |
     if digests is None:
         num_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
         digests = ["0" * 64] * -(-num_bytes // chunk_bytes)
-    of_names = [[(one.dim, one.offset, one.whole) for one in splits[name]] for name in sorted(specs)]
+    of_names = [[(split.dim, split.offset, split.whole) for split in splits[name]] for name in sorted(specs)]
     metadata = {
         "chunk_bytes": str(chunk_bytes),
         "chunks": "".join(digests),
@@ -166,7 +166,7 @@ def parse_header(content: bytes, num_bytes: int) -> Header:
             raise ValueError(f"{name} is outside the file")
         specs[name], begins[name] = (shape, dtype), begin
     of_names = zip(sorted(specs), json.loads(metadata["splits"]), strict=True)
-    splits = {name: tuple(Split(*map(size_of, one)) for one in found) for name, found in of_names}
+    splits = {name: tuple(Split(*map(size_of, split)) for split in entries) for name, entries in of_names}
     return Header(specs, begins, splits, chunk_bytes, chunks)
 
 
