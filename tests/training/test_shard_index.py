@@ -119,7 +119,7 @@ def test_parts_of_a_mesh_of_two_dimensions_are_found(tmp_path: Path) -> None:
     found = _saved(tmp_path / "step_00000001", 40, tensors, box)
     [group] = found["shards"]["model"]
     assert group == {
-        "tensors": [[0, 2]],
+        "tensors": ["a", "b"],
         "parts": [
             {
                 "dims": (0, 1),

@@ -135,7 +135,6 @@ def _divided(
             for name, entry in entries.items():
                 if tensors.setdefault(name, entry) != entry:
                     raise ValueError(f"{name} does not have the same shape and data type on all ranks")
-    numbers = {name: number for number, name in enumerate(sorted(tensors))}
     shards = []
     for fingerprint, of_group in members.items():
         if fingerprint not in names:
@@ -143,21 +142,8 @@ def _divided(
         parts = [
             {"dims": dims, "shape": sizes, "members": places} for (dims, sizes), places in of_group.items()
         ]
-        shards.append(
-            {"tensors": _ranges(sorted(numbers[name] for name in names[fingerprint])), "parts": parts}
-        )
+        shards.append({"tensors": names[fingerprint], "parts": parts})
     return tensors, shards
-
-
-def _ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Returns sorted numbers as ranges. Each range is a beginning and an end, which is not included."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([number, number + 1])
-    return ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,14 +198,11 @@ def _parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, _Tensor]
         ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError: an entry is invalid.
     """
     num_ranks, entries = len(about["files"][section]), about["tensors"][section]
-    names, parts = sorted(entries), defaultdict[str, list[_Parts]](list)
+    parts = defaultdict[str, list[_Parts]](list)
     for group in about["shards"][section]:
         of_group = [_parse_parts(entry, num_ranks) for entry in group["parts"]]
-        for begin, end in group["tensors"]:
-            if size_of(end) > len(names):
-                raise ValueError("a tensor number is too large")
-            for name in names[size_of(begin) : end]:
-                parts[name] += of_group
+        for name in group["tensors"]:
+            parts[name] += of_group
     return {name: _parse_tensor(name, entry, tuple(parts[name])) for name, entry in entries.items()}
 
 
