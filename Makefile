@@ -1,5 +1,6 @@
 # make train   install everything into .venv and train the default model on 2 ranks
-# make test    install everything into .venv and run the tests
+# make test    install everything into .venv and run the tests that take a few minutes
+# make check   run the remaining tests, make lint and make docs
 # make soak    run the long tests, which kill ranks many times or train for minutes
 # make lint    run ruff, mypy and import-linter
 # make docs    build the documentation as HTML in build/docs
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: train test soak lint docs bench clean
+.PHONY: train test check soak lint docs bench clean
 
 RANKS ?= 2
 EPOCHS ?= 1
@@ -22,6 +23,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
+LAUNCH = DDP_HPC_MPIEXEC=$(MPIEXEC) $(BIN)/ddp-hpc launch --profile local
 
 # PYTHON is the first of these commands that is Python 3.11 or newer and has the modules venv and ensurepip.
 CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
@@ -31,14 +33,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 
 train: $(VENV)/.train
-	@$(BIN)/python -m ddp_hpc.discovery.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
+	@$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
-# Exit code 1 means that tests failed. Jobs with a real walltime of seconds can fail on a busy machine, so the failed
-# tests run again, one after another. A test that fails both times fails the target.
+# $(call pytest,MARKERS) runs the tests with these markers. Exit code 1 means that tests failed. Jobs with a real walltime
+# of seconds can fail on a busy machine, so the failed tests run again, one after another. A test that fails both times
+# fails the target.
+define pytest
+	@$(BIN)/python -m pytest -m $(1) -n $(JOBS) --dist loadgroup $(ARGS) || { code=$$?; [[ $$code == 1 ]] || exit $$code; \
+		echo "make $@: the failed tests are run again, one after another"; \
+		$(BIN)/python -m pytest -m $(1) -n 0 --last-failed --last-failed-no-failures none $(ARGS); }
+endef
+
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) || { code=$$?; [[ $$code == 1 ]] || exit $$code; \
-		echo "make test: the failed tests are run again, one after another"; \
-		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS); }
+	$(call pytest,"not check and not soak")
+
+check: lint docs
+	$(call pytest,check)
 
 soak: $(VENV)/.test
 	@$(BIN)/python -m pytest -m soak $(ARGS)
@@ -55,16 +65,13 @@ docs: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cli_start.py
-	$(BIN)/python benchmarks/generate.py --gib 1
-	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/run_lifecycle.py
 	$(BIN)/python benchmarks/save_memory.py
 	$(BIN)/python -m benchmarks.snapshot_index --ranks 64,1024
 	$(BIN)/python -m benchmarks.start_memory
 	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/traces.py
 	$(BIN)/ddp-hpc bench io
-	$(BIN)/python -m ddp_hpc.discovery.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/ddp-hpc bench comm --max-bytes 16MiB --seconds 0.5
+	$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc bench comm --max-bytes 16MiB --seconds 0.5
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

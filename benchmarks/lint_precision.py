@@ -42,18 +42,8 @@ MPI = re.compile(r"\b(?:mpirun|mpiexec|aprun|ibrun|mpiexec\.hydra|orterun|mpprun
 # valid.
 GRES = re.compile(r"--gres[ =]?['\"]?(?:gres[:/])?([A-Za-z][\w-]*)|,([A-Za-z][\w-]*):")
 BUILT_IN_GRES = (
-    "gpu",
-    "mps",
-    "shard",
-    "nic",
-    "craynetwork",
-    "tmpdisk",
-    "lscratch",
-    "nvme",
-    "mic",
-    "dcu",
-    "ssd",
-    "vmem",
+    *("gpu", "mps", "shard", "nic", "craynetwork", "tmpdisk"),
+    *("lscratch", "nvme", "mic", "dcu", "ssd", "vmem"),
 )
 CONFIGURATION = """ClusterName=none
 SlurmctldHost=localhost(127.0.0.1)

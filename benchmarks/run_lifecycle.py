@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional
 
 from ddp_hpc.base.text_table import Column, table
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.rank_report import RankReports
@@ -162,25 +162,15 @@ def main() -> None:
         directory = Path(made)
         rows = rows_of(measure_saves(directory, args.rounds), "save")
         mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-        argv = [
-            str(mpiexec),
-            "-n",
-            "2",
-            sys.executable,
-            __file__,
-            "--part",
-            "step",
-            "--directory",
-            str(directory),
-        ]
+        argv = [str(mpiexec), "-n", "2", sys.executable, __file__, "--part", "step"]
+        argv += ["--directory", str(directory)]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
             sys.exit(f"error: the part under mpiexec exited with code {done.returncode}")
         rows += json.loads(done.stdout.splitlines()[0])
-    result = report.document("run_lifecycle", rows, machine=report.machine())
+    result = results_output.document("run_lifecycle", rows)
     print(table(COLUMNS, rows))
-    if args.json is not None:
-        report.write_files(result, args.json, None, [], "")
+    results_output.save(result, args.json)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from torch import nn
 
 import ddp_hpc
 from ddp_hpc.base.text_table import Column, table
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy
@@ -162,10 +162,9 @@ def main(argv: list[str] | None = None) -> None:
         words += ["--layers", str(args.layers), "--width", str(args.width), "--strategies", *args.strategies]
         run_ranks(args.ranks, __file__, *words)
         rows = json.loads(results.read_text())
-    result = report.document("save_memory", rows, machine=report.machine())
+    result = results_output.document("save_memory", rows)
     print(table(COLUMNS, rows))
-    if args.json is not None:
-        report.write_files(result, args.json, None, [], "")
+    results_output.save(result, args.json)
 
 
 if __name__ == "__main__":

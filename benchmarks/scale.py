@@ -1,6 +1,6 @@
 """Measures what the start of a job and a step cost rank 0 for thousands of ranks.
 
-python benchmarks/scale.py [--ranks 64,1024,4096,16384] [--per-node 8] [--torch] [--json FILE]
+python benchmarks/scale.py [--ranks 64,1024,4096,16384] [--per-node 8] [--json FILE]
 
 Every rank is a thread that runs the real code of a start: the rendezvous, the failure watch, the agreements,
 the placement check and the barriers of a default run. Its connection is a real socket to the real store
@@ -8,8 +8,7 @@ server, which is a separate process; only the thread that serves the connections
 measurement does the same for the heartbeat. The bytes, messages and connections of rank 0 are counted. Times
 include the simulated ranks, which share the cores of this machine with the server; the CPU time and the
 memory are those of rank 0's processes alone. The exchange of a step is measured with torch's fake process
-group. --torch adds the store of GPU backends: torch's TCPStore on rank 0, to which every rank connects in a
-plain `init_process_group`, and the servers that ddp-hpc starts on the nodes instead.
+group.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,11 +38,9 @@ from ddp_hpc.rendezvous import connect_ranks, store_client
 from ddp_hpc.rendezvous.address import RendezvousPoint
 from ddp_hpc.rendezvous.store_client import StoreClient
 from ddp_hpc.rendezvous.store_comm import StoreComm
-from ddp_hpc.rendezvous.store_process import StoreProcess, TorchStoreProcess
 
 HERE = "127.0.0.1"
 MOST_RANKS = 4096  # ranks of one simulating process
-MOST_NODE_SERVERS = 128  # each is a process, so larger jobs are not measured
 LIMIT_S = 1800.0
 NUM_AGREEMENTS, NUM_ANSWERS = 13, 6  # of `ddp_hpc.train` with default options, besides those called below
 BEATS = 5
@@ -63,13 +59,6 @@ COLUMNS = [
     Column("beat_cpu_s", "CPU s/beat", "{:.3f}".format),
     Column("exchange_s", "exchange ms", lambda seconds: f"{seconds * 1e3:.2f}"),
     Column("generator_bytes", "generators MB", lambda size: f"{size / 1e6:,.1f}"),
-]
-TORCH_COLUMNS = [
-    Column("ranks", "ranks", "{:,}".format),
-    Column("connections", "conn. to torch's server", "{:,}".format),
-    Column("start_s", "start s", "{:.1f}".format),
-    Column("node_connections", "conn. with a server per node", "{:,}".format),
-    Column("node_start_s", "start s", "{:.1f}".format),
 ]
 
 
@@ -278,15 +267,8 @@ def serve_heartbeats(num_ranks: int, per_node: int) -> None:
 
 def measure_heartbeat(num_ranks: int, per_node: int) -> dict[str, float]:
     """Connects all ranks to the monitor, and sends beats."""
-    command = [
-        sys.executable,
-        __file__,
-        "--serve-heartbeats",
-        "--ranks",
-        str(num_ranks),
-        "--per-node",
-        str(per_node),
-    ]
+    command = [sys.executable, __file__, "--serve-heartbeats"]
+    command += ["--ranks", str(num_ranks), "--per-node", str(per_node)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -362,77 +344,6 @@ def measure_exchange(num_ranks: int) -> dict[str, float]:
     }
 
 
-def serve_tcp_store() -> None:
-    import torch.distributed as dist
-
-    store = dist.TCPStore(HERE, 0, None, True, wait_for_workers=False)
-    print(json.dumps({"port": store.port}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps({"connections": num_connections(os.getpid())}), flush=True)
-
-
-def measure_tcp_store(num_ranks: int) -> dict[str, float]:
-    """Connects all ranks to torch's TCPStore on rank 0, as in a plain `init_process_group`."""
-    with subprocess.Popen(
-        [sys.executable, __file__, "--serve-tcp-store"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        port = json.loads(server.stdout.readline())["port"]
-        clients, start_s = use_tcp_store([port] * num_ranks)
-        print(file=server.stdin, flush=True)
-        connections = json.loads(server.stdout.readline())["connections"]
-        server.stdin.close()
-        del clients
-    return {"ranks": num_ranks, "connections": connections, "start_s": start_s}
-
-
-def measure_node_servers(num_ranks: int, per_node: int) -> dict[str, float | None]:
-    """Connects all ranks to the servers of their nodes, as with GPUs; the servers are real processes."""
-    if num_ranks > MOST_NODE_SERVERS * per_node:
-        return {"node_connections": None, "node_start_s": None}
-    key, servers, ports = os.urandom(32), list[TorchStoreProcess](), list[int]()
-    listener = socket.create_server((HERE, 0), backlog=4096)
-    port = listener.getsockname()[1]
-    store = StoreProcess(listener, key, connect_ranks.RANK_0_GONE)
-    own = store_client.connect(HERE, [port], lambda: key, 10.0)
-    for _ in range(-(-num_ranks // per_node)):
-        listener = socket.create_server((HERE, 0), backlog=4096)
-        ports += [listener.getsockname()[1]] * per_node
-        servers.append(TorchStoreProcess(listener, own, ""))
-    clients, start_s = use_tcp_store(ports[:num_ranks])
-    connections = num_connections(store._process.pid) - 1  # without that of this process
-    del clients
-    for server in servers:
-        server.close()
-    own.close()
-    store.close()
-    return {"node_connections": connections, "node_start_s": start_s}
-
-
-def use_tcp_store(ports: list[int]) -> tuple[list[Any], float]:
-    """Connects a client to each port, and sends the requests that `init_process_group` and NCCL always send.
-
-    Returns the clients and the time that this took.
-    """
-    import torch.distributed as dist
-
-    start_s = time.monotonic()
-    with ThreadPoolExecutor(256) as pool:
-        clients = list(
-            pool.map(lambda port: dist.TCPStore(HERE, port, None, False, wait_for_workers=False), ports)
-        )
-    for client in clients:
-        client.add("init/", 1)
-    clients[0].set("nccl", "0" * 128)
-    for client in clients:
-        client.get("nccl")
-    return clients, time.monotonic() - start_s
-
-
 def measure(num_ranks: int, per_node: int) -> dict[str, float]:
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
@@ -462,11 +373,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", default="64,1024,4096,16384", help="numbers of ranks")
     parser.add_argument("--per-node", type=int, default=8, help="ranks per node")
-    parser.add_argument("--torch", action="store_true", help="measure torch's TCPStore too")
     parser.add_argument("--json", type=Path, help="file for the rows")
     for name in ("--part", "--port"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    for name in ("--serve-heartbeats", "--exchange", "--serve-tcp-store"):
+    for name in ("--serve-heartbeats", "--exchange"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -479,8 +389,6 @@ def main() -> None:
         os._exit(0)
     if args.serve_heartbeats:
         serve_heartbeats(ranks[0], args.per_node)
-    elif args.serve_tcp_store:
-        serve_tcp_store()
     elif args.exchange:
         print(json.dumps(measure_exchange(ranks[0])))
     else:
@@ -489,11 +397,6 @@ def main() -> None:
             rows.append(measure(number, args.per_node))
             print(json.dumps(rows[-1]), file=sys.stderr)
         print(table(COLUMNS, rows))
-        if args.torch:
-            torch_rows = [
-                measure_tcp_store(number) | measure_node_servers(number, args.per_node) for number in ranks
-            ]
-            print(table(TORCH_COLUMNS, torch_rows))
         if args.json:
             args.json.write_text(json.dumps(rows, indent=1))
 

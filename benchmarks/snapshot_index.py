@@ -27,7 +27,7 @@ import torch
 
 from ddp_hpc.base.text_table import Column, table
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Specs
 from ddp_hpc.training.snapshots.shard_file import (
     CHUNK_BYTES,
@@ -206,9 +206,7 @@ def main(argv: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-") as made:
             rows.append(measure(Path(made), num_ranks))
     print(table(COLUMNS, rows))
-    if args.json is not None:
-        result = report.document("snapshot_index", rows, machine=report.machine())
-        report.write_files(result, args.json, None, [], "")
+    results_output.save(results_output.document("snapshot_index", rows), args.json)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch import nn
 import ddp_hpc
 from benchmarks.save_memory import GIB, reset_peak, resident_bytes, run_ranks
 from ddp_hpc.base.text_table import Column, table
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.tasks.initial_values import without_memory
@@ -125,10 +125,9 @@ def main(argv: list[str] | None = None) -> None:
                 job = [*words, "--strategies", strategy, "--way", way, "--json", str(result)]
                 run_ranks(args.ranks, "-m", "benchmarks.start_memory", *job)
                 rows.append(json.loads(result.read_text()))
-    document = report.document("start_memory", rows, machine=report.machine())
+    document = results_output.document("start_memory", rows)
     print(table(COLUMNS, rows))
-    if args.json is not None:
-        report.write_files(document, args.json, None, [], "")
+    results_output.save(document, args.json)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 
 from data_gen import Recipe, generate
 from ddp_hpc.base.text_table import Column, table
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 
 BATCH_SIZE, WARM_UP = 32, 3
 COLUMNS = [
@@ -204,8 +204,7 @@ def main() -> None:
 
     rows = measure(args.steps, device_kind(args.device), args.window, args.embedding)
     print(table(COLUMNS, rows))
-    if args.json is not None:
-        report.write_files(report.document("step", rows, machine=report.machine()), args.json, None, [], "")
+    results_output.save(results_output.document("step", rows), args.json)
 
 
 if __name__ == "__main__":

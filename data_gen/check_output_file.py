@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from data_gen.formats import Contents, ForeignFileError, read_stamp
+from data_gen.formats import Contents, ForeignFileError, format_of, read_stamp
 from data_gen.signals_during_write import WRITER, signals_held
 from ddp_hpc.base.atomic_files import remove_leftovers
 from ddp_hpc.base.errors import RequestError
@@ -35,11 +35,6 @@ class OutputFile:
         """The file that is written, which is the target of the link if `path` is a symbolic link."""
         return Path(os.path.realpath(self.path))
 
-    @property
-    def suffix(self) -> str:
-        """The suffix that determines the format."""
-        return self.path.suffix.lower()
-
     def check_regular_file(self) -> None:
         """Raises RequestError if the path is a directory or a device, or if it cannot be accessed."""
         try:
@@ -52,13 +47,13 @@ class OutputFile:
                 f"cannot access {self.path}: {error.strerror}; use another directory"
             ) from None
 
-    def prepare_directory(self, num_bytes: int) -> None:
+    def prepare_directory(self) -> None:
         """Creates the directory if necessary, and removes partial files of killed writers from it.
 
         Raises:
-            RequestError: the directory cannot be created, or it has no space for `num_bytes` of values.
+            RequestError: the directory cannot be created, or it has too little space.
         """
-        directory, needed_bytes = self.file.parent, num_bytes + _OVERHEAD_BYTES
+        directory, needed_bytes = self.file.parent, self.contents.num_bytes + _OVERHEAD_BYTES
         try:
             directory.mkdir(parents=True, exist_ok=True)
             remove_leftovers(directory, WRITER)
@@ -85,18 +80,18 @@ class OutputFile:
         hint = "Choose another name, remove the file, or overwrite it with --force."
         try:
             with signals_held():
-                found, arrays = read_stamp(self.file, self.suffix)
+                recipe, arrays = read_stamp(self.file, format_of(self.path))
         except ForeignFileError as error:
             raise RequestError(
                 f"{self.path} exists, and it is damaged or was not written by data_gen ({error}). {hint}"
             ) from None
         requested = self.contents.recipe
-        if found != requested:
-            keys = [key for key in sorted({*found, *requested}) if found.get(key) != requested.get(key)]
+        if recipe != requested:
+            keys = [key for key in sorted({*recipe, *requested}) if recipe.get(key) != requested.get(key)]
             if "kind" in keys:  # files of different kinds have different keys
                 keys = ["kind"]
             differences = ", ".join(
-                f"{_shown(key)} is {_shown(found.get(key))} instead of {_shown(requested.get(key))}"
+                f"{_shown(key)} is {_shown(recipe.get(key))} instead of {_shown(requested.get(key))}"
                 for key in keys[:_MAX_DIFFERENCES]
             )
             raise RequestError(f"{self.path} exists with different contents: {differences}. {hint}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ from ddp_hpc.base.errors import (
 )
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
+from ddp_hpc.base.version import __version__
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
     from data_gen.writer import GenerateResult, Progress
@@ -75,8 +74,8 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     "--distribution",
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
-    help="Distribution of the values. uniform: values in [0, 1). normal: standard normal. learnable: tgt is "
-    "a fixed linear map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
+    help="Distribution of the values. uniform: values in [0, 1). learnable: tgt is a fixed linear "
+    "map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
     "vocabulary size, except that a tenth of tgt is random.",
 )
 @click.option(
@@ -244,13 +243,10 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
 )
 @_force_option
 def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
-    """Convert between HDF5, .pt, .safetensors, .npz, .npy and IDX files of any size.
+    """Convert HDF5, .pt, .safetensors, .npy and .npz files to HDF5, .pt or .safetensors.
 
-    INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two files with one array
-    each (.npy or IDX, uncompressed or gzipped), src first. The suffix of OUTPUT selects the format. Files in
-    .npy and .idx format store one array each, so x.npy is written as x.src.npy and x.tgt.npy. A test split is
-    preserved. The attributes num_classes and source are preserved except in .npy and .idx files, which cannot
-    store them. Values are not scaled; use the command idx to scale images.
+    INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two .npy files with one
+    array each, src first. The suffix of OUTPUT selects the format. A test split is preserved.
 
     \b
     python -m data_gen convert images.npy labels.npy train.h5
@@ -261,10 +257,7 @@ def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.convert import convert
 
-        *others, last = convert(inputs, output, **options, progress=progress)
-        for other in others:
-            click.echo(str(other.path))
-        return replace(last, num_bytes=last.num_bytes + sum(other.num_bytes for other in others))
+        return convert(inputs, output, **options, progress=progress)
 
     _write(output, write)
 
@@ -286,8 +279,7 @@ def _write(
                 ),
             )
         try:
-            with report_progress(f"writing {path.name}") as progress:
-                result = write(progress, comm)
+            result = write(report_progress(f"writing {path.name}"), comm)
         except ModuleNotFoundError as error:
             raise RequestError(
                 f"writing {path} requires {error.name}, which is not installed; "
@@ -295,8 +287,6 @@ def _write(
             ) from error
         if comm.rank != 0:
             return
-        if result.note:
-            click.echo(f"warning: {result.note}", err=True)
         size = format_bytes(result.num_bytes)
         if result.reused:
             click.echo(f"reusing the existing file with the same contents ({size})", err=True)

@@ -7,22 +7,31 @@ big-endian, and the values. EMNIST, Fashion-MNIST and KMNIST use the same format
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import struct
+import zlib
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.array_readers import ArrayReader, open_array, reading
 from data_gen.formats import Array, Contents, plain_text
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc.base import data_file_layout
+from ddp_hpc.base.data_file_layout import SRC, TEST_SRC, TEST_TGT, TGT
 from ddp_hpc.base.errors import DataError
+from ddp_hpc.data.open_file import check_readable_file
 
+_GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 8
-_IMAGE_AXES, _LABEL_AXES = 3, 1
+# The number of images that are converted to floats at once.
+_BLOCK_IMAGES = 4096
+
+_Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def convert_idx(
@@ -37,55 +46,48 @@ def convert_idx(
 ) -> GenerateResult:
     """Writes src (N, 1, rows, columns) float32 in [0, 1] and tgt (N,) int64, with the test set in `test/`.
 
+    The bytes of the input files are kept in memory.
+
     Raises:
         DataError: an IDX file is damaged or does not match the others.
         RequestError: `data_gen.generate` would raise it for this output.
         DdpHpcError: writing failed; no partial file is left.
     """
-    readers = dict(zip((data_file_layout.SRC, data_file_layout.TGT), _pair(images, labels), strict=True))
     if (test_images is None) != (test_labels is None):
         raise DataError(
             "a test set requires both --test-images and --test-labels; give both options or neither"
         )
+    files = {SRC: images, TGT: labels}
+    values = dict(zip(files, _pair(images, labels), strict=True))
     if test_images is not None and test_labels is not None:
-        test = _pair(test_images, test_labels)
-        size, test_size = readers[data_file_layout.SRC].info.shape, test[0].info.shape
+        files |= {TEST_SRC: test_images, TEST_TGT: test_labels}
+        values |= zip((TEST_SRC, TEST_TGT), _pair(test_images, test_labels), strict=True)
+        size, test_size = values[SRC].shape[1:], values[TEST_SRC].shape[1:]
         if size != test_size:
             raise DataError(
                 f"{images} has images of shape {size}, but {test_images} has {test_size}; "
                 "use files of the same data set"
             )
-        readers |= zip((data_file_layout.TEST_SRC, data_file_layout.TEST_TGT), test, strict=True)
-    # Reading the files up to the end verifies that they are complete before anything is written.
-    sums = {name: _sha256_and_largest(reader) for name, reader in readers.items()}
-    names = ", ".join(plain_text(reader.path.name) for reader in readers.values())
+    names = ", ".join(plain_text(file.name) for file in files.values())
     contents = Contents(
-        arrays=tuple(_array(name, reader) for name, reader in readers.items()),
+        arrays=tuple(_array(name, array) for name, array in values.items()),
         recipe={
             "kind": "idx",
-            "sha256": [digest for digest, _ in sums.values()],
+            "sha256": [hashlib.sha256(array.data).hexdigest() for array in values.values()],
             "format_version": data_file_layout.FORMAT_VERSION,
         },
         attributes={
             data_file_layout.ATTR_NUM_CLASSES: 1
-            + max(sums[name][1] for name in readers if not _is_image(name)),
+            + max(int(array.max()) for name, array in values.items() if not _is_image(name)),
             data_file_layout.ATTR_SOURCE: f"IDX files {names}",
         },
     )
-
-    def chunks() -> Iterator[Chunk]:
-        for name, reader in readers.items():
-            first = 0
-            for block in reader.blocks():
-                yield name, first, _values(name, block)
-                first += block.size
-
-    return write_file(path, contents, chunks, force=force, progress=progress)
+    return write_file(path, contents, lambda: _chunks(values), force=force, progress=progress)
 
 
-def _pair(images: Path, labels: Path) -> tuple[ArrayReader, ArrayReader]:
-    pair = _open(images, "images", _IMAGE_AXES), _open(labels, "labels", _LABEL_AXES)
-    num_images, num_labels = (reader.info.num_samples for reader in pair)
+def _pair(images: Path, labels: Path) -> tuple[_Bytes, _Bytes]:
+    pair = _read(images, "images", 3), _read(labels, "labels", 1)
+    num_images, num_labels = map(len, pair)
     if num_images != num_labels:
         raise DataError(
             f"{images} has {num_images} images, but {labels} has {num_labels} labels; "
@@ -94,34 +96,44 @@ def _pair(images: Path, labels: Path) -> tuple[ArrayReader, ArrayReader]:
     return pair
 
 
-def _open(path: Path, what: str, num_axes: int) -> ArrayReader:
-    with reading(path) as file:
-        magic, expected = file.read(4), bytes((0, 0, _UNSIGNED_BYTE, num_axes))
-    if magic != expected:
+def _read(path: Path, what: str, num_axes: int) -> _Bytes:
+    check_readable_file(path)
+    try:
+        data = path.read_bytes()
+        if data.startswith(_GZIP_MAGIC):
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; check it, or download it again") from error
+    magic, header_bytes = bytes((0, 0, _UNSIGNED_BYTE, num_axes)), 4 + 4 * num_axes
+    if data[:4] != magic:
         raise DataError(
-            f"{path} begins with {magic.hex() or 'no bytes'}, but an IDX file of {what} begins with "
-            f"{expected.hex()}; pass the images first, then the labels"
+            f"{path} begins with {data[:4].hex() or 'no bytes'}, but an IDX file of {what} begins with "
+            f"{magic.hex()}; pass the images first, then the labels"
         )
-    return open_array(path, what)
-
-
-def _sha256_and_largest(reader: ArrayReader) -> tuple[str, int]:
-    """Returns the SHA-256 in hex and the maximum of the values, which are decompressed if necessary."""
-    digest, largest = hashlib.sha256(), 0
-    for block in reader.blocks():
-        digest.update(block.data)
-        largest = max(largest, int(block.max()))
-    return digest.hexdigest(), largest
+    shape = struct.unpack_from(f">{num_axes}I", data.ljust(header_bytes, b"\0"), 4)
+    if len(data) != header_bytes + prod(shape) or 0 in shape:
+        raise DataError(
+            f"{path} has {len(data)} bytes, but its header describes {what} of shape {shape}; "
+            "download it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=header_bytes).reshape(shape)
 
 
 def _is_image(name: str) -> bool:
-    return name in (data_file_layout.SRC, data_file_layout.TEST_SRC)
+    return name in (SRC, TEST_SRC)
 
 
-def _array(name: str, reader: ArrayReader) -> Array:
-    num, shape = reader.info.num_samples, reader.info.shape
+def _array(name: str, values: _Bytes) -> Array:
+    num, *shape = values.shape
     return Array(name, (num, 1, *shape), "float32") if _is_image(name) else Array(name, (num,), "int64")
 
 
-def _values(name: str, block: NDArray[Any]) -> NDArray[Any]:
-    return block.astype(np.float32) / np.float32(255.0) if _is_image(name) else block.astype(np.int64)
+def _chunks(values: dict[str, _Bytes]) -> Iterator[Chunk]:
+    for name, array in values.items():
+        for start in range(0, len(array), _BLOCK_IMAGES):
+            block = array[start : start + _BLOCK_IMAGES]
+            first = start * prod(array.shape[1:])
+            if _is_image(name):
+                yield name, first, block.astype(np.float32) / np.float32(255.0)
+            else:
+                yield name, first, block.astype(np.int64)

@@ -10,41 +10,36 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from data_gen import create_array_files
-from data_gen.array_readers import npz_keys, open_npz_array, read_npz_scalars
 from data_gen.recipe import DTYPE_BYTES, canonical_json, fingerprint
 from ddp_hpc.base import data_file_layout
 from ddp_hpc.base.errors import DataError, RequestError, nearest
+from ddp_hpc.base.version import __version__
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import first_line
-from ddp_hpc.version import __version__
 
 ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
 # Maximum number of characters quoted from a library's error message.
 _MAX_REASON = 200
 # The page size, to which memory-mapped arrays and direct I/O must be aligned.
 _ALIGNMENT = 4096
-ARRAY_NAMES = (
+# Size of the fixed part of a local header in the zip format.
+_LOCAL_BYTES = 30
+_ARRAY_NAMES = (
     data_file_layout.SRC,
     data_file_layout.TGT,
     data_file_layout.TEST_SRC,
     data_file_layout.TEST_TGT,
 )
 # The only attributes read from an HDF5 file; others may have types that NumPy does not support.
-_MARKS = (
-    data_file_layout.ATTR_RECIPE,
-    data_file_layout.ATTR_FINGERPRINT,
-    data_file_layout.ATTR_NUM_CLASSES,
-    data_file_layout.ATTR_SOURCE,
-)
+_MARKS = (data_file_layout.ATTR_RECIPE, data_file_layout.ATTR_FINGERPRINT)
 
 
 class ForeignFileError(Exception):
@@ -81,16 +76,18 @@ class Contents:
         return sum(array.num_bytes for array in self.arrays)
 
 
-def format_of(path: Path, suffixes: Sequence[str] = data_file_layout.SUFFIXES) -> str:
+def format_of(path: Path) -> str:
     """Returns the suffix of `path`, which determines its format.
 
     Raises:
-        RequestError: the suffix is not one of `suffixes`.
+        RequestError: the format is not supported.
     """
     suffix = path.suffix.lower()
-    if suffix not in suffixes:
-        hint = nearest(suffix, tuple(suffixes))
-        raise RequestError(f"{path}: unknown suffix {suffix!r}{hint}; use one of {' '.join(suffixes)}")
+    if suffix not in data_file_layout.SUFFIXES:
+        hint = nearest(suffix, data_file_layout.SUFFIXES)
+        raise RequestError(
+            f"{path}: unknown suffix {suffix!r}{hint}; use one of {' '.join(data_file_layout.SUFFIXES)}"
+        )
     return suffix
 
 
@@ -100,16 +97,7 @@ def plain_text(text: str) -> str:
 
 
 def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
-    """Writes everything except the values to the file, and returns the byte offset of each array.
-
-    An existing empty file is filled and not replaced, because it may have a stripe layout.
-    After the values have been written, `seal` completes the file.
-    """
-    if suffix == create_array_files.NPZ_SUFFIX:
-        return create_array_files.lay_out_npz(path, contents.arrays)
-    if suffix in create_array_files.SINGLE_SUFFIXES:
-        (array,) = contents.arrays
-        return create_array_files.lay_out_single(path, suffix, array)
+    """Writes everything except the values to the file, and returns the byte offset of each array."""
     marks: dict[str, int | str] = {
         data_file_layout.ATTR_FORMAT_VERSION: data_file_layout.FORMAT_VERSION,
         data_file_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
@@ -127,63 +115,48 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
     return _lay_out_hdf5(path, contents.arrays, marks)
 
 
-def seal(path: Path, suffix: str, contents: Contents) -> None:
-    """Completes a file after its values were written. Only .npz files need this, for their checksums."""
-    if suffix == create_array_files.NPZ_SUFFIX:
-        recipe = canonical_json(contents.recipe)
-        create_array_files.seal_npz(path, {data_file_layout.ATTR_RECIPE: recipe, **contents.attributes})
-
-
 def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Array, ...]]:
     """Returns the recipe of an existing file and the descriptions of its arrays, without reading the values.
 
     Raises:
         ForeignFileError: the file was not written by data_gen, or it is damaged.
     """
-    marks = read_marks(path, suffix)
+    try:
+        marks = _read_marks(path, suffix)
+    # The libraries can raise almost any exception for a damaged file.
+    except Exception as error:
+        raise ForeignFileError(f"it cannot be read: {first_line(error)[:_MAX_REASON]}") from None
     try:
         recipe = dict(json.loads(str(marks[data_file_layout.ATTR_RECIPE])))
-        # The recipe in an .npz file is protected by the checksum of the zip format instead.
-        is_npz = suffix == create_array_files.NPZ_SUFFIX
-        if not is_npz and fingerprint(recipe) != marks[data_file_layout.ATTR_FINGERPRINT]:
+        if fingerprint(recipe) != marks[data_file_layout.ATTR_FINGERPRINT]:
             raise ForeignFileError("its recipe does not match its fingerprint")
     except KeyError as error:
         raise ForeignFileError(f"it has no {error.args[0]}") from None
     except (ValueError, TypeError, RecursionError):
         raise ForeignFileError("its recipe is not a JSON object") from None
     try:
-        return recipe, _arrays(path, suffix)
+        samples = open_samples(path)
     except DataError as error:
         raise ForeignFileError(str(error)) from None
+    infos = [samples.src, samples.tgt]
+    infos += [samples.test.src, samples.test.tgt] if samples.test else []
+    return recipe, tuple(
+        Array(name, (info.num_samples, *info.shape), info.dtype_name)
+        for name, info in zip(_ARRAY_NAMES, infos, strict=False)
+    )
 
 
-def read_marks(path: Path, suffix: str) -> Mapping[str, Any]:
-    """Reads the metadata of any file, at least the keys in `_MARKS`, without its arrays.
+def _read_marks(path: Path, suffix: str) -> dict[str, Any]:
+    """Reads the metadata of a file, at least the keys in `_MARKS`, without its arrays."""
+    if suffix == data_file_layout.PT_SUFFIX:
+        import torch
 
-    Raises:
-        ForeignFileError: the file is damaged, or its format has no metadata.
-    """
-    if suffix in create_array_files.SINGLE_SUFFIXES:
-        raise ForeignFileError(f"{suffix} files have no metadata")
-    try:
-        if suffix == create_array_files.NPZ_SUFFIX:
-            return read_npz_scalars(path)
-        if suffix == data_file_layout.PT_SUFFIX:
-            import torch
+        return dict(torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
+    if suffix == data_file_layout.SAFETENSORS_SUFFIX:
+        from safetensors import safe_open
 
-            return dict(torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
-        if suffix == data_file_layout.SAFETENSORS_SUFFIX:
-            from safetensors import safe_open
-
-            with safe_open(path, framework="np") as file:
-                return file.metadata() or {}
-        return _read_hdf5_marks(path)
-    # The libraries can raise almost any exception for a damaged file.
-    except Exception as error:
-        raise ForeignFileError(f"it cannot be read: {first_line(error)[:_MAX_REASON]}") from None
-
-
-def _read_hdf5_marks(path: Path) -> dict[str, Any]:
+        with safe_open(path, framework="np") as file:
+            return file.metadata() or {}
     import h5py
 
     marks = {}
@@ -192,21 +165,6 @@ def _read_hdf5_marks(path: Path) -> dict[str, Any]:
             with suppress(KeyError, TypeError):
                 marks[mark] = file.attrs[mark]
     return marks
-
-
-def _arrays(path: Path, suffix: str) -> tuple[Array, ...]:
-    """Returns the descriptions of the arrays in the file, checked for completeness."""
-    if suffix == create_array_files.NPZ_SUFFIX:
-        keys = npz_keys(path)
-        infos = [open_npz_array(path, name).info for name in ARRAY_NAMES if name in keys]
-    else:
-        samples = open_samples(path)
-        infos = [samples.src, samples.tgt]
-        infos += [samples.test.src, samples.test.tgt] if samples.test else []
-    return tuple(
-        Array(name, (info.num_samples, *info.shape), info.dtype_name)
-        for name, info in zip(ARRAY_NAMES, infos, strict=False)
-    )
 
 
 def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int | str]) -> dict[str, int]:
@@ -251,8 +209,16 @@ def _lay_out_pt(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int |
         # those of the skipped data: torch.load ignores them, but unzip checks them.
         members = {Path(info.filename).parts[1:]: info for info in archive.infolist()}
         for number, array in enumerate(arrays):
-            offsets[array.name] = create_array_files.member_start(file, members["data", str(number)])
+            offsets[array.name] = _member_start(file, members["data", str(number)])
     return offsets
+
+
+def _member_start(file: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Returns the offset of the first byte of an uncompressed member in a zip file."""
+    file.seek(info.header_offset)
+    # The last four bytes of the local header are the lengths of the name and the extra field that follow it.
+    name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(_LOCAL_BYTES))
+    return info.header_offset + _LOCAL_BYTES + int(name_bytes) + int(extra_bytes)
 
 
 def _lay_out_safetensors(

@@ -106,5 +106,5 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
     except LaunchError as error:
         print_once_per_node(f"error: {error}", environ)
         abort_mpi(error.exit_code, patience_s=0.0)
-        raise ReportedElsewhereError(str(error), error.exit_code) from None
+        raise ReportedElsewhereError(str(error), error.cause) from None
     return SingleComm() if world.mpi is None else LimitedComm(world.mpi, timeout_s)

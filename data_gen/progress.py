@@ -1,11 +1,10 @@
-"""Shows the progress of a long write: as a bar on a terminal, or as one line per 10 % in the log of a job."""
+"""Shows the progress of a long write: a line per 10 %, at most one per second."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import TextIO
 
 import click
@@ -15,29 +14,8 @@ from ddp_hpc.base.units import format_bytes
 _SECONDS_BETWEEN_LINES = 1.0
 
 
-@contextmanager
-def report_progress(label: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Provides a callback `(done_bytes, total_bytes)` that shows the progress on stderr or `stream`.
-
-    Nothing is printed before its first call, so there is no output if a file is reused.
-    """
-    out = stream if stream is not None else sys.stderr
-    with ExitStack() as stack:
-        yield _bar(label, out, stack) if out.isatty() else _lines(label, out)
-
-
-def _bar(label: str, out: TextIO, stack: ExitStack) -> Callable[[int, int], None]:
-    shown: list[click._termui_impl.ProgressBar[int]] = []
-
-    def update(done_bytes: int, total_bytes: int) -> None:
-        if not shown:
-            shown.append(stack.enter_context(click.progressbar(length=total_bytes, label=label, file=out)))
-        shown[0].update(done_bytes - shown[0].pos)
-
-    return update
-
-
-def _lines(label: str, out: TextIO) -> Callable[[int, int], None]:
+def report_progress(label: str, stream: TextIO | None = None) -> Callable[[int, int], None]:
+    """Returns a callback `(done_bytes, total_bytes)` that shows the progress on stderr or `stream`."""
     last_tenths = 0
     last_s = time.monotonic()
 
@@ -48,6 +26,6 @@ def _lines(label: str, out: TextIO) -> Callable[[int, int], None]:
         # For a file of a few megabytes this prints one line instead of ten.
         if tenths > last_tenths and (tenths == 10 or now_s - last_s >= _SECONDS_BETWEEN_LINES):
             last_tenths, last_s = tenths, now_s
-            click.echo(f"{label}: {tenths * 10} % of {format_bytes(total_bytes)}", file=out)
+            click.echo(f"{label}: {tenths * 10} % of {format_bytes(total_bytes)}", file=stream or sys.stderr)
 
     return update

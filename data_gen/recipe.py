@@ -14,15 +14,13 @@ from ddp_hpc.base.errors import RequestError, nearest
 _FLOATS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _INTEGERS = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8}
 DTYPE_BYTES = {**_FLOATS, **_INTEGERS}
-DISTRIBUTIONS = ("uniform", "normal", "learnable", "tokens")
+DISTRIBUTIONS = ("uniform", "learnable", "tokens")
 
 # `synthetic` draws 32-bit random numbers below ten times the vocabulary size.
 MAX_VOCAB = 2**28
 
 # HDF5 and NumPy 1 support up to 32 axes, including the sample axis.
 MAX_AXES = 31
-# HDF5 and file systems use signed 64-bit sizes.
-MAX_BYTES = 2**62
 MAX_SEED = 2**63 - 1
 # The linear map of the distribution `learnable` is kept in memory while the file is written.
 MAX_MAP_ENTRIES = 16 * 2**20
@@ -47,9 +45,9 @@ class Recipe:
     dtype: str = "float32"
     seed: int = 0
     distribution: str = "uniform"
-    """`uniform`: src and tgt in [0, 1). `normal`: both standard normal. `learnable`: src in [0, 1), and tgt a
-    linear map of src plus noise. `tokens`: integers with tgt = (3 * src + 1) mod vocab_size, except for a
-    tenth of the elements of tgt, which are random."""
+    """`uniform`: src and tgt in [0, 1). `learnable`: src in [0, 1), and tgt a linear map of src plus noise.
+    `tokens`: integers with tgt = (3 * src + 1) mod vocab_size, except for a tenth of the elements of tgt,
+    which are random."""
     vocab_size: int = 256
     """Number of different tokens, which are 0 to vocab_size - 1. Used only by the distribution `tokens`."""
     format_version: int = FORMAT_VERSION
@@ -70,11 +68,6 @@ class Recipe:
         self._check_kind_of_values()
         if not 0 <= self.seed <= MAX_SEED:
             raise RequestError(f"seed must be in the range 0 to 2**63 - 1 (got {self.seed})")
-        if self.num_bytes > MAX_BYTES:
-            raise RequestError(
-                f"{self.num_samples} samples of these shapes take {self.num_bytes} bytes, "
-                "which exceeds the maximum file size; use fewer samples or smaller shapes"
-            )
         map_entries = prod(self.src_shape) * prod(self.tgt_shape)
         if self.distribution == "learnable" and map_entries > MAX_MAP_ENTRIES:
             raise RequestError(

@@ -7,7 +7,7 @@ independent of the number of writers and of the order in which they generate blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from math import prod
 from pathlib import Path
@@ -103,7 +103,7 @@ def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
         return _learnable(recipe, blocks)
     if recipe.distribution == "tokens":
         return _tokens(recipe, blocks)
-    return _independent(recipe, blocks, _draw_normal if recipe.distribution == "normal" else _draw_uniform)
+    return _uniform(recipe, blocks)
 
 
 def block_samples(recipe: Recipe) -> int:
@@ -135,18 +135,12 @@ def _draw_uniform(stream: np.random.Generator, out: NDArray[Any], dtype: str) ->
         out /= steps
 
 
-def _draw_normal(stream: np.random.Generator, out: NDArray[Any], _: str) -> None:
-    stream.standard_normal(dtype=out.dtype, out=out)
-
-
 def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Converts the values to `dtype`, rounding to nearest; bfloat16 is returned as its bits."""
     return to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype, copy=False)
 
 
-def _independent(
-    recipe: Recipe, blocks: range, draw: Callable[[np.random.Generator, NDArray[Any], str], None]
-) -> Iterator[Chunk]:
+def _uniform(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
     drawn_dtype = np.float64 if recipe.dtype == "float64" else np.float32
     buffers = cycle([np.empty(_BUFFER_ELEMENTS, drawn_dtype) for _ in range(CHUNKS_IN_FLIGHT + 1)])
     for name, key, shape in ((SRC, _SRC_KEY, recipe.src_shape), (TGT, _TGT_KEY, recipe.tgt_shape)):
@@ -156,7 +150,7 @@ def _independent(
             end = stop * prod(shape)
             for first in range(start * prod(shape), end, _BUFFER_ELEMENTS):
                 values = next(buffers)[: min(_BUFFER_ELEMENTS, end - first)]
-                draw(stream, values, recipe.dtype)
+                _draw_uniform(stream, values, recipe.dtype)
                 yield name, first, _cast(values, recipe.dtype)
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.array_readers import check_regular
 from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc.base import data_file_layout
+from ddp_hpc.base.data_file_layout import SRC, TEST_SRC, TEST_TGT, TGT
 from ddp_hpc.base.errors import DataError, RequestError
+from ddp_hpc.data.open_file import check_readable_file
 
 SUFFIX = ".txt"
 LENGTH = 128
@@ -53,7 +54,7 @@ def write_text(
 
     For a directory, all files with one of `suffixes` are read, except in subdirectories named in
     `exclude`. A file is read only once, even if it is passed several times. The result depends on the
-    text and not on the location of the files. The text is read twice, a few megabytes at a time.
+    text and not on the location of the files. The whole text is kept in memory.
 
     Raises:
         DataError: an input is missing, empty or unreadable, or the text is shorter than a sample.
@@ -65,31 +66,28 @@ def write_text(
     if not 0 <= test_share <= _MAX_TEST_SHARE:
         raise RequestError(f"--test-share must be in the range 0 to {_MAX_TEST_SHARE} (got {test_share})")
     files = find_files(inputs, suffixes, exclude)
-    digest = hashlib.sha256()
-    num_bytes = sum(len(chunk) for chunk in _stream(files, digest))
-    num_samples, num_test = _count_samples(num_bytes, length, test_share)
+    text = b"".join(_read(file) + END_OF_FILE for file in files)
+    num_samples, num_test = _count_samples(len(text), length, test_share)
+    windows = np.frombuffer(text, np.uint8, num_samples * (length + 1)).reshape(num_samples, length + 1)
+    is_test = _is_test(num_samples, num_test)
+    splits = {(SRC, TGT): windows[~is_test]} | ({(TEST_SRC, TEST_TGT): windows[is_test]} if num_test else {})
     contents = Contents(
-        arrays=_arrays(num_samples, num_test, length),
+        arrays=tuple(
+            Array(name, (len(split), length), "uint8") for names, split in splits.items() for name in names
+        ),
         recipe={
             "kind": "text",
-            "sha256": digest.hexdigest(),
+            "sha256": hashlib.sha256(text).hexdigest(),
             "length": length,
             "test_share": test_share,
             "format_version": data_file_layout.FORMAT_VERSION,
         },
         attributes={
             data_file_layout.ATTR_NUM_CLASSES: NUM_TOKENS,
-            data_file_layout.ATTR_SOURCE: f"{num_bytes:,} bytes of {len(files):,} text files",
+            data_file_layout.ATTR_SOURCE: f"{len(text):,} bytes of {len(files):,} text files",
         },
     )
-
-    def chunks() -> Iterator[Chunk]:
-        second_digest = hashlib.sha256()
-        yield from _chunks(_windows(_stream(files, second_digest), length + 1), num_samples, num_test)
-        if second_digest.hexdigest() != digest.hexdigest():
-            raise DataError("the text changed while it was read; retry when no program is writing it")
-
-    return write_file(path, contents, chunks, force=force, progress=progress)
+    return write_file(path, contents, lambda: _chunks(splits), force=force, progress=progress)
 
 
 def _count_samples(num_bytes: int, length: int, test_share: float) -> tuple[int, int]:
@@ -114,44 +112,24 @@ def _count_samples(num_bytes: int, length: int, test_share: float) -> tuple[int,
     return num_samples, num_test
 
 
-def _arrays(num_samples: int, num_test: int, length: int) -> tuple[Array, ...]:
-    nums = {data_file_layout.SRC: num_samples - num_test, data_file_layout.TGT: num_samples - num_test}
-    if num_test:
-        nums |= {data_file_layout.TEST_SRC: num_test, data_file_layout.TEST_TGT: num_test}
-    return tuple(Array(name, (num, length), "uint8") for name, num in nums.items())
-
-
-def _chunks(windows: Iterator[_Windows], num_samples: int, num_test: int) -> Iterator[Chunk]:
-    first = test_first = 0
-    for block in windows:
-        # The files may have grown since their bytes were counted.
-        numbers = np.arange(first, min(first + len(block), num_samples))
-        is_test = _is_test(numbers, num_samples, num_test)
-        own = block[: len(numbers)]
-        yield from _pair(data_file_layout.SRC, data_file_layout.TGT, first - test_first, own[~is_test])
-        yield from _pair(data_file_layout.TEST_SRC, data_file_layout.TEST_TGT, test_first, own[is_test])
-        first, test_first = first + len(numbers), test_first + int(is_test.sum())
-
-
 def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
     """Returns the sorted real paths of the text files, without duplicates.
 
     Raises:
         DataError: an input does not exist or cannot be read, or a directory contains no such file.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for path in inputs:
-        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
-            if not check_regular(path).st_size:
-                raise DataError(f"{path} is empty; omit this file")
-            found.add(os.path.realpath(path))
-        elif files := _in_directory(path, suffixes, exclude):
-            found |= {os.path.realpath(file) for file in files if check_regular(file).st_size}
-        else:
-            raise DataError(
-                f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it, or set --suffix"
-            )
-    return [Path(name) for name in sorted(found)]
+        files = [path]
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
+            files = _in_directory(path, suffixes, exclude)
+            if not files:
+                raise DataError(
+                    f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it, or set "
+                    "--suffix"
+                )
+        names |= {os.path.realpath(file) for file in files if check_readable_file(file).st_size}
+    return [Path(name) for name in sorted(names)]
 
 
 def _in_directory(directory: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
@@ -181,55 +159,34 @@ def _is_regular_or_unreadable(file: Path) -> bool:
         return True
 
 
-def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
-    """Yields the text in chunks of up to a megabyte, and adds them to `digest`."""
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    yield chunk
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be read: {error.strerror}; change its permissions, or omit it"
-            ) from None
-        digest.update(END_OF_FILE)
-        yield END_OF_FILE
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; change its permissions, or omit it"
+        ) from None
 
 
-def _windows(text: Iterator[bytes], width: int) -> Iterator[_Windows]:
-    """Yields all complete windows of the text, about a megabyte at a time, in new arrays."""
-    rest = bytearray()
-    for chunk in text:
-        rest += chunk
-        if len(rest) >= max(width, _CHUNK_BYTES):
-            yield _cut(rest, width)
-            del rest[: len(rest) // width * width]
-    yield _cut(rest, width)
-
-
-def _cut(text: bytearray, width: int) -> _Windows:
-    num = len(text) // width
-    return np.frombuffer(bytes(text[: num * width]), np.uint8).reshape(num, width)
-
-
-def _is_test(numbers: NDArray[np.int64], num_samples: int, num_test: int) -> NDArray[np.bool_]:
+def _is_test(num_samples: int, num_test: int) -> NDArray[np.bool_]:
     """Returns a mask of the test samples, which are at the ends of ten equal sections of the text.
 
     With fewer than ten test samples, each section has one.
     """
-    if not num_test:
-        return np.zeros(len(numbers), bool)
-    parts = np.arange(min(_TEST_BLOCKS, num_test) + 1)
-    ends = num_samples * parts // parts[-1]
-    sizes = np.diff(num_test * parts // parts[-1])
-    stretch = np.searchsorted(ends, numbers, side="right")
-    is_test: NDArray[np.bool_] = numbers >= (ends[1:] - sizes)[stretch - 1]
+    is_test = np.zeros(num_samples, bool)
+    num_parts = min(_TEST_BLOCKS, num_test)
+    for part in range(num_parts):
+        end = num_samples * (part + 1) // num_parts
+        size = num_test * (part + 1) // num_parts - num_test * part // num_parts
+        is_test[end - size : end] = True
     return is_test
 
 
-def _pair(src: str, tgt: str, first: int, windows: _Windows) -> Iterator[Chunk]:
-    if len(windows):
+def _chunks(splits: Mapping[tuple[str, str], _Windows]) -> Iterator[Chunk]:
+    for (src, tgt), windows in splits.items():
         length = windows.shape[1] - 1
-        yield src, first * length, np.ascontiguousarray(windows[:, :-1])
-        yield tgt, first * length, np.ascontiguousarray(windows[:, 1:])
+        step = max(1, _CHUNK_BYTES // length)
+        for start in range(0, len(windows), step):
+            block = windows[start : start + step]
+            yield src, start * length, np.ascontiguousarray(block[:, :-1])
+            yield tgt, start * length, np.ascontiguousarray(block[:, 1:])

@@ -1,4 +1,4 @@
-"""Writes files atomically, by one process or by several ranks."""
+"""Writes a file atomically, by one process or by several ranks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
 from data_gen.check_output_file import OutputFile
-from data_gen.formats import Contents, format_of, lay_out, seal
+from data_gen.formats import Contents, format_of, lay_out
 from data_gen.signals_during_write import WRITER, end_by_signal, signals_held
-from data_gen.striping import stripe
 from ddp_hpc.base.atomic_files import move_into_place, partial_file, sync_to_disk
-from ddp_hpc.base.data_file_layout import SUFFIXES
 from ddp_hpc.base.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
@@ -50,19 +48,17 @@ class GenerateResult:
     num_bytes: int
     """Size of the file on disk."""
     elapsed_s: float
-    note: str = ""
-    """A warning about the stripe layout of the file, or an empty string."""
 
 
 @dataclass(frozen=True)
 class _Partial:
-    """An unfinished file with space for its arrays."""
+    """An unfinished file with space for its arrays. Rank 0 sends it to the other ranks, as JSON types."""
 
-    path: Path
+    path: str
     offsets: dict[str, int]
     """Byte offsets of the arrays in the file, by name."""
-    head: bytes
-    """The first bytes of the file, which are written last."""
+    head: str
+    """The first bytes of the file in hex, which are written last."""
 
 
 def write_file(
@@ -74,20 +70,7 @@ def write_file(
     progress: Progress | None = None,
     comm: Comm | None = None,
 ) -> GenerateResult:
-    """Writes a single file with `write_files`."""
-    return write_files([(path, contents)], chunks, force=force, progress=progress, comm=comm)[0]
-
-
-def write_files(
-    files: Sequence[tuple[Path, Contents]],
-    chunks: Callable[[], Iterable[Chunk]],
-    *,
-    suffixes: Sequence[str] = SUFFIXES,
-    force: bool = False,
-    progress: Progress | None = None,
-    comm: Comm | None = None,
-) -> list[GenerateResult]:
-    """Writes files, which are renamed to their final names when all are on disk.
+    """Writes a file, which gets its final name when it is on disk.
 
     `chunks()` yields every element once. With a `comm`, this function is collective: every
     rank must call it with the same arguments. The `chunks()` of all ranks together then yield
@@ -96,44 +79,34 @@ def write_files(
     until CHUNKS_IN_FLIGHT more chunks have been requested.
 
     Raises:
-        RequestError: a suffix is not one of `suffixes`, there is too little space, or another file
-            exists and `force` is not set.
+        RequestError: the suffix is unknown, there is too little space, or another file exists and `force`
+            is not set.
         DdpHpcError: writing failed; no partial file is left.
         ReportedElsewhereError: raised on the other ranks if rank 0 raises one of these.
     """
     comm = SingleComm() if comm is None else comm
     started = time.monotonic()
-    targets = [OutputFile(path, contents, force) for path, contents in files]
+    target = OutputFile(path, contents, force)
     leads = comm.rank == 0
-    partials: list[_Partial] = []
-    places: list[tuple[str, dict[str, int]]] | None = None
+    partial: _Partial | None = None
 
     def rank_0_is_done() -> bool:
-        return leads or (places is not None and not any(os.path.lexists(path) for path, _ in places))
+        return leads or (partial is not None and not os.path.lexists(partial.path))
 
     with contextlib.ExitStack() as cleanup:
         cleanup.enter_context(end_by_signal(rank_0_is_done))
         # Wait until all ranks have installed the handler: a signal ends a rank without it immediately, and
         # launchers then kill rank 0 before it has removed the partial file.
         comm.barrier("the other ranks to start writing the file")
-        places, note = _together(
-            comm, lambda: _begin(targets, suffixes, partials, cleanup) if leads else ([], "")
-        )[0]
-        if places:
+        fields = _together(comm, lambda: _begin(target, cleanup) if leads else None)[0]
+        if fields is not None:
+            partial = new = _Partial(*fields)
             done_bytes = _together(
-                comm, lambda: _fill(targets, places, chunks(), progress if leads else None, comm)
+                comm, lambda: _fill(target, new, chunks(), progress if leads else None, comm)
             )
-            assert sum(done_bytes) == _num_bytes(targets), f"{done_bytes} bytes were written for {targets}"
-        reused, sizes = _together(comm, lambda: _finish(targets, partials) if leads else (True, []))[0]
-    elapsed_s = time.monotonic() - started
-    return [
-        GenerateResult(target.path, reused, size, elapsed_s, note)
-        for target, size in zip(targets, sizes, strict=True)
-    ]
-
-
-def _num_bytes(targets: Sequence[OutputFile]) -> int:
-    return sum(target.contents.num_bytes for target in targets)
+            assert sum(done_bytes) == contents.num_bytes, f"{done_bytes} bytes were written to {path}"
+        reused, num_bytes = _together(comm, lambda: _finish(target, partial) if leads else (True, 0))[0]
+    return GenerateResult(path, reused, num_bytes, time.monotonic() - started)
 
 
 def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
@@ -147,74 +120,62 @@ def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
         value = action()
     except DdpHpcError as error:
         own = error
-    outcomes = comm.allgather((value, str(own or ""), own.exit_code if own else 0))
-    for rank, (_, text, code) in enumerate(outcomes):
-        if code:
-            stop_together(comm.rank, own if own is not None and rank == comm.rank else failure_of(text, code))
+    outcomes = comm.allgather((value, str(own or ""), own.cause if own else ""))
+    for rank, (_, text, cause) in enumerate(outcomes):
+        if cause:
+            stop_together(
+                comm.rank, own if own is not None and rank == comm.rank else failure_of(text, cause)
+            )
     return [value for value, _, _ in outcomes]  # type: ignore[misc]  # every value is a T if there was no error
 
 
 @contextlib.contextmanager
-def _as_one_error(targets: Sequence[OutputFile], where: str = "") -> Iterator[None]:
+def _as_one_error(target: OutputFile, where: str = "") -> Iterator[None]:
     try:
         yield
     # On a full disk, HDF5 raises OSError or RuntimeError.
     except (OSError, RuntimeError) as error:
-        paths = " and ".join(str(target.path) for target in targets)
-        needed = format_bytes(_num_bytes(targets))
+        needed = format_bytes(target.contents.num_bytes)
         raise DdpHpcError(
-            f"{paths} was not written{where}: {error}. No partial file is left. "
-            f"Free {needed} in {targets[0].file.parent} or use another directory."
+            f"{target.path} was not written{where}: {error}. No partial file is left. "
+            f"Free {needed} in {target.file.parent} or use another directory."
         ) from error
 
 
-def _begin(
-    targets: Sequence[OutputFile],
-    suffixes: Sequence[str],
-    partials: list[_Partial],
-    cleanup: contextlib.ExitStack,
-) -> tuple[list[tuple[str, dict[str, int]]], str]:
-    """Creates the partial files on rank 0, unless complete files exist; `cleanup` removes them.
+def _begin(target: OutputFile, cleanup: contextlib.ExitStack) -> tuple[Any, ...] | None:
+    """Creates the partial file on rank 0 and returns the fields of `_Partial`; `cleanup` removes the file.
 
-    Returns their paths and offsets, which the other ranks need, and a warning.
+    Returns None if a complete file exists.
     """
-    for target in targets:
-        format_of(target.path, suffixes)
-        target.check_regular_file()
-    if any(target.exists() for target in targets):
-        return [], ""
-    for target in targets:
-        target.prepare_directory(_num_bytes(targets))
-    notes = []
-    for target in targets:
-        path = cleanup.enter_context(partial_file(target.file, WRITER))
-        with _as_one_error([target]):
-            notes.append(stripe(path, target.contents.num_bytes))
-            with signals_held():
-                offsets = lay_out(path, target.suffix, target.contents)
-            with path.open("r+b", buffering=0) as file:
-                head = file.read(_HEAD_BYTES)
-                os.pwrite(file.fileno(), bytes(_HEAD_BYTES), 0)
-        partials.append(_Partial(path, offsets, head))
-    return [(str(partial.path), partial.offsets) for partial in partials], next(filter(None, notes), "")
+    suffix = format_of(target.path)
+    target.check_regular_file()
+    if target.exists():
+        return None
+    target.prepare_directory()
+    path = cleanup.enter_context(partial_file(target.file, WRITER))
+    with _as_one_error(target):
+        with signals_held():
+            offsets = lay_out(path, suffix, target.contents)
+        with path.open("r+b", buffering=0) as file:
+            head = file.read(_HEAD_BYTES)
+            os.pwrite(file.fileno(), bytes(_HEAD_BYTES), 0)
+    return astuple(_Partial(str(path), offsets, head.hex()))
 
 
-def _finish(targets: Sequence[OutputFile], partials: Sequence[_Partial]) -> tuple[bool, list[int]]:
-    """Completes and renames the files on rank 0; returns whether existing ones were reused, and the sizes."""
-    # There are no partial files if complete files already existed.
-    reused = not partials
-    with _as_one_error(targets):
-        for target, partial in zip(targets, partials, strict=False):
-            with partial.path.open("r+b", buffering=0) as file:
-                os.pwrite(file.fileno(), partial.head, 0)
-                seal(partial.path, target.suffix, target.contents)
-                os.fsync(file.fileno())
+def _finish(target: OutputFile, partial: _Partial | None) -> tuple[bool, int]:
+    """Completes and renames the file on rank 0; returns whether an existing one is used, and the size."""
+    with _as_one_error(target):
+        if partial is None:
+            return True, target.file.stat().st_size
+        with Path(partial.path).open("r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), bytes.fromhex(partial.head), 0)
+            os.fsync(file.fileno())
         # Another process may create the same file at any time. If it does so after this check,
         # `move_into_place` raises FileExistsError.
-        reused = reused or any(target.exists() for target in targets)
-        for target, partial in zip(targets, [] if reused else partials, strict=False):
+        reused = target.exists()
+        if not reused:
             try:
-                move_into_place(partial.path, target.file, replace=target.force)
+                move_into_place(Path(partial.path), target.file, replace=target.force)
             except FileExistsError:
                 if not target.exists():
                     raise
@@ -222,18 +183,14 @@ def _finish(targets: Sequence[OutputFile], partials: Sequence[_Partial]) -> tupl
             # The file is in place. Some file systems cannot sync a directory.
             with contextlib.suppress(OSError):
                 sync_to_disk(target.file.parent)
-        return reused, [target.file.stat().st_size for target in targets]
+        return reused, target.file.stat().st_size
 
 
 def _fill(
-    targets: Sequence[OutputFile],
-    places: Sequence[tuple[str, dict[str, int]]],
-    chunks: Iterable[Chunk],
-    progress: Progress | None,
-    comm: Comm,
+    target: OutputFile, partial: _Partial, chunks: Iterable[Chunk], progress: Progress | None, comm: Comm
 ) -> int:
     """Writes the chunks of this rank to the disk, and returns the number of bytes written."""
-    total_bytes = _num_bytes(targets)
+    total_bytes = target.contents.num_bytes
     done_bytes = 0
     pending: deque[Future[int]] = deque()
 
@@ -247,20 +204,14 @@ def _fill(
                 progress(min(done_bytes * comm.size, total_bytes), total_bytes)
 
     where = "" if comm.size == 1 else f" by rank {comm.rank} on {socket.gethostname()}"
-    with _as_one_error(targets, where), contextlib.ExitStack() as files:
-        fds: dict[str, tuple[int, int]] = {}
-        for target, (path, offsets) in zip(targets, places, strict=True):
-            fd = files.enter_context(_opened(target, path, comm.rank))
-            fds |= {name: (fd, offset) for name, offset in offsets.items()}
+    with _as_one_error(target, where), _opened(target, partial.path, comm.rank) as fd:
         with ThreadPoolExecutor(1) as disk:
             for name, first, values in chunks:
-                fd, offset = fds[name]
-                position = offset + first * values.itemsize
+                position = partial.offsets[name] + first * values.itemsize
                 pending.append(disk.submit(_write, fd, values.data.cast("B"), position))
                 wait_for_writes(CHUNKS_IN_FLIGHT)
             wait_for_writes(0)
-        for fd in {fd for fd, _ in fds.values()}:
-            os.fsync(fd)
+        os.fsync(fd)
     return done_bytes
 
 

@@ -5,6 +5,7 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.base.errors import DdpHpcError, RequestError
+    from ddp_hpc.base.version import __version__ as __version__
     from ddp_hpc.library.batch import Batch
     from ddp_hpc.library.connected_world import ConnectedWorld, distributed
     from ddp_hpc.library.dataset import FileDataset, dataset
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from ddp_hpc.library.tracing import tracing
     from ddp_hpc.library.wrap import wrap
     from ddp_hpc.training.tasks.task import Task
-    from ddp_hpc.version import __version__ as __version__
 
 __all__ = [
     "Batch",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "__version__": "version",
+    "__version__": "base.version",
     "Batch": "library.batch",
     "ConnectedWorld": "library.connected_world",
     "DdpHpcError": "base.errors",

@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
-from ddp_hpc.version import __version__
+from ddp_hpc.base.version import __version__
 
 _EPILOG = """\b
 Shell completion, for bash (zsh and fish likewise):

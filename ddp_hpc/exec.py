@@ -24,7 +24,7 @@ from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
+from ddp_hpc.torchrun.environment import make_torchrun_environment
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -89,8 +89,7 @@ def _recording(environ: Mapping[str, str]) -> Recording | None:
     attempt, run_dir = environ.get("DDP_HPC_THIS_ATTEMPT", ""), environ.get("DDP_HPC_RUN_DIR", "")
     if not attempt or not run_dir:
         return None
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    return Recording(run_dir=Path(run_dir), attempt=attempt, rank=rank, world_size=world_size)
+    return Recording(run_dir=Path(run_dir), attempt=attempt, rank=int(environ["RANK"]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from ddp_hpc.base.atomic_files import move_into_place, partial_file, remove_left
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.pip_extras import require
-from ddp_hpc.version import __version__
+from ddp_hpc.base.version import __version__
 
 if TYPE_CHECKING:
     from ddp_hpc.training.snapshots.stored_tensors import StoredTensors

@@ -89,7 +89,6 @@ from ddp_hpc.supervisor.supervise import supervise
     is_flag=True,
     help="Do not submit successors, because compute nodes of this site cannot submit jobs.",
 )
-@click.option("--submit-line", default="", metavar="COMMAND", help="Command that submits a job script.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def cli(command: tuple[str, ...], **options: Any) -> int:
     """Start COMMAND, which is a launcher and a program, and requeue the job or submit a successor if
@@ -124,7 +123,6 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         walltime_s=None if walltime is None else parse_walltime_s(walltime),
         max_attempts=options["max_attempts"],
         may_submit=not options["no_submit"],
-        submit_line=options["submit_line"],
         local_dir=options["local_dir"],
         progress=options["progress"],
         signal_name=name,

@@ -15,7 +15,7 @@ import click
 from ddp_hpc.base.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.pip_extras import require
-from ddp_hpc.version import __version__
+from ddp_hpc.base.version import __version__
 
 if TYPE_CHECKING:
     from ddp_hpc.training.snapshots.snapshot_files import Snapshot

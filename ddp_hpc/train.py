@@ -21,15 +21,14 @@ from ddp_hpc.base.errors import EXIT_INTERRUPTED, RequestError
 from ddp_hpc.base.options import click_options, toml_defaults
 from ddp_hpc.base.pip_extras import require
 from ddp_hpc.base.process_control import set_umask
+from ddp_hpc.base.version import __version__
 from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.process_group.error_election import ErrorElection
-from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.process_group.print_error import ErrorElection, print_error
 from ddp_hpc.training.process_group.start_phases import STARTING
 from ddp_hpc.training.run.end import end_stopped
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.session import introduce, session, watching_of
-from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.heartbeat import Heartbeat

@@ -31,4 +31,4 @@ if [[ -z $python ]]; then
   echo "error: torchrun_script.sh on ${HOSTNAME:-this node}: python was not found on the PATH; load the module that provides it, or create the virtual environment .venv in $PWD" >&2
   exit 2
 fi
-exec "$python" -m ddp_hpc.torchrun_step "$@"
+exec "$python" -m ddp_hpc.torchrun.step "$@"

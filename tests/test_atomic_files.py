@@ -19,7 +19,8 @@ from ddp_hpc.base.atomic_files import (
 )
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.process_status import is_gone, process_started
-from ddp_hpc.base.run_state import RunState, State, read_state, write_state
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, read_state, write_state
 from tests.conftest import clean_environ
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest
@@ -90,7 +91,8 @@ def test_an_existing_file_is_replaced_only_on_request(
 # Each program writes a file of its kind to the current directory.
 WRITERS = {
     "state": (
-        "from ddp_hpc.base.run_state import RunState, State, write_state\n"
+        "from ddp_hpc.base.run_outcomes import State\n"
+        "from ddp_hpc.base.run_state import RunState, write_state\n"
         "write_state(Path(), RunState(State.DONE, 1, ''))"
     ),
     "render": (

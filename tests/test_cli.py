@@ -310,7 +310,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("ddp_hpc.", "jinj
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean_environ(), capture_output=True, text=True
     )
-    modules = ["ddp_hpc.base", "ddp_hpc.base.errors", "ddp_hpc.cli", "ddp_hpc.version"]
+    modules = ["ddp_hpc.base", "ddp_hpc.base.errors", "ddp_hpc.base.version", "ddp_hpc.cli"]
     assert sorted(done.stdout.split()) == modules
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.run_state import RunState, State, read_state, write_state
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState, read_state, write_state
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "snapshots-and-requeue.md"
 
 
 @pytest.mark.parametrize("state", State)
@@ -98,6 +101,20 @@ def test_an_attempt_ends_once_and_leaves_a_complete_run_complete() -> None:
 
 
 def test_the_documentation_has_a_row_for_each_state() -> None:
-    page = Path(__file__).parents[1] / "docs" / "explanation" / "snapshots-and-requeue.md"
-    rows = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(rows) == sorted(State)
+
+
+def test_the_documentation_has_the_row_of_each_cause() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(cause, str(cause.exit_code), _state_after(cause)) for cause in Cause]
+
+
+def _state_after(cause: Cause) -> str:
+    state, later = (cause.state_of_run(has_progressed=progressed) for progressed in (False, True))
+    text = f"`{state}`" if state else "unchanged"
+    return text if state == later else f"{text}, or `{later}` after a snapshot"
+
+
+def test_each_failure_has_an_advice() -> None:
+    assert not [cause for cause in Cause if cause.is_failure and not cause.advice]

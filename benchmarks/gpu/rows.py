@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.floor import floor_s, median_s, rates
+from benchmarks.gpu.floor import floor_s, rates
 from benchmarks.step import lesson
 
 Values = dict[str, Any]
@@ -112,30 +112,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def triton(context: Context) -> None:
-    """Compiles a small function, which needs Triton, a C compiler and Python.h."""
-    import torch
-
-    begin_s = time.monotonic()
-    torch.compile(lambda x: x.sin() + 1)(torch.zeros(1024, device=context.device))
-    context.report(compile_s=time.monotonic() - begin_s)
-
-
-def float8(context: Context) -> None:
-    """Measures the rate of matrix products in float8, if the GPU supports them."""
-    import torch
-
-    if torch.cuda.get_device_capability() < (8, 9):
-        context.report(skipped="this GPU does not support matrix products in float8")
-        return
-    size = 8192
-    one = torch.ones((), device="cuda")
-    left = torch.randn(size, size, device="cuda").to(torch.float8_e4m3fn)
-    right = left.clone().t()
-    product = partial(torch._scaled_mm, left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    context.report(tflops_per_s=2 * size**3 / median_s(product, torch.device("cuda")) / 1e12)
 
 
 _STAMPS: list[tuple[float, float]] = []
@@ -334,13 +310,11 @@ ROWS = [
     Row("snapshots", snapshots, 75.0),
     _tests("strategies", 90.0),
     _tests("whole_steps", 75.0),
-    Row("triton", triton, 60.0, ("triton",), num_gpus=1),
     _loop("ours, tuned, compiled", ["--tuned", "--compile"], 150.0),
     _loop("ours, bf16 parameters, CUDA graph", [*_BF16, *_GRAPH]),
     Row("decoder", partial(decoder, options=["--tuned"]), 60.0),
     Row("decoder, compiled", partial(decoder, options=["--tuned", "--compile"]), 120.0, num_gpus=1),
     Row("trace", trace),
-    Row("float8", float8, 30.0, (), num_gpus=1),
     _loop("ours, fsdp over NCCL", ["--strategy", "fsdp", *_NCCL]),
     _loop("ours, zero over NCCL", ["--strategy", "zero", *_NCCL]),
     _tests("loader", 30.0),

@@ -8,24 +8,32 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_WRONG_REQUEST = 2
-EXIT_REQUEUE = 75
-EXIT_INTERRUPTED = 130
+from ddp_hpc.base.run_outcomes import Cause
+
+EXIT_DONE = Cause.DONE.exit_code
+EXIT_FAILED = Cause.FAILED.exit_code
+EXIT_WRONG_REQUEST = Cause.REFUSED.exit_code
+EXIT_REQUEUE = Cause.STOPPED.exit_code
+EXIT_INTERRUPTED = Cause.INTERRUPTED.exit_code
 
 
 class DdpHpcError(Exception):
     """Base class of this package's errors. The base class itself is raised for failures after work has begun:
     exit code 1.
 
-    `on_all_ranks` is true if every rank raises the error, so that no rank waits for another one.
+    The cause determines the exit code, and whether another job resumes the run. `on_all_ranks` is true if
+    every rank raises the error, so that no rank waits for another one.
     """
 
-    exit_code = EXIT_FAILED
+    cause = Cause.FAILED
     on_all_ranks = False
     traceback_text = ""
     """The traceback, if the user's own code raised the error; entry points write it to a file."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a process that ends with this error."""
+        return self.cause.exit_code
 
     def __str__(self) -> str:
         """Returns the message and the messages of its causes on one line, so that grep finds all of it."""
@@ -42,7 +50,7 @@ class DdpHpcError(Exception):
 class RequestError(DdpHpcError):
     """The request itself is wrong and nothing was started: exit code 2."""
 
-    exit_code = EXIT_WRONG_REQUEST
+    cause = Cause.REFUSED
 
 
 class LaunchError(RequestError):
@@ -54,15 +62,17 @@ class DataError(RequestError):
 
 
 class RendezvousError(DdpHpcError):
-    """The ranks could not connect to each other within the time limit: exit code 1."""
+    """The ranks could not connect to each other, or have lost contact: exit code 1."""
+
+    cause = Cause.LOST_RANK
 
 
 class ReportedElsewhereError(DdpHpcError):
     """This rank stops because of an error that another rank has already reported; it prints nothing."""
 
-    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+    def __init__(self, message: str, cause: Cause = Cause.FAILED) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.cause = cause
         self.on_all_ranks = True
 
 
@@ -72,14 +82,16 @@ def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
     Collective: every rank must call this.
     """
     if rank != 0:
-        raise ReportedElsewhereError(str(error), error.exit_code)
+        raise ReportedElsewhereError(str(error), error.cause)
     error.on_all_ranks = True
     raise error
 
 
-def failure_of(message: str, exit_code: int) -> DdpHpcError:
-    """Returns the error with this message whose class has the given exit code (1 or 2)."""
-    return RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
+def failure_of(message: str, cause: str) -> DdpHpcError:
+    """Returns the error with this message and the cause with this name, which another rank has sent."""
+    error = RequestError(message) if cause == Cause.REFUSED else DdpHpcError(message)
+    error.cause = Cause(cause)
+    return error
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:

@@ -50,7 +50,7 @@ def _errors_on_rank_0() -> Iterator[None]:
 
 @click.group("bench")
 def command() -> None:
-    """Run benchmarks and print the results as a table, and optionally write JSON files and charts."""
+    """Run benchmarks and print the results as a table, and optionally write JSON files."""
 
 
 @command.command(context_settings={"show_default": True})
@@ -80,13 +80,7 @@ def command() -> None:
 @click.option("--src-key", default="src", metavar="KEY", help="Name of the array src in the file of --data.")
 @click.option("--tgt-key", default="tgt", metavar="KEY", help="Name of the array tgt in the file of --data.")
 @_json_option
-@click.option(
-    "--picture",
-    type=_PATH,
-    metavar="FILE.png|FILE.svg",
-    help="Write a bar chart of the median times to this file.",
-)
-def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
+def io(json_file: Path | None, **options: Any) -> None:
     """Measure how long it takes to read a batch from each file format, and compare with other data loaders.
 
     To compare several values of --access, --batch-size, --ahead or --workers, repeat the option. The command
@@ -104,7 +98,7 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 
     \b
     Examples:
-      ddp-hpc bench io --json io.json --picture io.png
+      ddp-hpc bench io --json io.json
       ddp-hpc bench io --dir /lustre/me --cold --workers 0 --workers 4
       ddp-hpc bench io --data train.h5 --access shuffled --access sequential
       # samples of 10 MB
@@ -116,7 +110,7 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     from ddp_hpc.bench.data_loading import benchmark as bench_io
 
     gc.enable()  # as in training; ddp_hpc.cli.main disables garbage collection
-    bench_io.command(json_file, picture, **options)
+    bench_io.command(json_file, **options)
 
 
 @command.command(cls=_RankCommand, context_settings={"show_default": True})
@@ -137,24 +131,6 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     default="float32",
     help="Data type of the elements of the messages.",
 )
-@click.option("--ranks-per-node", default="all", metavar="N,...,all",
-              help="Comma-separated list of numbers of ranks per node, which are measured one after another, "
-              "such as 1,all.")  # fmt: skip
-@click.option("--buckets-of", metavar="MODEL",
-              help="Measure all_reduce of the gradient buckets that DDP creates for MODEL: transformer, "
-                   "classifier, linear, decoder or package.module:factory.")  # fmt: skip
-@click.option("--model-option", "model_options", metavar="NAME=VALUE", multiple=True,
-              help="Argument for the factory of the MODEL that --buckets-of names; may be "
-                   "repeated.")  # fmt: skip
-@click.option("--data", type=_PATH, metavar="FILE",
-              help="Data file that defines the shapes of the samples for MODEL.")  # fmt: skip
-@click.option("--src-shape", metavar="N,N,...",
-              help="Shape of one sample of src for MODEL.  [default: as in training]")  # fmt: skip
-@click.option("--tgt-shape", metavar="N,N,...",
-              help="Shape of one sample of tgt for MODEL.  [default: as in training]")  # fmt: skip
-@click.option("--bucket-mib", type=float, metavar="MIB",
-              help="Size of DDP's gradient buckets (bucket_cap_mb).  [default: 25, with a first bucket of "
-                   "1 MiB]")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0, 10_000), default=5,
               help="Number of warm-up calls per row, which are not timed.")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(1, 100_000), default=100,
@@ -163,14 +139,6 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
               help="Time limit per row in seconds. A slow row makes fewer timed calls than requested, but at "
               "least 5.")  # fmt: skip
 @_json_option
-@click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
-              help="Write a chart of bus bandwidth against message size to this file.")  # fmt: skip
-@click.option("--baseline", type=_PATH, metavar="FILE",
-              help="JSON file of an earlier run. The exit code is 1 if a row is slower than in that run by "
-              "more than --tolerance.")  # fmt: skip
-@click.option("--tolerance", type=float, default=0.2,
-              help="Fraction by which a median can exceed the median in --baseline before the row counts as "
-                   "slower.")  # fmt: skip
 @click.option("--discovery", default="auto", metavar="NAME",
               help="Launcher that provides the rank and the world size; auto detects the "
                    "launcher.")  # fmt: skip
@@ -190,8 +158,7 @@ def comm(**options: Any) -> None:
 
     Each row of the table shows one collective with one message size. The times are measured from a barrier
     until the slowest rank finishes; the table shows their median and 99th percentile. algbw and busbw are
-    defined as in nccl-tests. All results are checked. The exit code is 1 if a result is wrong, or if a row
-    is slower than --baseline allows.
+    defined as in nccl-tests. All results are checked. The exit code is 1 if a result is wrong.
 
     \b
     all_reduce      each rank gets the sum over all ranks
@@ -205,11 +172,9 @@ def comm(**options: Any) -> None:
     \b
     Examples:
       mpiexec -n 4 ddp-hpc bench comm
-      srun ddp-hpc bench comm --collectives all_reduce --max-bytes 1GiB --json comm.json --picture comm.png
-      ddp-hpc launch -n 8 -- ddp-hpc bench comm --ranks-per-node 1,all
-      mpiexec -n 4 ddp-hpc bench comm --buckets-of transformer
-      mpiexec -n 4 ddp-hpc bench comm --buckets-of mine:net --model-option width=64
-      mpiexec -n 4 ddp-hpc bench comm --bytes 1MiB --baseline comm.json --tolerance 0.1
+      srun ddp-hpc bench comm --collectives all_reduce --max-bytes 1GiB --json comm.json
+      ddp-hpc launch --ranks-per-node 1 -- ddp-hpc bench comm
+      mpiexec -n 4 ddp-hpc bench comm --collectives all_reduce --bytes 1MiB --bytes 25MiB
       torchrun --standalone --nproc-per-node 4 -m ddp_hpc bench comm
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     require("ddp-hpc bench comm", "train", "torch", "numpy")
@@ -245,15 +210,10 @@ def comm(**options: Any) -> None:
     is_flag=True,
     help="Print the table of the finished points in --dir without starting a new one.",
 )
-@click.option("--wait", is_flag=True, help="With --gather: wait until all jobs have ended.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the job scripts or launch commands without running them."
 )
 @_json_option
-@click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
-              help="Write a chart of the speed-up and the efficiency to this file.")  # fmt: skip
-@click.option("--markdown", type=_PATH, metavar="FILE",
-              help="Write the table and a description of the measurement to this Markdown file.")  # fmt: skip
 @job_options_without("nodes", "run_dir", "max_attempts", "min_nodes")
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 def scaling(**options: Any) -> None:
@@ -269,11 +229,11 @@ def scaling(**options: Any) -> None:
 
     \b
     Examples:
-      ddp-hpc bench scaling --ranks 1,2,4 --picture scaling.png
+      ddp-hpc bench scaling --ranks 1,2,4
       ddp-hpc bench scaling --mode strong --global-batch 256 -- --model-option width=64 --model mine:net
       ddp-hpc bench scaling --submit --nodes 1,2,4,8 --walltime 00:10:00 --account MYPROJECT
       ddp-hpc bench scaling --submit --ranks 1,2,4,8 --walltime 00:10:00 --dry-run -- --amp bf16 --fused
-      ddp-hpc bench scaling --gather --wait --markdown scaling.md
+      ddp-hpc bench scaling --gather --json scaling.json
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     from ddp_hpc.commands.scaling.command import run
 

@@ -24,7 +24,8 @@ def complete_jobs(context: Any, _parameter: Any, incomplete: str) -> list[Comple
     """Returns the IDs of the jobs that the run directories record, the newest first, with their runs."""
     from click.shell_completion import CompletionItem
 
-    from ddp_hpc.queue.submission_ledger import job_ids, runs_in
+    from ddp_hpc.queue.run_directories import runs_in
+    from ddp_hpc.queue.submission_ledger import job_ids
 
     given = context.params.get("run_dir")
     found = {job: run.name for run in ([given] if given else runs_in(Path.cwd())) for job in job_ids(run)}

@@ -45,7 +45,7 @@ def command(
     \b
     Examples:
       ddp-hpc doctor
-      ddp-hpc doctor --json --skip allreduce
+      ddp-hpc doctor --json --skip mpi-launcher
       ddp-hpc doctor --only torch --only gpus
       srun --ntasks-per-node=1 ddp-hpc doctor
       mpiexec --ppn 1 ddp-hpc doctor --shared /path/on/a/parallel/file/system

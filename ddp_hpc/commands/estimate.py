@@ -16,7 +16,7 @@ from ddp_hpc.commands.completion import complete_profiles
 
 if TYPE_CHECKING:
     from ddp_hpc.base.text_table import Row
-    from ddp_hpc.memory_estimate import Machine, Training
+    from ddp_hpc.estimate.memory import Machine, Training
 
 # A float would be infinite for 1e400. The number of digits is limited because Fraction is slow for long ones.
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)([kmbt]?)", re.ASCII | re.IGNORECASE)
@@ -75,12 +75,6 @@ def _number(text: str) -> Fraction | None:
     "--ffn", callback=_count, metavar="N", help="Width of the MLP in each layer.  [default: 4 x hidden]"
 )
 @click.option(
-    "--heads",
-    callback=_count,
-    metavar="N",
-    help="Number of attention heads; required for --attention stored.",
-)
-@click.option(
     "--vocab",
     callback=_count,
     metavar="N",
@@ -101,20 +95,12 @@ def _number(text: str) -> Fraction | None:
     metavar="sgd|momentum|adam|adamw",
     help="Optimizer used for training.",
 )
-@click.option(
-    "--attention",
-    default="flash",
-    show_default=True,
-    metavar="flash|stored",
-    help="Attention implementation; stored keeps the seq x seq scores of each head.",
-)
 @click.option("--dropout", is_flag=True, help="Include the memory of the dropout masks.")
 @click.option(
     "--checkpointing",
     is_flag=True,
     help="Activation checkpointing: keep only the layers' inputs and recompute the rest.",
 )
-@click.option("--no-bucket-view", is_flag=True, help="Assume DDP without gradient_as_bucket_view.")
 @click.option(
     "--fused",
     is_flag=True,
@@ -174,7 +160,6 @@ def command(
     gpus_per_node: int | None,
     gpu_memory_bytes: int | None,
     host_memory_bytes: int | None,
-    no_bucket_view: bool,
     as_json: bool,
     **sizes: Any,
 ) -> None:
@@ -193,9 +178,9 @@ def command(
           --gpus-per-node 8 --gpu-memory-gib 80 --ranks 64
       ddp-hpc estimate --params 1e12 --layers 120 --hidden 12288 --seq 2048 --batch 1 --strategy fsdp --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.memory_estimate import STRATEGIES, Machine, Training
+    from ddp_hpc.estimate.memory import STRATEGIES, Machine, Training
 
-    training = Training(**sizes, bucket_view=not no_bucket_view)
+    training = Training(**sizes)
     if profile:
         of_profile = _node_of(profile, bool(gpu_memory_bytes), bool(gpus_per_node or not host_memory_bytes))
         gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
@@ -253,7 +238,7 @@ def _row(
 
     The smallest number of nodes is unknown if `gpus_per_node` is 0.
     """
-    from ddp_hpc.memory_estimate import STRATEGIES, fits, footprint, smallest_ranks
+    from ddp_hpc.estimate.memory import STRATEGIES, fits, footprint, smallest_ranks
 
     ranks = ranks or gpus_per_node or 1
     need = footprint(training, strategy, ranks)
@@ -281,7 +266,6 @@ def _table(training: Training, rows: list[dict[str, Any]]) -> str:
         "master_copy_bytes": "master copy, float32",
         "gradients_bytes": f"gradients, {_DTYPES[precision.gradients]}",
         "optimizer_bytes": f"{training.optimizer} states, {_DTYPES[precision.states]}",
-        "ddp_buckets_bytes": "DDP buckets",
         "cast_weights_bytes": "weights cast by autocast",
         "gathered_bytes": "~ gathered layers",
         "activations_bytes": "~ activations",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +47,7 @@ class ScriptOrRequest(JobCommand):
 @click.option(
     "--ignore", multiple=True, metavar="CHECKS", help="Do not run these checks; IDs as for --select."
 )
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["text", "json", "sarif", "github"]),
-    default="text",
-    help="The format of the findings (default: text). github prints annotations for GitHub Actions.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 @click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...", type=click.Path(path_type=Path))
 def command(
@@ -60,7 +55,6 @@ def command(
     ask_sbatch: bool,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
-    output_format: str,
     as_json: bool,
     list_checks: bool,
     **options: Any,
@@ -78,14 +72,13 @@ def command(
       ddp-hpc lint --profile polaris job.pbs
       ddp-hpc lint job.sbatch --test-only
       ddp-hpc lint --profile polaris --nodes 12 --queue prod --walltime 06:00:00 --account MYPROJECT
-      ddp-hpc lint --ignore RANK008 --format github first.sbatch second.sbatch
+      ddp-hpc lint --ignore RANK008 first.sbatch second.sbatch
       ddp-hpc lint --list
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     ctx = click.get_current_context()
     if list_checks:
         _list_checks()
         return
-    from ddp_hpc.lint.report_formats import FORMATS
     from ddp_hpc.lint.select_checks import split_codes
 
     request = {**options, "command": ctx.meta["ddp_hpc.command"]}
@@ -94,11 +87,16 @@ def command(
         found = _lint_scripts(scripts, request, test=ask_sbatch)
     else:
         found = _lint_options(request, test=ask_sbatch)
-    output_format = "json" if as_json else output_format
-    click.echo(FORMATS[output_format](found), nl=False)
-    if not found and output_format == "text":
+    if as_json:
+        click.echo(json.dumps([{"path": path, **asdict(finding)} for path, finding in found], indent=2))
+    elif not found:
         # Standard output contains only findings.
         click.echo("no problems found", err=True)
+    else:
+        for path, finding in found:
+            click.echo(
+                f"{path}:{finding.line}: {finding.severity} {finding.check}: {finding.what}; {finding.remedy}"
+            )
     ctx.exit(EXIT_FAILED if any(one.severity == "error" for _, one in found) else EXIT_DONE)
 
 

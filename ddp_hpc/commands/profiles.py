@@ -134,7 +134,7 @@ def confirm_profile(name: str, answers: str | None, as_json: bool, output: Path 
     from ddp_hpc.confirm.answers import load_answers
     from ddp_hpc.confirm.checklist import checklist
     from ddp_hpc.confirm.compare import DIFFERS, compare
-    from ddp_hpc.confirm.report import as_data, as_text
+    from ddp_hpc.confirm.output import as_data, as_text
     from ddp_hpc.render.render_script import write_script
     from ddp_hpc.sites.site import load_site
 

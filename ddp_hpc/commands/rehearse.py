@@ -39,13 +39,6 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Maximum number of ranks per node.  [default: depends on the number of cores of this machine]",
 )
 @click.option(
-    "--array-index",
-    type=int,
-    metavar="I",
-    help="Index of the task of a job array to rehearse; the other tasks do not run.  [default: the first "
-    "index]",
-)
-@click.option(
     "--steps",
     type=int,
     metavar="N",
@@ -100,7 +93,6 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
       ddp-hpc rehearse jobs/polaris_ddp.pbs
       ddp-hpc rehearse jobs/generic_slurm_ddp.sbatch --walltime-s 90 --args '--model linear --epochs 99999'
       ddp-hpc rehearse job.pbs --empty --ranks-per-node 1
-      ddp-hpc rehearse array.sbatch --array-index 7
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20 --keep
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.rehearse import host_names, plan_rehearsal, run_rehearsal
@@ -179,10 +171,7 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
     where = "this directory, where it can change files" if options.here else "an empty directory"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
     if plan.array_index is not None:
-        found.append(
-            f"{plan.name} is a job array, of which only the task with index {plan.array_index} runs (change "
-            "with --array-index)"
-        )
+        found.append(f"{plan.name} is a job array, of which only the task with index {plan.array_index} runs")
     if options.walltime_s:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""

@@ -36,13 +36,6 @@ _PATH = click.Path(path_type=Path)
     "--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers to this file as JSON."
 )
 @click.option(
-    "--merged",
-    "merged_file",
-    type=_PATH,
-    metavar="FILE.json.gz",
-    help="Merge the traces of all ranks into one file with synchronized clocks, for ui.perfetto.dev.",
-)
-@click.option(
     "--processes",
     type=click.IntRange(1),
     metavar="N",
@@ -53,7 +46,6 @@ def command(
     others: tuple[Path, ...],
     page_file: Path | None,
     json_file: Path | None,
-    merged_file: Path | None,
     processes: int | None,
 ) -> None:
     """Report where a training run spent its time, based on the traces of its ranks.
@@ -71,16 +63,15 @@ def command(
       ddp-hpc report traces
       ddp-hpc report traces -o report.html
       ddp-hpc report traces --compare traces_before -o changed.html
-      ddp-hpc report traces --merged all_ranks.json.gz
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     require("ddp-hpc report", "report", "numpy", "msgspec", *(("plotly",) if page_file else ()))
-    from ddp_hpc.trace import compare, html_page, merge_trace_files
+    from ddp_hpc.trace import compare, html_page
     from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
 
     gc.enable()  # main() disables garbage collection
     directories = (trace_dir, *others)
-    documents.check_outputs(directories, page_file, json_file, merged_file)
+    documents.check_outputs(page_file, json_file)
     captures = documents.read_all(directories, processes)
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
     if page_file is None:
@@ -91,8 +82,3 @@ def command(
     if json_file is not None:
         documents.write_json(captures, sentences, json_file)
         click.echo(f"{json_file}: the numbers of the report", err=True)
-    if merged_file is not None:
-        num_events = merge_trace_files.write_merged(captures[0].ranks, merged_file)
-        click.echo(
-            f"{merged_file}: {num_events} events of {counted(len(captures[0].ranks), 'rank')}", err=True
-        )

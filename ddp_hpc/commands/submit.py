@@ -82,7 +82,7 @@ def command(
     scheduler = submission.scheduler
     if chain:
         submit_module.check_chain(submission, chain)
-    _warn(submit_module.other_run(submission))
+    _warn(submit_module.conflict(submission))
     if dry_run:
         sys.stdout.buffer.write(submission.content)
         sys.stdout.flush()
@@ -170,7 +170,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         )
         return submission, found
     profile, account = request.pop("profile"), request.pop("account") or ""
-    arguments, asked = request.pop("command"), _overrides(request)
+    arguments, overrides = request.pop("command"), _overrides(request)
     if given := given_options(request):
         raise RequestError(
             f"{script} cannot be combined with {given[0]}; use --account, --name, --nodes, --qos, --queue or "
@@ -181,11 +181,11 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
     site_or_none = site_of(text, profile)
     submission = submit_module.submission_of_script(
-        text, script, here, account=account, asked=asked, arguments=arguments, site=site_or_none
+        text, script, here, account=account, overrides=overrides, arguments=arguments, site=site_or_none
     )
     _note(explain(submission.python_env, os.environ, is_passed=True))
     version = lint.installed_version_for(text, site_or_none)
-    linted, added = submit_module.as_linted(submission, asked, site_or_none)
+    linted, added = submit_module.as_linted(submission, overrides, site_or_none)
     found = [
         # Lines after the added directives have different line numbers in the user's file.
         replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))

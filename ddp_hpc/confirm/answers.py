@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.text_table import cut, printable
-from ddp_hpc.confirm.checklist import FIRST, LAST, LAUNCHERS, LOCAL_FOLDER, MARK, PYTHON, SOFTWARE, first_line
+from ddp_hpc.confirm.checklist import FIRST, LAST, LAUNCHERS, MARK, PYTHON, SOFTWARE, first_line
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.site import Site
 
@@ -91,19 +91,19 @@ def read_answers(text: str, site: Site) -> Answers:
             f"these are answers for another profile ({other}), not for {site.name} {site.scheduler}. Give "
             "the name of that profile, or run the script of this one."
         )
-    keys = {one.key for one in scheduler_of_site(site).commands.questions()}
-    keys |= {SOFTWARE, PYTHON, LAUNCHERS, LOCAL_FOLDER, LAST}
-    found: dict[str, list[str]] = {}
+    keys = {question.key for question in scheduler_of_site(site).commands.questions()}
+    keys |= {SOFTWARE, PYTHON, LAUNCHERS, LAST}
+    by_key: dict[str, list[str]] = {}
     key = ""
     for line in lines:
         name = line.removeprefix(MARK).rstrip("\r") if line.startswith(MARK) else ""
         if name in keys:
             key = name
-            found[key] = []
+            by_key[key] = []
         elif key:
-            found[key].append(line)
-    sections = {key: "\n".join(some) for key, some in found.items() if key != LAST}
-    return Answers(sections=sections, ranks=tuple(_ranks(lines)), is_complete=LAST in found)
+            by_key[key].append(line)
+    sections = {key: "\n".join(section) for key, section in by_key.items() if key != LAST}
+    return Answers(sections=sections, ranks=tuple(_ranks(lines)), is_complete=LAST in by_key)
 
 
 def _ranks(lines: list[str]) -> Iterator[Rank]:

@@ -9,14 +9,13 @@ from ddp_hpc.render.shell_quoting import sh, sh_join
 from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.machine_facts import Question
 from ddp_hpc.schedulers.registry import scheduler_of_site
-from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
 
 LIMIT_S = 60
 MARK = "== "
 FAILED = "-- exit code "
 FIRST, LAST = "ddp-hpc answers 1", "end"
-SOFTWARE, PYTHON, LAUNCHERS, LOCAL_FOLDER = "software", "python", "launchers", "local_folder"
+SOFTWARE, PYTHON, LAUNCHERS = "software", "python", "launchers"
 RANK_COMMAND = ("python", "-m", "ddp_hpc", "env", "--json", "--devices")
 _WALLTIME = "00:05:00"
 
@@ -83,8 +82,8 @@ def checklist(site: Site, name: str) -> str:
             first=sh(f"{MARK}{first_line(site)}"),
         )
     ]
-    parts += [_ask(one) for one in questions]
-    parts += [*_local_folder(site), _software(site, scheduler.writer.launchers)]
+    parts += [_ask(question) for question in questions]
+    parts.append(_software(site, scheduler.writer.launchers))
     parts.append(_TAIL.format(mark=MARK, last=LAST, submit=sh_join(job_command(site, name)), name=sh(name)))
     return "\n".join(parts)
 
@@ -110,22 +109,10 @@ def job_command(site: Site, name: str) -> list[str]:
     return [*words, "--name", "confirm", "--", *RANK_COMMAND]
 
 
-def _ask(one: Question) -> str:
-    is_script = "\n" in one.command
-    words = f"bash <<'END'\n{one.command}\nEND" if is_script else one.command
-    return f"# {one.answers[0].upper()}{one.answers[1:]}.\nask {one.key} {words}\n"
-
-
-def _local_folder(site: Site) -> list[str]:
-    folder = site.node.local_folder
-    if folder == DEFAULT_LOCAL_FOLDER:
-        return []
-    command = f'df -P "{folder}"\nls -ld "{folder}"'
-    return [
-        _ask(
-            Question(key=LOCAL_FOLDER, answers="the local directory, if login nodes have it", command=command)
-        )
-    ]
+def _ask(question: Question) -> str:
+    is_script = "\n" in question.command
+    words = f"bash <<'END'\n{question.command}\nEND" if is_script else question.command
+    return f"# {question.answers[0].upper()}{question.answers[1:]}.\nask {question.key} {words}\n"
 
 
 def _software(site: Site, launchers: tuple[str, ...]) -> str:

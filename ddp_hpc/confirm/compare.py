@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from ddp_hpc.base.units import counted, format_walltime, parse_walltime_s
 from ddp_hpc.confirm.answers import Answers, Rank
-from ddp_hpc.confirm.checklist import FAILED, LAUNCHERS, LOCAL_FOLDER, PYTHON, SOFTWARE
+from ddp_hpc.confirm.checklist import LAUNCHERS, PYTHON, SOFTWARE
 from ddp_hpc.discovery.local_mpi import is_hydra, is_open_mpi
 from ddp_hpc.discovery.rank_placement import cpu_numbers
 from ddp_hpc.schedulers.machine_facts import MachineFacts, QueueLimits
 from ddp_hpc.schedulers.registry import scheduler_of_site
-from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER, Queue
+from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
 CONFIRMED, DIFFERS, NEW, NO_ANSWER = "confirmed", "differs", "new", "no answer"
@@ -41,18 +41,17 @@ class Fact:
 
 def compare(site: Site, answers: Answers) -> tuple[MachineFacts, list[Fact]]:
     """Returns what the scheduler reports, and the comparison of all facts."""
-    found = scheduler_of_site(site).commands.read_answers(answers.sections, site)
+    seen = scheduler_of_site(site).commands.read_answers(answers.sections, site)
     facts = [
-        _version(site, found.version),
-        *_queues(site, found),
-        *_new_queues(site, found),
-        *_nodes(site, found),
+        _version(site, seen.version),
+        *_queues(site, seen),
+        *_new_queues(site, seen),
+        *_nodes(site, seen),
         *_software(site, answers.sections),
         *_launcher(site, answers.sections),
-        *_local_folder(site, answers.sections),
         *_ranks(site, answers.ranks),
     ]
-    return found, facts
+    return seen, facts
 
 
 def _fact(key: str, profile: object, machine: object, *change: str, agrees: bool | None = None) -> Fact:
@@ -75,12 +74,12 @@ def _version(site: Site, version: str) -> Fact:
     return _fact(f"{site.scheduler}.version", known, version, table, f'version = "{version}"', agrees=agrees)
 
 
-def _queues(site: Site, found: MachineFacts) -> Iterator[Fact]:
+def _queues(site: Site, machine: MachineFacts) -> Iterator[Fact]:
     for name, qos in dict.fromkeys((entry.name, entry.qos) for entry in site.queues if entry.name):
         key = f"queues.{name}" + (f".{qos}" if qos else "")
         where = f"[[queues]] {_named(name, qos)}"
-        entries, limits = queue_entries(site, name, qos), found.queues.get((name, qos))
-        if not found.queues:
+        entries, limits = queue_entries(site, name, qos), machine.queues.get((name, qos))
+        if not machine.queues:
             yield _fact(key, "listed", "")
         elif limits is None:
             yield _fact(key, "listed", "not listed", f"# Check, then remove: {where}", agrees=False)
@@ -124,10 +123,10 @@ def _as_toml(limits: QueueLimits) -> dict[str, str]:
         "max_devices": limits.max_devices,
     }
     walltimes = {"min_walltime": limits.min_walltime_s, "max_walltime": limits.max_walltime_s}
-    found = {
+    lines = {
         name: str(number) for name, number in numbers.items() if number and (name, number) != ("min_nodes", 1)
     }
-    return found | {name: f'"{format_walltime(limit)}"' for name, limit in walltimes.items() if limit}
+    return lines | {name: f'"{format_walltime(limit)}"' for name, limit in walltimes.items() if limit}
 
 
 def _seconds(walltime: str) -> int:
@@ -139,22 +138,22 @@ def _widest(limits: Sequence[int]) -> int:
     return max(limits) if all(limits) else 0
 
 
-def _new_queues(site: Site, found: MachineFacts) -> Iterator[Fact]:
+def _new_queues(site: Site, machine: MachineFacts) -> Iterator[Fact]:
     known = {entry.name for entry in site.queues}
-    offered = {name: one for (name, qos), one in found.queues.items() if not qos and one.is_open}
-    with_devices = {name: one for name, one in offered.items() if one.is_for_users}
+    offered = {name: limits for (name, qos), limits in machine.queues.items() if not qos and limits.is_open}
+    with_devices = {name: limits for name, limits in offered.items() if limits.is_for_users}
     new = [name for name in sorted(with_devices or offered) if name not in known]
     for name in new[:_MAX_NEW_QUEUES]:
-        limits = [f"{key} = {value}" for key, value in _as_toml(offered[name]).items()]
-        yield _fact(f"queues.{name}", "", "listed", "[[queues]]", _named(name, ""), *limits)
+        lines = [f"{key} = {value}" for key, value in _as_toml(offered[name]).items()]
+        yield _fact(f"queues.{name}", "", "listed", "[[queues]]", _named(name, ""), *lines)
 
 
-def _nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
+def _nodes(site: Site, machine: MachineFacts) -> Iterator[Fact]:
     node = site.node
     # Where jobs request single GPUs, profiles give the share of a GPU instead of the whole node.
     if not node.cores_per_device:
-        yield from _whole_nodes(site, found)
-    share = found.share
+        yield from _whole_nodes(site, machine)
+    share = machine.share
     for name, known, seen in (
         ("cores_per_device", node.cores_per_device, share.cores if share else 0),
         ("memory_mib_per_device", node.memory_mib_per_device, share.memory_mib if share else 0),
@@ -164,10 +163,10 @@ def _nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
             yield _fact(f"node.{name}", known, seen, "[node]", f"{name} = {seen}", agrees=agrees)
 
 
-def _whole_nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
+def _whole_nodes(site: Site, machine: MachineFacts) -> Iterator[Fact]:
     node = site.node
-    cores = {one.cpus // one.threads_per_core for one in found.nodes}
-    cpus = {one.cpus for one in found.nodes}
+    cores = {kind.cpus // kind.threads_per_core for kind in machine.nodes}
+    cpus = {kind.cpus for kind in machine.nodes}
     # The CPUs that a scheduler counts are cores at some sites, and hardware threads at others.
     counts_threads = node.threads > node.cores and node.threads in cores
     yield _one_of(
@@ -175,7 +174,7 @@ def _whole_nodes(site: Site, found: MachineFacts) -> Iterator[Fact]:
     )
     if node.threads and node.threads != node.cores:
         yield _one_of("node.threads", node.threads, cpus)
-    gpus = {one.gpus for one in found.nodes if one.gpus}
+    gpus = {kind.gpus for kind in machine.nodes if kind.gpus}
     if any(node.devices == 2 * number for number in gpus):
         # Each half of a GPU with two dies or tiles is one device.
         gpus = {2 * number for number in gpus}
@@ -206,9 +205,9 @@ def _software(site: Site, sections: dict[str, str]) -> Iterator[Fact]:
 
 def _launcher(site: Site, sections: dict[str, str]) -> Iterator[Fact]:
     parts = re.split(r"^launcher ", sections.get(LAUNCHERS, ""), flags=re.MULTILINE)[1:]
-    found = {part.split()[0]: part for part in parts if part.split()}
-    launcher = "srun" if site.launch.default == "torchrun" and "srun" in found else site.launch.default
-    first_line, _, version = found.get(launcher, "").partition("\n")
+    versions = {part.split()[0]: part for part in parts if part.split()}
+    launcher = "srun" if site.launch.default == "torchrun" and "srun" in versions else site.launch.default
+    first_line, _, version = versions.get(launcher, "").partition("\n")
     # A login node can lack the launcher of the compute nodes.
     is_here = len(first_line.split()) > 1
     shown = version.strip().splitlines()
@@ -224,14 +223,6 @@ def _kind_of_mpiexec(version: str) -> str:
     if is_hydra(version):
         return "hydra"
     return "pals" if re.search(r"pals|mpiexec version \d", version, re.IGNORECASE) else ""
-
-
-def _local_folder(site: Site, sections: dict[str, str]) -> Iterator[Fact]:
-    folder = site.node.local_folder
-    if folder != DEFAULT_LOCAL_FOLDER:
-        text = sections.get(LOCAL_FOLDER, "").strip()
-        # It may exist only on compute nodes, so that its absence says nothing.
-        yield _fact("node.local_folder", folder, folder if text and FAILED not in text else "")
 
 
 def _ranks(site: Site, ranks: Sequence[Rank]) -> Iterator[Fact]:

@@ -35,22 +35,19 @@ def first_bad_sample(samples: Samples, start: int, stop: int) -> BadSample | Non
         DataError: the file cannot be read, or it changed while it was read.
     """
     arrays = (samples.src, samples.tgt)
-    floats = [array for array in arrays if _is_float(array)]
-    if not floats:
+    if not any(map(_is_float, arrays)):
         return None
-    if all(array.is_repeated for array in floats):
-        stop = min(stop, start + 1)
     samples_per_block = max(1, min(_BLOCK_BYTES // samples.sample_bytes, stop - start))
     buffers = samples.buffers(samples_per_block)
     for first in range(start, stop, samples_per_block):
         numbers = np.arange(first, min(first + samples_per_block, stop), dtype=np.int64)
-        found = [
+        bad_samples = [
             BadSample(first + bad[0], array.key, bad[1])
             for array, values in zip(arrays, samples.read(numbers, buffers), strict=True)
             if _is_float(array) and (bad := _first_bad(values, array.bfloat16)) is not None
         ]
-        if found:
-            return min(found, key=lambda bad: bad.number)
+        if bad_samples:
+            return min(bad_samples, key=lambda bad: bad.number)
     return None
 
 

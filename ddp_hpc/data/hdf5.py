@@ -9,8 +9,8 @@ refuse the lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -21,22 +21,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.base.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
-from ddp_hpc.base.errors import DataError, nearest
+from ddp_hpc.base.data_file_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16
+from ddp_hpc.base.errors import DataError
 from ddp_hpc.base.units import format_bytes
+from ddp_hpc.data.file_arrays import Access, check_array, combine, keys_of, read_num_classes, wanted_keys
 from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
-from ddp_hpc.data.samples import (
-    ArrayInfo,
-    Gather,
-    OpenArrays,
-    Samples,
-    check_array,
-    check_pair,
-    check_test,
-    first_line,
-    listing,
-)
-from ddp_hpc.data.tensor_files import read_num_classes
+from ddp_hpc.data.samples import ArrayInfo, Gather, OpenArrays, Samples, first_line
 
 # The exceptions that h5py raises for damaged files, depending on the kind of damage.
 _H5PY_ERRORS = (
@@ -66,47 +56,30 @@ def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
     """
     identity = FileIdentity.of(path)
     with _opened(path) as file:
-        train = _dataset(path, file, src_key, "--src-key"), _dataset(path, file, tgt_key, "--tgt-key")
+        names = [key for key in keys_of(src_key, tgt_key) if isinstance(_get(file, key), h5py.Dataset)]
+        if not {src_key, tgt_key} <= {*names}:
+            names = []
+            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        keys = wanted_keys(path, names, src_key, tgt_key)
+        infos = {key: _check(path, key, file[key]) for key in keys}
         num_classes = _num_classes(path, file)
-        test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
-        # In a file that another program wrote, "test" may not be a group.
-        has_test = any(isinstance(_get(file, key), h5py.Dataset) for key in test_keys)
-        test = [_dataset(path, file, key, None) for key in test_keys] if has_test else []
-        train_info = _check(path, (src_key, tgt_key), train)
-        test_samples = None
-        if test:
-            test_info = _check(path, (test_keys[0], test_keys[1]), test)
-            check_test(path, train_info, test_info)
-            test_samples = _samples(path, identity, test_info, (test[0], test[1]), num_classes, None)
-        return _samples(path, identity, train_info, train, num_classes, test_samples)
+        return combine(path, infos, num_classes, lambda src, tgt: _access(path, identity, file, src, tgt))
 
 
-def _samples(
-    path: Path,
-    identity: FileIdentity,
-    infos: tuple[ArrayInfo, ArrayInfo],
-    datasets: tuple[Any, Any],
-    num_classes: int | None,
-    test: Samples | None,
-) -> Samples:
-    other_files, advice = any(_uses_other_files(path, dataset) for dataset in datasets), ""
+def _access(path: Path, identity: FileIdentity, file: Any, src: ArrayInfo, tgt: ArrayInfo) -> Access:
+    datasets = file[src.key], file[tgt.key]
+    other_files = any(map(partial(_uses_other_files, path), datasets))
     offsets = [_raw_offset(dataset) for dataset in datasets]
     if not other_files and offsets[0] is not None and offsets[1] is not None:
-        places = ArrayPlace(infos[0], offsets[0]), ArrayPlace(infos[1], offsets[1])
+        places = ArrayPlace(src, offsets[0]), ArrayPlace(tgt, offsets[1])
         for place in places:
             check_within(path, identity, place)
-        reader, open_arrays = "hdf5 memory map", partial(open_mapped, path, identity, *places)
-    else:
-        for dataset in datasets:
-            _check_filters(path, dataset)
-        reads = _ReadPlan.of(datasets[0], infos[0]), _ReadPlan.of(datasets[1], infos[1])
-        reader, open_arrays = "hdf5 chunked", partial(_open_chunked, path, identity, *reads)
-        advice = next((plan.advice for plan in reads if plan.advice), "")
-    return Samples(
-        path=path, src=infos[0], tgt=infos[1], num_classes=num_classes, reader=reader,
-        open_arrays=open_arrays, test=test,
-        other_files=other_files or (test is not None and test.other_files), advice=advice,
-    )  # fmt: skip
+        return Access("hdf5 memory map", partial(open_mapped, path, identity, *places))
+    for dataset in datasets:
+        _check_filters(path, dataset)
+    plans = _ReadPlan.of(datasets[0], src), _ReadPlan.of(datasets[1], tgt)
+    advice = next((plan.advice for plan in plans if plan.advice), "")
+    return Access("hdf5 chunked", partial(_open_chunked, path, identity, *plans), other_files, advice)
 
 
 def _file(path: Path, **options: int) -> Any:
@@ -128,62 +101,31 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except _H5PY_ERRORS as error:
         text = first_line(error)
-        if "unable to lock file" in text or "required for file locking" in text:
-            raise DataError(
-                f"{path} cannot be locked ({text}). Reading does not require a lock: unset "
-                "HDF5_USE_FILE_LOCKING, or export HDF5_USE_FILE_LOCKING=FALSE."
-            ) from None
-        if "signature not found" in text:
-            raise DataError(
-                f"{path} is not an HDF5 file, or its first bytes are damaged; write it again"
-            ) from error
-        state = "is truncated" if "truncated file" in text else "is damaged"
-        raise DataError(f"{path} {state}: {text}; copy or write it again") from None
+        hint = "copy or write it again"
+        if "lock" in text:
+            hint = "reading needs no lock: export HDF5_USE_FILE_LOCKING=FALSE"
+        raise DataError(f"{path} is not a valid HDF5 file, or cannot be read: {text}; {hint}") from None
 
 
 def _get(file: Any, key: str) -> Any:
     """Returns the object of that name, or None if it does not exist or is a dangling link."""
     try:
-        link = file.get(key, getlink=True)
-        if isinstance(link, h5py.ExternalLink):
-            target = Path(file.filename).parent / link.filename
-            if target.exists() and not target.is_file():
-                raise DataError(f"{file.filename}: {key} is a link to {target}, which is not a regular file")
         return file[key]
     except KeyError:
         return None
 
 
-def _dataset(path: Path, file: Any, key: str, option: str | None) -> Any:
-    found = _get(file, key)
-    if isinstance(found, h5py.Dataset):
-        return found
-
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    is_group = "; it is a group" if isinstance(found, h5py.Group) else ""
-    hint = f"Choose one with {option}." if option else "Write both datasets of the test split, or neither."
-    raise DataError(
-        f"{path} has no dataset {key!r}{is_group}{nearest(key, names)} "
-        f"(found: {listing(names) or 'no datasets'}). {hint}"
-    )
-
-
-def _check(path: Path, keys: tuple[str, str], datasets: Sequence[Any]) -> tuple[ArrayInfo, ArrayInfo]:
-    infos = []
+def _check(path: Path, key: str, dataset: Any) -> ArrayInfo:
     # The key is used in messages, since a dataset that is reached through a link may have another name.
-    for key, dataset in zip(keys, datasets, strict=True):
-        try:
-            dtype = dataset.dtype
-        except TypeError as error:
-            raise DataError(
-                f"{path}: {key} has a type that NumPy does not support ({first_line(error)}); write the "
-                "dataset as float32"
-            ) from None
-        bfloat16 = dtype == np.uint16 and _text(dataset.attrs.get(ATTR_DTYPE)) == BFLOAT16
-        infos.append(check_array(path, key, dataset.shape, dtype, bfloat16))
-    check_pair(path, infos[0], infos[1])
-    return infos[0], infos[1]
+    try:
+        dtype = dataset.dtype
+    except TypeError as error:
+        raise DataError(
+            f"{path}: {key} has a type that NumPy does not support ({first_line(error)}); write the "
+            "dataset as float32"
+        ) from None
+    bfloat16 = dtype == np.uint16 and _text(dataset.attrs.get(ATTR_DTYPE)) == BFLOAT16
+    return check_array(path, key, dataset.shape, dtype, bfloat16)
 
 
 def _text(value: object) -> object:
@@ -218,10 +160,9 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
     """Returns whether some of the values are stored in other files.
 
     Raises:
-        DataError: such a file is missing. HDF5 would read zeros instead of the missing values.
+        DataError: a source of a virtual dataset is missing: HDF5 would read zeros instead of its values.
     """
     if dataset.is_virtual:
-        _check_virtual(path, dataset.file, dataset, [])
         names = {source.file_name for source in dataset.virtual_sources()} - {"."}
         directories = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
         for name in sorted(names):
@@ -232,44 +173,10 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
                     "Copy that file too, or merge the data into one file with `python -m data_gen convert`."
                 )
         return bool(names)
-    creation = dataset.id.get_create_plist()
-    if creation.get_external_count():
-        _check_external(path, dataset, creation)
+    if dataset.id.get_create_plist().get_external_count():
         return True
     # If a dataset is reached through an external link, its offset refers to the other file.
     return not path.samefile(dataset.file.filename)
-
-
-def _check_virtual(path: Path, file: Any, dataset: Any, users: list[str]) -> None:
-    """Raises DataError if a virtual dataset contains itself, in this file: the HDF5 library would crash."""
-    if dataset.name in users:
-        raise DataError(
-            f"{path}: the virtual dataset {dataset.name} contains itself; write it again with the sources of "
-            "its values"
-        )
-    for name in {source.dset_name for source in dataset.virtual_sources() if _is_in(path, source.file_name)}:
-        source = _get(file, name)
-        if isinstance(source, h5py.Dataset) and source.is_virtual:
-            _check_virtual(path, file, source, [*users, dataset.name])
-
-
-def _is_in(path: Path, name: str) -> bool:
-    with suppress(OSError):
-        return name == "." or Path(path.parent, name).samefile(path)
-    return False
-
-
-def _check_external(path: Path, dataset: Any, creation: Any) -> None:
-    """Raises DataError if an external file is missing, or is not a regular file but a FIFO, for example."""
-    directory = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(path.parent))
-    for number in range(creation.get_external_count()):
-        name = os.fsdecode(creation.get_external(number)[0])
-        if not Path(directory, name).is_file():
-            raise DataError(
-                f"{path}: {dataset.name} is stored in the file {name}, which does not exist or is not a "
-                "regular file. Copy that file too, or merge the data into one file with "
-                "`python -m data_gen convert`."
-            )
 
 
 def _check_filters(path: Path, dataset: Any) -> None:

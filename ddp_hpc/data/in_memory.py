@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,23 @@ from numpy.typing import NDArray
 
 from ddp_hpc.base.errors import DataError
 from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
+from ddp_hpc.data.file_arrays import check_array, check_pair
 from ddp_hpc.data.memory_mapped import gather_from
-from ddp_hpc.data.samples import Gather, OpenArrays, Samples, check_array, check_pair, first_line
+from ddp_hpc.data.samples import Gather, OpenArrays, Samples, first_line
 
 # Used in place of a path in error messages.
-_NAME = Path("the dataset")
-# The maximum number of keys that an error message lists.
-_MOST_KEYS = 8
+_DATASET = Path("the dataset")
 
 
-def samples_of_arrays(src: Any, tgt: Any) -> Samples:
-    """Wraps two arrays or CPU tensors of shape (samples, ...) without copying them.
+def samples_of_arrays(src: Any, tgt: Any, name: Path = _DATASET) -> Samples:
+    """Wraps two arrays or CPU tensors of shape (samples, ...) without copying them. Errors begin with `name`.
 
     Raises:
         DataError: the lengths differ, there are no samples, or the values are not numeric.
     """
     arrays = _as_array("src", src), _as_array("tgt", tgt)
     shapes = [(array.shape, array.dtype) for array in arrays]
-    return _samples(shapes, gather_from(arrays[0]), gather_from(arrays[1]), "memory")
+    return _samples(shapes, gather_from(arrays[0]), gather_from(arrays[1]), "memory", name)
 
 
 def samples_of_dataset(dataset: Any) -> Samples:
@@ -93,46 +91,28 @@ def _samples(
     read_src: Gather,
     read_tgt: Gather,
     reader: str,
+    name: Path = _DATASET,
 ) -> Samples:
-    src, tgt = (check_array(_NAME, key, *shape) for key, shape in zip(("src", "tgt"), shapes, strict=True))
-    check_pair(_NAME, src, tgt)
+    src, tgt = (check_array(name, key, *shape) for key, shape in zip(("src", "tgt"), shapes, strict=True))
+    check_pair(name, src, tgt)
     opened = OpenArrays(read_src, read_tgt, check=lambda: None, close=lambda: None)
-    return Samples(path=_NAME, src=src, tgt=tgt, reader=reader, open_arrays=lambda: opened)
+    return Samples(path=name, src=src, tgt=tgt, reader=reader, open_arrays=lambda: opened)
 
 
 def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         sample = dataset[number]
     except Exception as error:  # the user's code may raise any exception
-        raise _raised(number, error) from None
-    try:
-        # Reading a lazy sample, such as a generator, also runs the user's code.
-        pair = () if isinstance(sample, str | bytes | Mapping) else tuple(islice(sample, 3))
-    except TypeError:
-        raise _no_pair(number, sample) from None
-    except Exception as error:
-        raise _raised(number, error) from None
-    if len(pair) != 2:
-        raise _no_pair(number, sample)
-    return _as_array("src", pair[0]), _as_array("tgt", pair[1])
-
-
-def _raised(number: int, error: Exception) -> DataError:
-    problem = DataError(f"dataset[{number}] raised {describe_error(error)}")
-    problem.traceback_text = traceback_of(error)
-    return problem
-
-
-def _no_pair(number: int, sample: Any) -> DataError:
-    seen = f"a value of type {type(sample).__name__}"
-    if isinstance(sample, Mapping):
-        keys = list(map(repr, sample))
-        seen = (
-            f"a dict with the keys {', '.join(keys[:_MOST_KEYS])}{', ...' if len(keys) > _MOST_KEYS else ''}"
+        problem = DataError(f"dataset[{number}] raised {describe_error(error)}")
+        problem.traceback_text = traceback_of(error)
+        raise problem from None
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        size = f" with {len(sample)} values" if isinstance(sample, tuple | list | Mapping) else ""
+        raise DataError(
+            f"dataset[{number}] returned a {type(sample).__name__}{size}; a pair (src, tgt) of arrays is "
+            "required"
         )
-    elif isinstance(sample, tuple | list):
-        seen = f"{len(sample)} values"
-    return DataError(f"dataset[{number}] returned {seen}; a pair (src, tgt) of arrays is required")
+    return _as_array("src", sample[0]), _as_array("tgt", sample[1])
 
 
 def _as_array(name: str, values: Any) -> NDArray[Any]:

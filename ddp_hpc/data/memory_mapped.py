@@ -36,12 +36,12 @@ class FileIdentity:
             DataError: the file no longer exists.
         """
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             raise DataError(
                 f"{path} no longer exists: {error}; restore it and restart the program"
             ) from error
-        return cls(found.st_ino, found.st_size)
+        return cls(status.st_ino, status.st_size)
 
     def check(self, path: Path) -> None:
         """Raises DataError if the name now belongs to another file."""
@@ -77,7 +77,7 @@ def check_within(path: Path, identity: FileIdentity, place: ArrayPlace) -> None:
 
 def gather_from(array: NDArray[Any]) -> Gather:
     """Returns a function that copies the requested samples of an array, and nothing else, to a buffer."""
-    if not array.flags.c_contiguous:
+    if not array.flags.c_contiguous or not array.dtype.isnative:
 
         def gather_strided(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
             out[...] = array[indices]

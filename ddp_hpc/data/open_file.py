@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -22,9 +23,9 @@ def open_samples(path: Path, *, src_key: str = SRC, tgt_key: str = TGT) -> Sampl
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: unknown suffix {suffix!r}{nearest(suffix, SUFFIXES)}; expected one of "
-            f"{' '.join(SUFFIXES)}. Use `python -m data_gen convert` for .npy, .npz and IDX files."
+            f"{' '.join(SUFFIXES)}. Use `python -m data_gen convert` for .npy and .npz files."
         )
-    _check_file(path)
+    check_readable_file(path)
     if suffix == PT_SUFFIX:
         from ddp_hpc.data.tensor_files import open_pt
 
@@ -72,35 +73,39 @@ def check_matches(
             )
 
 
-def _check_file(path: Path) -> None:
+def check_readable_file(path: Path) -> os.stat_result:
+    """Returns the status of a regular file that can be read. Opening a pipe, for example, could block.
+
+    Raises:
+        DataError: the path does not exist, is not a regular file, or cannot be read.
+    """
     try:
-        mode = path.stat().st_mode
+        status = path.stat()
     except FileNotFoundError:
-        parent = path.parent
-        if parent.is_dir():
-            hint = nearest(path.name, _names(parent))
+        if path.parent.is_dir():
+            hint = nearest(path.name, _names(path.parent))
         else:
-            hint = f" (the directory {parent} does not exist)"
+            hint = f" (the directory {path.parent} does not exist)"
         raise DataError(
-            f"no such file: {path}{hint}. Choose one with --data or create one with `python -m data_gen`."
+            f"no such file: {path}{hint}; check the name, or create the file with `python -m data_gen`"
         ) from None
     except OSError as error:
-        raise DataError(f"cannot access {path}: {error}; check the name and the permissions") from error
-    if stat.S_ISDIR(mode):
+        raise DataError(f"cannot access {path}: {error.strerror}; check the name and permissions") from error
+    if stat.S_ISDIR(status.st_mode):
         inside = sorted(name for name in _names(path) if name.endswith(SUFFIXES))
         raise DataError(
             f"{path} is a directory; a file is required{', such as ' + inside[0] if inside else ''}"
         )
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is not a regular file; a data file is required")
     try:
         # Some of the libraries report a file without read permission as missing.
         path.open("rb").close()
     except OSError as error:
         raise DataError(
-            f"no permission to read {path}: {error.strerror}. Change the permissions or the owner of the "
-            "file, or use another file."
+            f"no permission to read {path}: {error.strerror}; change its permissions, or use another file"
         ) from error
+    return status
 
 
 def _names(directory: Path) -> list[str]:

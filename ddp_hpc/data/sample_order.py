@@ -45,28 +45,15 @@ class KeyedPermutation:
     round adds a hash of one digit to the other. `keys` are 64-bit numbers, one per round. The
     permutation replaces a shuffle and is not encryption: part of the order may reveal the rest.
 
-    Raises:
-        ValueError: on construction, if the size is not in the range 1 to 2**62.
+    With a size of up to 2**62, the product of a digit's base and a 32-bit hash fits into 64 bits.
     """
 
     size: int
     keys: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        # With digits below 2**31, the product of a digit's base and a 32-bit hash fits into 64 bits.
-        if not 1 <= self.size <= 2**62:
-            raise ValueError(f"cannot permute {self.size} numbers; the size must be between 1 and 2**62")
-
     def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the permuted numbers of a 1-d array, in a new array.
-
-        Raises:
-            IndexError: a number is not in the range 0 to size - 1.
-        """
-        unsigned = numbers.astype(np.uint64)  # negative numbers become the largest ones
-        if int(unsigned.max(initial=0)) >= self.size:
-            raise IndexError(f"all numbers to permute must be in the range 0 to {self.size - 1}")
-        moved = self._rounds(unsigned)
+        """Returns the permuted numbers of a 1-d array of numbers from 0 to size - 1, in a new array."""
+        moved = self._rounds(numbers.astype(np.uint64))
         # Two digits can represent up to about sqrt(size) numbers that are too large. Such a result is
         # permuted again until it is below `size` (cycle walking). This loop ends, because the cycle of the
         # permutation contains the number at which it started.

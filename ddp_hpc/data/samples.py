@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -14,13 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_hpc.base.data_file_layout import BFLOAT16
-from ddp_hpc.base.errors import DataError
 from ddp_hpc.base.user_code_exceptions import message_of
 
-# The types that torch.from_numpy accepts and a model can use: bool, integers and floats of up to 8 bytes.
-_KINDS = "biuf"
-_MAX_ITEM_BYTES = 8
-_MAX_LISTED = 12
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 # torch.load's message for a file that contains more than tensors. This message is replaced, because it
 # recommends weights_only=False, which would run code from the file.
@@ -40,8 +35,6 @@ class ArrayInfo:
     """Dtype of the arrays that `read` returns, always in native byte order."""
     bfloat16: bool = False
     """Whether the values are the bits of bfloat16 numbers, stored as uint16 because NumPy has no bfloat16."""
-    is_repeated: bool = False
-    """Whether all samples are the same memory, as after torch's `expand`."""
 
     @property
     def sample_bytes(self) -> int:
@@ -154,64 +147,14 @@ class Samples:
         return {**self.__dict__, "_opened": None}
 
 
-def check_array(
-    path: Path, key: str, shape: tuple[int, ...] | None, dtype: np.dtype[Any], bfloat16: bool = False
-) -> ArrayInfo:
-    """Describes an array after checking that the trainer can use it.
-
-    Raises:
-        DataError: the array has no sample axis or no samples, the samples are empty, or the values are
-            not numeric.
-    """
-    if not shape:
-        raise DataError(
-            f"{path}: {key} is {'empty' if shape is None else 'a single value'}; "
-            "an array whose first axis is the sample axis is required"
-        )
-    if shape[0] == 0:
-        raise DataError(
-            f"{path}: {key} has shape {shape} and thus no samples; write a file with at least one sample"
-        )
-    if 0 in shape:
-        raise DataError(
-            f"{path}: {key} has shape {shape}, so its samples are empty; all sizes must be greater than 0"
-        )
-    if dtype.kind not in _KINDS or dtype.itemsize > _MAX_ITEM_BYTES:
-        raise DataError(
-            f"{path}: {key} has dtype {str(dtype)[:100]}; "
-            "a numeric type of torch is required, such as float32 or int64"
-        )
-    return ArrayInfo(key, shape[0], tuple(shape[1:]), dtype.newbyteorder("="), bfloat16)
-
-
-def check_pair(path: Path, src: ArrayInfo, tgt: ArrayInfo) -> None:
-    """Raises DataError unless both arrays have the same number of samples."""
-    if src.num_samples != tgt.num_samples:
-        raise DataError(
-            f"{path}: {src.key} has {src.num_samples} samples, but {tgt.key} has {tgt.num_samples}; "
-            "both must have the same number of samples"
-        )
-
-
-def check_test(path: Path, train: tuple[ArrayInfo, ArrayInfo], test: tuple[ArrayInfo, ArrayInfo]) -> None:
-    """Raises DataError unless both splits have the same shapes and dtypes."""
-    for of_train, of_test in zip(train, test, strict=True):
-        if (of_train.shape, of_train.dtype_name) != (of_test.shape, of_test.dtype_name):
-            raise DataError(
-                f"{path}: {of_train.key} has samples of shape {of_train.shape} and dtype "
-                f"{of_train.dtype_name}, but {of_test.key} has {of_test.shape} and {of_test.dtype_name}; "
-                "both splits must have the same shape and dtype"
-            )
-
-
 def first_line(error: BaseException) -> str:
     """Returns the first line of the error's message, since the messages of some libraries are long."""
     text = message_of(error)
     if _NOT_LOADED.search(text):
-        found = _NOT_ALLOWED.search(text)
+        kind = _NOT_ALLOWED.search(text)
         return (
-            f"it contains {found[1]}, but only tensors and plain values are loaded: other types can run code"
-            if found
+            f"it contains {kind[1]}, but only tensors and plain values are loaded: other types can run code"
+            if kind
             else "it contains more than tensors and plain values, or its bytes are damaged"
         )
     lines = text.splitlines()
@@ -219,8 +162,3 @@ def first_line(error: BaseException) -> str:
     line = _COLOR.sub("", lines[0]) if lines else ""
     line = "".join(char for char in line if char.isprintable()).strip()
     return line or type(error).__name__
-
-
-def listing(names: Sequence[str]) -> str:
-    """Returns the first twelve names joined by commas, for an error message; empty if there are no names."""
-    return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")

@@ -54,7 +54,7 @@ def steps_left(
 
     The last step of an epoch may have a smaller global batch.
     """
-    global_batch = _global_batch(num_samples, batch_size, world_size, accumulate)
+    global_batch = batch_size * world_size * accumulate
     if position.epoch >= epochs:
         return 0
     whole = epochs - position.epoch - 1
@@ -68,23 +68,15 @@ def micro_batches(
 
     Every rank gets the same number of shares, so that collective calls match. The last
     step of an epoch may have fewer micro-batches, and a share may be empty.
-
-    Raises:
-        ValueError: the rank or the position is out of range.
     """
-    global_batch = _global_batch(num_samples, batch_size, world_size, accumulate)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in the range 0 to {world_size - 1}")
-    end = min(begin + global_batch, num_samples)
-    if not 0 <= begin < end:
-        raise ValueError(f"position {begin} is not in the range 0 to {num_samples - 1}")
+    end = min(begin + batch_size * world_size * accumulate, num_samples)
     micro = batch_size * world_size
     shares = []
     for first in range(begin, end, micro):
-        per_rank, more = divmod(min(first + micro, end) - first, world_size)
-        # The first `more` ranks get one extra sample.
-        start = first + rank * per_rank + min(rank, more)
-        shares.append(Share(start, start + per_rank + (rank < more), end - begin))
+        per_rank, remainder = divmod(min(first + micro, end) - first, world_size)
+        # The first `remainder` ranks get one extra sample.
+        start = first + rank * per_rank + min(rank, remainder)
+        shares.append(Share(start, start + per_rank + (rank < remainder), end - begin))
     return tuple(shares)
 
 
@@ -106,12 +98,3 @@ def weight(share: Share, world_size: int) -> float:
     It is exactly 1.0 for even shares without accumulation and 0.0 for an empty share.
     """
     return (share.stop - share.start) * world_size / share.step_samples
-
-
-def _global_batch(num_samples: int, batch_size: int, world_size: int, accumulate: int) -> int:
-    if min(num_samples, batch_size, world_size, accumulate) < 1:
-        raise ValueError(
-            f"num_samples {num_samples}, batch_size {batch_size}, world_size {world_size} and "
-            f"accumulate {accumulate} must all be at least 1"
-        )
-    return batch_size * world_size * accumulate

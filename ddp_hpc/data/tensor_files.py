@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.base.data_file_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
-from ddp_hpc.base.errors import DataError, nearest
+from ddp_hpc.base.data_file_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES
+from ddp_hpc.base.errors import DataError
+from ddp_hpc.data.file_arrays import Access, check_array, combine, read_num_classes, wanted_keys
 from ddp_hpc.data.memory_mapped import (
     ArrayPlace,
     FileIdentity,
@@ -22,16 +21,7 @@ from ddp_hpc.data.memory_mapped import (
     gather_from,
     open_mapped,
 )
-from ddp_hpc.data.samples import (
-    ArrayInfo,
-    OpenArrays,
-    Samples,
-    check_array,
-    check_pair,
-    check_test,
-    first_line,
-    listing,
-)
+from ddp_hpc.data.samples import ArrayInfo, OpenArrays, Samples, first_line
 
 _DTYPE_NAMES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 
@@ -45,13 +35,12 @@ def open_pt(path: Path, src_key: str, tgt_key: str) -> Samples:
     identity = FileIdentity.of(path)
     entries = _load_pt(path)
     infos = {key: _pt_info(path, key, entries[key]) for key in wanted_keys(path, entries, src_key, tgt_key)}
-    return _samples(
+    num_classes = read_num_classes(path, entries.get(ATTR_NUM_CLASSES))
+    return combine(
         path,
         infos,
-        (src_key, tgt_key),
-        num_classes=read_num_classes(path, entries.get(ATTR_NUM_CLASSES)),
-        reader="pt",
-        opener=lambda src, tgt: partial(_open_pt, path, identity, src.key, tgt.key),
+        num_classes,
+        lambda src, tgt: Access("pt", partial(_open_pt, path, identity, src.key, tgt.key)),
     )
 
 
@@ -78,73 +67,15 @@ def open_safetensors(path: Path, src_key: str, tgt_key: str) -> Samples:
         infos[key] = check_array(path, key, tuple(entry["shape"]), dtype, bfloat16)
         places[key] = ArrayPlace(infos[key], data_start + entry["data_offsets"][0])
         check_within(path, identity, places[key])
-    return _samples(
+    num_classes = read_num_classes(path, metadata.get(ATTR_NUM_CLASSES))
+    return combine(
         path,
         infos,
-        (src_key, tgt_key),
-        num_classes=read_num_classes(path, metadata.get(ATTR_NUM_CLASSES)),
-        reader="safetensors",
-        opener=lambda src, tgt: partial(open_mapped, path, identity, places[src.key], places[tgt.key]),
+        num_classes,
+        lambda src, tgt: Access(
+            "safetensors", partial(open_mapped, path, identity, places[src.key], places[tgt.key])
+        ),
     )
-
-
-def _samples(
-    path: Path,
-    infos: Mapping[str, ArrayInfo],
-    keys: tuple[str, str],
-    *,
-    num_classes: int | None,
-    reader: str,
-    opener: Any,
-) -> Samples:
-    def split(src: ArrayInfo, tgt: ArrayInfo, test: Samples | None) -> Samples:
-        check_pair(path, src, tgt)
-        return Samples(
-            path=path, src=src, tgt=tgt, num_classes=num_classes, reader=reader,
-            open_arrays=opener(src, tgt), test=test,
-        )  # fmt: skip
-
-    train = infos[keys[0]], infos[keys[1]]
-    test_keys = [f"{TEST_GROUP}/{key}" for key in keys]
-    if test_keys[0] not in infos:
-        return split(*train, test=None)
-    test = infos[test_keys[0]], infos[test_keys[1]]
-    check_test(path, train, test)
-    return split(*train, test=split(*test, test=None))
-
-
-def wanted_keys(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> list[str]:
-    """Returns the keys to read, including those of the test split if there is one."""
-    present = [name for name in names if isinstance(name, str)]
-    for key, option in ((src_key, "--src-key"), (tgt_key, "--tgt-key")):
-        if key not in present:
-            raise DataError(
-                f"{path} has no array {key!r}{nearest(key, present)} "
-                f"(found: {listing(present) or 'nothing'}). Choose one with {option}."
-            )
-    test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
-    found = [key for key in test_keys if key in present]
-    if len(found) == 1:
-        missing = next(key for key in test_keys if key not in found)
-        raise DataError(
-            f"{path} has {found[0]} but no {missing}; write a file with both arrays or with neither of them"
-        )
-    return [src_key, tgt_key, *found]
-
-
-def read_num_classes(path: Path, value: object) -> int | None:
-    """Parses the number of classes in a file's metadata; None if the metadata does not contain it.
-
-    Raises:
-        DataError: the value is not a positive integer.
-    """
-    if value is None:
-        return None
-    # The metadata of safetensors files is text.
-    text = str(value)
-    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0):
-        raise DataError(f"{path}: {ATTR_NUM_CLASSES} is {text[:40]!r}; it must be an integer of at least 1")
-    return int(text)
 
 
 def _load_pt(path: Path) -> dict[str, Any]:
@@ -166,8 +97,7 @@ def _load_pt(path: Path) -> dict[str, Any]:
 
 def _pt_info(path: Path, key: str, tensor: object) -> ArrayInfo:
     array, bfloat16 = _as_array(path, key, tensor)
-    info = check_array(path, key, array.shape, array.dtype, bfloat16)
-    return replace(info, is_repeated=array.strides[0] == 0 and info.num_samples > 1)
+    return check_array(path, key, array.shape, array.dtype, bfloat16)
 
 
 def _as_array(path: Path, key: str, tensor: object) -> tuple[NDArray[Any], bool]:

@@ -1,9 +1,4 @@
-"""`python -m ddp_hpc.discovery.local_mpi [MPIEXEC] -- ARGS...`: an mpiexec that works with this mpi4py.
-
-It uses the first mpiexec on the PATH if a short trial shows that its ranks share one MPI_COMM_WORLD, and
-otherwise the mpiexec of the `mpich` wheel. `make train` runs this module. Job scripts do not need it, because
-the site's profile names the launcher.
-"""
+"""Finds an mpiexec that works with this mpi4py, for ranks on this machine outside of jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +12,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import NoReturn
 
-from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.pip_extras import install_command
 
 TRIAL_S = 60
@@ -53,14 +47,16 @@ def ask_version(mpiexec: str, limit_s: float, environ: Mapping[str, str] | None 
 def mpiexecs_on(path: str) -> Iterator[Path]:
     """Yields every mpiexec on a PATH in order, including PBS's own."""
     for directory in path.split(os.pathsep):
-        if found := shutil.which("mpiexec", path=directory or os.curdir):
-            yield Path(found).absolute()
+        if mpiexec := shutil.which("mpiexec", path=directory or os.curdir):
+            yield Path(mpiexec).absolute()
 
 
 def first_mpiexec(path: str) -> Path | None:
     """Returns the first mpiexec on a PATH that is not PBS's own, or None."""
-    found = (one for one in mpiexecs_on(path) if not is_pbs_mpiexec(ask_version(str(one), _VERSION_S)[1]))
-    return next(found, None)
+    for mpiexec in mpiexecs_on(path):
+        if not is_pbs_mpiexec(ask_version(str(mpiexec), _VERSION_S)[1]):
+            return mpiexec
+    return None
 
 
 def is_pbs_mpiexec(version: str) -> bool:
@@ -78,7 +74,7 @@ def is_hydra(version: str) -> bool:
     return any(word in version for word in ("HYDRA", "Hydra", "Intel(R) MPI"))
 
 
-def libmpi_of(mpiexec: Path) -> str | None:
+def _libmpi_of(mpiexec: Path) -> str | None:
     """Returns the path of the MPI library that is installed with this mpiexec; None if it is elsewhere."""
     root = mpiexec.resolve().parent.parent
     for directory in ("lib", "lib64"):
@@ -95,11 +91,6 @@ class Trial(Enum):
     WORKS = "the ranks share one MPI_COMM_WORLD"
     FAILED = "they do not, or mpiexec failed"
     TOO_SLOW = "the test did not end in time, on a busy machine or because mpiexec hangs"
-
-
-def works_with_mpi4py(mpiexec: Path, environ: dict[str, str]) -> bool:
-    """Starts two ranks and returns whether they share one MPI_COMM_WORLD."""
-    return try_two_ranks(mpiexec, environ) is Trial.WORKS
 
 
 def try_two_ranks(mpiexec: Path, environ: dict[str, str]) -> Trial:
@@ -132,56 +123,33 @@ def try_two_ranks(mpiexec: Path, environ: dict[str, str]) -> Trial:
         return Trial.WORKS if works else Trial.FAILED
 
 
-def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
-    """Returns the mpiexec, the environment to start it in, and the reason for the choice.
+def choose_mpiexec(environ: Mapping[str, str]) -> tuple[Path, dict[str, str]]:
+    """Returns the mpiexec for ranks on this machine, and the environment in which to start it.
+
+    It is the first mpiexec on the PATH if a short test shows that its ranks share one MPI_COMM_WORLD, and
+    otherwise the mpiexec of the `mpich` wheel.
 
     Raises:
-        RequestError: no mpiexec works, or the specified one does not exist.
+        RequestError: no mpiexec works.
     """
-    own, environ = bundled_mpiexec(), dict(os.environ)
-    found = shutil.which(wanted) if wanted else first_mpiexec(environ.get("PATH", os.defpath))
-    site = Path(found) if found else None
-    if wanted and site is None:
-        raise RequestError(
-            f"{wanted} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/mpiexec"
-        )
-    if site is not None and is_pbs_mpiexec(ask_version(str(site), _VERSION_S)[1]):
-        raise RequestError(f"{site} is PBS's own mpiexec, not an MPI launcher; specify another mpiexec")
+    own, site = bundled_mpiexec(), first_mpiexec(environ.get("PATH", os.defpath))
     if site is not None and (own is None or site.resolve() != own.resolve()):
-        library = libmpi_of(site)
-        if library is not None:
-            # Without MPI4PY_LIBMPI, mpi4py would load the libmpi of a wheel in this environment.
-            environ.setdefault("MPI4PY_LIBMPI", library)
-        if wanted or works_with_mpi4py(site, environ):
-            return site, environ, "as specified" if wanted else "found on the PATH; works with mpi4py"
+        its_environ = with_library_of(site, environ)
+        if try_two_ranks(site, its_environ) is Trial.WORKS:
+            return site, its_environ
         print(f"{site} does not work with mpi4py; using the mpiexec of the mpich wheel", file=sys.stderr)  # noqa: T201 - before click
     if own is None:
         raise RequestError(
             "no mpiexec that works with mpi4py was found on the PATH or in this environment; "
             f"{install_command('mpich')}"
         )
-    return own, dict(os.environ), "from the mpich wheel"
+    return own, dict(environ)
 
 
-def main(argv: list[str]) -> NoReturn:
-    """Replaces this process with mpiexec; exits with code 2 if no mpiexec works."""
-    if "--" not in argv or argv.index("--") > 1:
-        sys.exit(
-            _print_error("usage: python -m ddp_hpc.discovery.local_mpi [MPIEXEC] -- ARGUMENTS OF MPIEXEC")
-        )
-    split = argv.index("--")
-    try:
-        mpiexec, environ, why = choose_mpiexec(argv[0] if split else None)
-    except RequestError as error:
-        sys.exit(_print_error(f"error: {error}"))
-    print(f"mpiexec: {mpiexec} ({why})", file=sys.stderr)  # noqa: T201 - before click
-    os.execve(mpiexec, [str(mpiexec), *argv[split + 1 :]], environ)  # noqa: S606 - an argv list
+def with_library_of(mpiexec: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment in which mpi4py loads the MPI library of this mpiexec.
 
-
-def _print_error(line: str) -> int:
-    print(line, file=sys.stderr)  # noqa: T201 - before click
-    return EXIT_WRONG_REQUEST
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    Without MPI4PY_LIBMPI, mpi4py would load the libmpi of a wheel in this environment.
+    """
+    library = _libmpi_of(mpiexec)
+    return {**({"MPI4PY_LIBMPI": library} if library else {}), **environ}

@@ -7,11 +7,18 @@ import fcntl
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 # Bridges and tunnels of containers and virtual machines do not lead to other nodes.
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "cali", "flannel", "tun", "tap", "podman", "veth")
+
+
+class Interface(NamedTuple):
+    """A network interface of this host and its IPv4 address."""
+
+    name: str
+    address: str
 
 
 def interface_address(name: str) -> str | None:
@@ -28,19 +35,19 @@ def interface_address(name: str) -> str | None:
 
 def all_interfaces() -> dict[str, str]:
     """Returns the names and addresses of all interfaces that have an IPv4 address."""
-    found = {name: interface_address(name) for _, name in socket.if_nameindex()}
-    return {name: address for name, address in found.items() if address is not None}
+    addresses = {name: interface_address(name) for _, name in socket.if_nameindex()}
+    return {name: address for name, address in addresses.items() if address is not None}
 
 
 def outward_interfaces() -> dict[str, str]:
     """Returns the interfaces that can lead to another node, fast fabrics (hsn*, ib*) first."""
-    found = {
+    outward = {
         name: address
         for name, address in all_interfaces().items()
         # 169.254/16 is excluded, because it is usually the link to the board's own management controller.
         if not name.startswith(_VIRTUAL) and not address.startswith(("127.", "169.254."))
     }
-    return dict(sorted(found.items(), key=lambda item: (not item[0].startswith(("hsn", "ib")), item[0])))
+    return dict(sorted(outward.items(), key=lambda item: (not item[0].startswith(("hsn", "ib")), item[0])))
 
 
 def interface_of(address: str) -> str | None:
@@ -49,11 +56,11 @@ def interface_of(address: str) -> str | None:
     return next((name for name, own in all_interfaces().items() if own == address), default)
 
 
-def fabric_interface(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns name and address of the first interface in DDP_HPC_FABRIC_INTERFACE that exists, or None."""
+def fabric_interface(environ: Mapping[str, str]) -> Interface | None:
+    """Returns the first interface in DDP_HPC_FABRIC_INTERFACE that exists, or None."""
     for name in environ.get("DDP_HPC_FABRIC_INTERFACE", "").split(","):
         if name.strip() and (address := interface_address(name.strip())):
-            return name.strip(), address
+            return Interface(name.strip(), address)
     return None
 
 

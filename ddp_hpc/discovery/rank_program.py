@@ -1,7 +1,7 @@
 """Runs the program of one rank as a child process, which it watches, and records how it ended.
 
 Launchers change or lose exit codes, so the supervisor of a job relies on the records in the run directory
-(see `rank_ends`). Slurm kills what remains of a job step when its ranks have ended, so only a rank itself
+(see `attempt_end`). Slurm kills what remains of a job step when its ranks have ended, so only a rank itself
 can print a warning at the end of its program.
 """
 
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.base import process_control, rank_ends
+from ddp_hpc.base import attempt_end, process_control
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError
-from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.world import short_hostname
 
@@ -40,7 +41,6 @@ class Recording:
     run_dir: Path
     attempt: str
     rank: int
-    world_size: int
 
 
 def run_as_child(
@@ -135,7 +135,7 @@ def _warn(watch: SeparateRanks) -> None:
 
 def _record_began(recording: Recording) -> None:
     try:
-        rank_ends.write_began(recording.run_dir, recording.attempt)
+        attempt_end.write_began(recording.run_dir, recording.attempt)
     except DdpHpcError as error:  # the disk is full, for example
         _complain(f"warning: {error}")
 
@@ -147,22 +147,28 @@ def _record_end(recording: Recording, code: int, reason: str, *, was_stopped: bo
     all ranks when one has failed, and the scheduler at the end of the job.
     """
     exit_code = code if code >= 0 else 128 - code
-    end = RankEnd(
-        rank=recording.rank,
-        world_size=recording.world_size,
-        host=short_hostname(),
+    how = reason or (f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}")
+    end = AttemptEnd(
+        cause=Cause.LOST_RANK if code < 0 else Cause.EXITED,
         exit_code=EXIT_FAILED if reason else exit_code,
-        signal=max(0, -code),
-        at_s=time.time(),
-        reason=reason,
+        reason=f"rank {recording.rank} on {short_hostname()} {how}",
+        rank=recording.rank,
+        host=short_hostname(),
     )
     try:
         if reason or (code not in (EXIT_DONE, EXIT_REQUEUE) and not was_stopped):
-            rank_ends.write_first_failure(recording.run_dir, recording.attempt, end)
+            attempt_end.write_end(recording.run_dir, recording.attempt, end)
         if recording.rank == 0:
-            rank_ends.write_ended(recording.run_dir, recording.attempt, exit_code)
+            attempt_end.write_ended(recording.run_dir, recording.attempt, exit_code)
     except DdpHpcError as error:
         _complain(f"warning: {error}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _complain(text: str) -> None:

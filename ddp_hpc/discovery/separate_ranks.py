@@ -1,12 +1,26 @@
-"""Notices that the ranks of a program do not work together, by watching the program of rank 0."""
+"""Notices that the ranks of a program do not work together, by watching the program of rank 0.
+
+An MPI program that was started without a process manager that its library understands becomes a world of one
+rank, without a message. This happens with `srun --mpi=none`, under torchrun, and if the library and mpiexec
+belong to different MPIs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.discovery.listening_ports import listens, listens_elsewhere
-from ddp_hpc.discovery.mpi_of_process import mpi_that_is_alone
+
+# The ABI of MPICH, Intel MPI, MVAPICH and Cray MPICH has the version 12, that of Open MPI 40 or 80.
+_MPICH = re.compile(r"/(libmpi(?:ch|_\w+)?\.so\.12)\b")
+_OPEN_MPI = re.compile(r"/(libmpi\.so\.[48]0)\b")
+_PMIX = re.compile(r"/libpmix\.so")
+# How process managers present themselves: PMI-1 and PMI-2, PALS, MVAPICH's mpirun_rsh.
+_OF_PMI = ("PMI_", "PALS_", "MPIRUN_", "MV2_")
+_OF_OPEN_MPI = ("PMIX_", "OMPI_COMM_WORLD_")
 
 
 class SeparateRanks:
@@ -30,7 +44,7 @@ class SeparateRanks:
         """Looks at the program, which runs as process `pid`."""
         self.have_met = self.have_met or listens(self._port, Path(f"/proc/{pid}/net"))
         if not self.have_met:
-            self._mpi = self._mpi or mpi_that_is_alone(pid, self._environ)
+            self._mpi = self._mpi or _mpi_that_is_alone(pid, self._environ)
             self._has_other_port = self._has_other_port or listens_elsewhere(pid, self._inherited)
 
     @property
@@ -64,3 +78,27 @@ class SeparateRanks:
             "torch.distributed.init_process_group() in the program (RANK, WORLD_SIZE and MASTER_ADDR are "
             "set), or use --env-style none if the program needs no process group"
         )
+
+
+def _mpi_that_is_alone(pid: int, environ: Mapping[str, str]) -> str:
+    """Returns the name of the MPI that a process uses if this MPI cannot know the other ranks; else empty.
+
+    `environ` is the environment with which the process was started.
+    """
+    with suppress(OSError):
+        return _alone(Path(f"/proc/{pid}/maps").read_text(errors="replace"), environ)
+    return ""
+
+
+def _alone(maps: str, environ: Mapping[str, str]) -> str:
+    if library := _OPEN_MPI.search(maps):
+        return "" if _has(environ, _OF_OPEN_MPI) else f"Open MPI ({library[1]})"
+    if library := _MPICH.search(maps):
+        # MPICH can be built for PMIx, and then loads its library.
+        managers = (*_OF_PMI, "PMIX_") if _PMIX.search(maps) else _OF_PMI
+        return "" if _has(environ, managers) else f"MPICH or a relative of it ({library[1]})"
+    return ""
+
+
+def _has(environ: Mapping[str, str], prefixes: Iterable[str]) -> bool:
+    return any(name.startswith(tuple(prefixes)) for name in environ)

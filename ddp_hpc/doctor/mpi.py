@@ -1,4 +1,4 @@
-"""Checks of mpi4py, of the MPI library that it is bound to, and of mpiexec."""
+"""Checks of the launcher's variables, of mpi4py, of the MPI library that it is bound to, and of mpiexec."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.discovery import local_mpi
+from ddp_hpc.discovery.launcher_environment import batch_shell_tasks
 from ddp_hpc.discovery.rank_communication import mpi_library
+from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 
 # Prefixes of the variables that launchers set for a rank. If these variables were set, a single MPI process
@@ -23,6 +26,20 @@ _NO_MPI = f"{install_command('mpich')}, or load the site's MPI and pip install m
 def without_launcher(environ: dict[str, str]) -> dict[str, str]:
     """Returns the environment without the variables that MPI launchers set for a rank."""
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
+
+
+def launch(here: Here) -> DoctorFinding:
+    """Checks whether the launcher's variables identify the rank of this process."""
+    try:
+        world = discover(here.environ, load_mpi=lambda _family, _title: None)
+    except LaunchError as error:
+        if batch_shell_tasks(here.environ):
+            return warn(f"{error}", "only this node is checked", "batch shell")
+        return fail(f"{error}", "run ddp-hpc env to see the variables", "launch error")
+    if world.world_size == 1:
+        return ok(f"one process ({world.sources['rank']})")
+    place = f"rank {world.rank} of {world.world_size}, started by {world.launcher}"
+    return ok(place, f"{world.launcher} {world.world_size}")
 
 
 def mpi4py_binding(here: Here) -> DoctorFinding:

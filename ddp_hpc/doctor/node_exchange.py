@@ -1,21 +1,19 @@
 """Identifies the nodes of one job, and exchanges their results through files in a shared directory.
 
-The first node writes a question, which the others answer with their results. They answer
-a second question with the time of their clocks, and the first node removes the directory
-at the end. MPI is not used, because MPI itself may not work. Each run has a random ID, so
-that files of an earlier run are ignored.
+The first node writes a question, which the others answer with their results, and removes the directory at the
+end. MPI is not used, because MPI itself may not work. Each run has a random ID, so that files of an earlier
+run are ignored.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,9 @@ from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import STATUSES, Result
 
 _POLL_S = 0.2
-_CLOCK_POLL_S = 0.02
-_CLOCK_LIMIT_S = 10.0
-# Additional time that the first node may need for its slowest check and for the clocks.
+# The number of polls without a question after which the exchange has ended, about a second.
+_MOST_MISSING = 5
+# Additional time that the first node may need for its slowest check.
 LINGER_S = 100.0
 _MAX_BYTES = 1 << 20  # the maximum size of an answer in bytes
 _JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
@@ -51,15 +49,6 @@ class Place:
     def label(self, node: int) -> str:
         """Returns the node's name for messages."""
         return self.hosts[node] if self.hosts else f"node {node}"
-
-
-@dataclass
-class Answers:
-    """The answers that the first node has received, by node rank."""
-
-    results: dict[int, list[Result]] = field(default_factory=dict)
-    # Lower and upper bound, in seconds, of how far the node's clock is ahead of the first node's clock.
-    clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def place_of(environ: Mapping[str, str]) -> Place | None:
@@ -111,62 +100,44 @@ def ask(directory: Path, run: str) -> None:
     _write(directory / "question", {"run": run})
 
 
-def gather(directory: Path, run: str, place: Place, wait_s: float) -> Answers:
-    """Waits up to `wait_s` for the results and clocks of the other nodes, then ends the exchange.
+def gather(directory: Path, run: str, place: Place, wait_s: float) -> dict[int, list[Result]]:
+    """Waits up to `wait_s` for the results of the other nodes, then ends the exchange.
 
     Called by the first node only.
     """
-    answers, others = Answers(), set(range(1, place.num_nodes))
+    results: dict[int, list[Result]] = {}
     end_s = time.monotonic() + wait_s
-    while others - set(answers.results) and time.monotonic() < end_s:
-        for node in _answered(directory, f"results-{run}-", others - set(answers.results)):
-            if (results := _results(_read(directory / f"results-{run}-{node}"))) is not None:
-                answers.results[node] = results
+    while len(results) < place.num_nodes - 1 and time.monotonic() < end_s:
+        for node in set(range(1, place.num_nodes)) - set(results):
+            own = _results(_read(directory / f"results-{run}-{node}"))
+            if own is not None:
+                results[node] = own
         time.sleep(_POLL_S)
-    asked_s = time.time()
-    _write(directory / "question", {"run": run, "clocks": True})
-    end_s = time.monotonic() + min(wait_s, _CLOCK_LIMIT_S)
-    while set(answers.results) - set(answers.clocks) and time.monotonic() < end_s:
-        for node in _answered(directory, f"clock-{run}-", set(answers.results) - set(answers.clocks)):
-            node_time_s = (_read(directory / f"clock-{run}-{node}") or {}).get("at_s")
-            if isinstance(node_time_s, float):
-                # The node read its clock after the question was written and before now.
-                answers.clocks[node] = node_time_s - time.time(), node_time_s - asked_s
-        time.sleep(_CLOCK_POLL_S)
     shutil.rmtree(directory, ignore_errors=True)
-    return answers
+    return results
 
 
 def answer(directory: Path, node_rank: int, results: list[Result], wait_s: float) -> bool:
-    """Sends this node's results and clock to the first node. Returns False if the first node did not ask for
-    them within `wait_s`.
+    """Sends this node's results to the first node. Returns False if the first node did not ask for them
+    within `wait_s`.
+
+    The question can be that of an earlier run that was killed, and then the first node of the present run
+    replaces the directory at once. If the directory stays away, the first node has read the results.
     """
-    answered, clock_sent, end_s = "", "", time.monotonic() + wait_s
+    answered, num_missing, end_s = "", 0, time.monotonic() + wait_s
     while time.monotonic() < end_s:
         # If other users can write to the parent directory, another user may have created this directory.
         question = _read(directory / "question") if is_private(directory) else None
-        # Before this node has sent its clock, the first node may have removed the directory of an older run.
-        if question is None and clock_sent:
+        num_missing = 0 if question is not None else num_missing + 1
+        if answered and num_missing > _MOST_MISSING:
             return True
         run = str((question or {}).get("run", ""))
         with suppress(OSError):  # the directory may be removed at any time
             if re.fullmatch(r"[0-9a-f]{8,32}", run) and run != answered:
                 _write(directory / f"results-{run}-{node_rank}", {"results": [asdict(r) for r in results]})
                 answered, end_s = run, time.monotonic() + wait_s + LINGER_S
-            elif question and question.get("clocks") and clock_sent != run:
-                _write(directory / f"clock-{run}-{node_rank}", {"at_s": time.time()})
-                clock_sent = run
         time.sleep(_POLL_S)
     return bool(answered)
-
-
-def _answered(directory: Path, prefix: str, nodes: set[int]) -> list[int]:
-    """Returns the nodes whose file `PREFIX + node` exists; lists the directory only once."""
-    try:
-        names = set(os.listdir(directory))  # noqa: PTH208 - only the names are needed
-    except OSError:
-        return []
-    return [node for node in sorted(nodes) if f"{prefix}{node}" in names]
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

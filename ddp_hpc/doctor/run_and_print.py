@@ -15,17 +15,8 @@ import click
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.doctor.check_result import STATUSES, Check, Here, Result
-from ddp_hpc.doctor.compare_nodes import differences, exchange_results
-from ddp_hpc.doctor.node_exchange import (
-    LINGER_S,
-    Answers,
-    Place,
-    answer,
-    ask,
-    exchange_directory,
-    gather,
-    place_of,
-)
+from ddp_hpc.doctor.compare_nodes import differences, exchange_result
+from ddp_hpc.doctor.node_exchange import LINGER_S, Place, answer, ask, exchange_directory, gather, place_of
 from ddp_hpc.doctor.run_checks import run_checks
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start
 
@@ -85,20 +76,22 @@ def _one_node(options: Options, environ: Mapping[str, str], place: Place | None)
 
 def _first_node(options: Options, here: Here, place: Place, directory: Path) -> int:
     run_id = secrets.token_hex(8)
-    answers: Answers | NoAnswer = collect(start(partial(ask, directory, run_id), _OPEN_LIMIT_S))
+    others: dict[int, list[Result]] | NoAnswer = collect(
+        start(partial(ask, directory, run_id), _OPEN_LIMIT_S)
+    )
     own = list(run_checks(options.checks, here))
-    if not isinstance(answers, NoAnswer):
+    if not isinstance(others, NoAnswer):
         work = partial(gather, directory, run_id, place, options.wait_s)
-        answers = collect(start(work, 2 * options.wait_s + _SPARE_S))
-    if isinstance(answers, NoAnswer):
-        what = f"{place.label(0)} cannot exchange files in {directory.parent}: {answers.reason}"
+        others = collect(start(work, options.wait_s + _SPARE_S))
+    if isinstance(others, NoAnswer):
+        what = f"{place.label(0)} cannot exchange files in {directory.parent}: {others.reason}"
         remedy = "use a directory that all nodes share: --shared DIR"
-        exchange, answers = [Result("shared-folder", "fail", what, remedy)], Answers()
+        exchange, others = Result("shared-folder", "fail", what, remedy), {}
     else:
-        exchange = exchange_results(answers, place, str(directory.parent), options.wait_s)
+        exchange = exchange_result(others, place, str(directory.parent), options.wait_s)
     by_node = {place.label(0): own}
-    by_node |= {place.label(node): answers.results[node] for node in sorted(answers.results)}
-    shown = [*exchange, *differences(by_node)]
+    by_node |= {place.label(node): others[node] for node in sorted(others)}
+    shown = [exchange, *differences(by_node)]
     if options.as_json:
         nodes = {node: _plain(results) for node, results in by_node.items()}
         document = {"host": short_hostname(), "num_nodes": place.num_nodes, "results": _plain(shown)}

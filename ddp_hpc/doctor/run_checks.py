@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.doctor import allreduce, gpus, job_environment, limits, mpi, network, storage
+from ddp_hpc.doctor import gpus, limits, mpi, network, storage
 from ddp_hpc.doctor.check_result import Check, Here, Result
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 
 CHECKS = (
     Check("python", "the Python version, and packages in the user's site directory", limits.python),
-    Check("launch", "whether the launcher's variables identify the rank", job_environment.launch),
-    Check("scheduler", "commands of Slurm or PBS on the PATH", job_environment.scheduler),
+    Check("launch", "whether the launcher's variables identify the rank", mpi.launch),
     Check("cores", "cores available to this process", limits.cores),
     Check("threads", "OMP_NUM_THREADS compared with the cores", limits.threads),
     Check("torch", "whether the driver supports torch's build", gpus.torch_build, 60.0),
@@ -28,10 +27,6 @@ CHECKS = (
     Check("shm", "free space in /dev/shm", limits.shared_memory),
     Check("work-space", "free space in the working directory", storage.work_space),
     Check("tmp-space", "free space in TMPDIR", storage.temp_space),
-    Check("tmp-sockets", "whether sockets can be created in TMPDIR", storage.temp_sockets),
-    Check("hdf5-locking", "HDF5's file lock in the working directory", storage.hdf5_locking, 30.0),
-    Check("clock", "this host's clock compared with the file system's", storage.clock),
-    Check("allreduce", "an all-reduce of two ranks over loopback", allreduce.two_ranks, 75.0),
 )
 
 
@@ -60,11 +55,11 @@ def run_checks(checks: Sequence[Check], here: Here) -> Iterator[Result]:
     try:
         for check in checks:
             # Remove the child from the list first: once it has been reaped, another process may get its ID.
-            found = collect(waiting.pop(0))
-            if isinstance(found, NoAnswer):
+            finding = collect(waiting.pop(0))
+            if isinstance(finding, NoAnswer):
                 remedy = f"other checks are not affected; use --skip {check.name} to omit this one"
-                yield Result(check.name, "fail", f"aborted: {found.reason}", remedy, "fail aborted")
+                yield Result(check.name, "fail", f"aborted: {finding.reason}", remedy, "fail aborted")
             else:
-                yield Result(check.name, found.status, found.what, found.remedy, found.compared_by)
+                yield Result(check.name, finding.status, finding.what, finding.remedy, finding.compared_by)
     finally:
         stop(waiting)

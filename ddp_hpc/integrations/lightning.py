@@ -22,7 +22,7 @@ from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launch
 from ddp_hpc.integrations.check_trainer_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.step_recorder import StepRecorder
 from ddp_hpc.library.deadline import JobDeadline, deadline
-from ddp_hpc.rendezvous.make_torchrun_environment import make_torchrun_environment
+from ddp_hpc.torchrun.environment import make_torchrun_environment
 
 # Importing both packages would take twice as long.
 if (

@@ -57,8 +57,12 @@ def _with_mpiexec(
     if has_queue:
         mpiexec, version = find_mpiexec(environ)
     else:
-        path, its_environ, _ = local_mpi.choose_mpiexec(environ.get("DDP_HPC_MPIEXEC"))
-        mpiexec, version = str(path), version_of(str(path), environ)
+        if environ.get("DDP_HPC_MPIEXEC"):
+            mpiexec, version = find_mpiexec(environ)
+            its_environ = local_mpi.with_library_of(Path(mpiexec), environ)
+        else:
+            path, its_environ = local_mpi.choose_mpiexec(environ)
+            mpiexec, version = str(path), version_of(str(path), environ)
         more = {name: value for name, value in its_environ.items() if environ.get(name) != value}
     words = [mpiexec, *words[1:]]
     index = next((index for index, word in enumerate(words) if word in _PER_NODE), None)

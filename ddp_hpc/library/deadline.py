@@ -16,18 +16,18 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, SupportsIndex
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.base.run_state import RunState, State, write_state
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
-from ddp_hpc.schedulers.deadline import MovingDeadline, current_end_s, find_deadline
+from ddp_hpc.schedulers.deadline import current_end_s, find_deadline
+from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.run.record import record_end
+from ddp_hpc.training.run.stop_protocol import MOST_STEPS_OF_SCRIPT, ExchangeSchedule, OwnRequest
 
 # SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_TIME_LIMIT = 1000
-"""The request to stop for the time limit. Other requests are signal numbers; 0 means none."""
-_EXCHANGE_S = 1.0
-# Requests are exchanged at least once in this number of calls, because later steps can be much slower.
-_MOST_CALLS = 100
 
 
 def deadline(margin_s: float = 120.0) -> JobDeadline:
@@ -53,15 +53,13 @@ class JobDeadline:
             raise RequestError(f"margin_s must be a number of seconds of at least 0 (got {margin_s})")
         self._margin_s = margin_s
         self._environ = environ
-        # The other ranks follow rank 0, which learns of changes.
+        # The other ranks follow rank 0, which asks the scheduler for changes.
         self._is_first = environ.get("RANK", "0") == "0"
-        found = find_deadline(environ, may_ask=self._is_first)
-        at_s, self._source = (found.at_s, found.source) if found else (math.inf, "")
-        self._deadline = MovingDeadline(at_s, partial(current_end_s, environ))
-        self._signal = self._request = 0
-        self._calls = self._exchanged_call = 0
-        self._exchange_at = 1
-        self._exchanged_s = time.monotonic()
+        ends = find_deadline(environ, may_ask=self._is_first)
+        self._own = OwnRequest(ends, partial(current_end_s, environ) if self._is_first else None)
+        self._calls = 0
+        self._exchanges = ExchangeSchedule(1, most_steps=MOST_STEPS_OF_SCRIPT)
+        self._reason = ""
         self._replaced: dict[int, Any] = {}
         self.handle_signals()
 
@@ -85,16 +83,12 @@ class JobDeadline:
 
     def left_s(self) -> float:
         """Returns the seconds until the end of the walltime; infinite if it is unknown."""
-        return self._deadline.at_s - time.time()
+        return (self._own.deadline_s or math.inf) - time.time()
 
     @property
     def reason(self) -> str:
         """Why the program must stop; empty until `should_stop` has returned True."""
-        if not self._request:
-            return ""
-        if self._request == _TIME_LIMIT:
-            return f"the job's time limit is near{f' ({self._source})' if self._source else ''}"
-        return f"a rank received {signal.Signals(self._request).name}"
+        return self._reason
 
     def should_stop(self) -> bool:
         """Returns whether the program must save a checkpoint and stop, with the same result on all ranks.
@@ -108,19 +102,21 @@ class JobDeadline:
             RequestError: WORLD_SIZE is greater than 1, and there is no process group.
         """
         self._calls += 1
-        if self._request or self._calls < self._exchange_at:
-            return bool(self._request)
-        now_s = time.monotonic()
-        interval_s = (now_s - self._exchanged_s) / (self._calls - self._exchanged_call)
-        self._exchanged_s, self._exchanged_call = now_s, self._calls
-        is_near = self._is_first and self._deadline.is_within(self._margin_s)
-        minus_at_s = -self._deadline.at_s if self._is_first else -math.inf
-        own = (float(self._signal or _TIME_LIMIT * is_near), interval_s, minus_at_s)
-        request, slowest_s, minus_at_s = _maximum(own, self._environ)
-        self._request, self._deadline.at_s = int(request), -minus_at_s
-        per_second = int(_EXCHANGE_S / slowest_s) if slowest_s > 0 else 1
-        self._exchange_at = self._calls + min(max(per_second, 1), _MOST_CALLS)
-        return bool(self._request)
+        if self._reason or not self._exchanges.is_due(self._calls):
+            return bool(self._reason)
+        interval_s = self._exchanges.mean_step_s(self._calls)
+        request = float(self._own.number(self._margin_s))
+        own = RankReport(
+            request, 0.0, interval_s, interval_s, self._own.deadline_s if self._is_first else 0.0
+        )
+        reports = _gathered(own, self._environ)
+        self._own.follow(max(report.deadline_s for report in reports))
+        self._exchanges.exchanged(self._calls, max(report.step_s for report in reports))
+        for rank, report in enumerate(reports):
+            if report.stop_request:
+                self._reason = self._own.explain(int(report.stop_request), rank, self._margin_s)
+                break
+        return bool(self._reason)
 
     def requeue(self, step: SupportsIndex) -> NoReturn:
         """Ends the program after it has saved a checkpoint, so that another job resumes it.
@@ -159,7 +155,7 @@ class JobDeadline:
         raise SystemExit(EXIT_DONE if torchrun else EXIT_REQUEUE)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        self._signal = number
+        self._own.signal = number
 
 
 def _is_torchrun(environ: Mapping[str, str]) -> bool:
@@ -175,8 +171,8 @@ def _process_group() -> ModuleType | None:
     return found
 
 
-def _maximum(own: tuple[float, float, float], environ: Mapping[str, str]) -> tuple[float, float, float]:
-    """Returns the maximum of each value over the ranks. Collective."""
+def _gathered(own: RankReport, environ: Mapping[str, str]) -> list[RankReport]:
+    """Returns the reports of all ranks. Collective."""
     group = _process_group()
     if group is None:
         size = environ.get("WORLD_SIZE", "1")
@@ -185,13 +181,13 @@ def _maximum(own: tuple[float, float, float], environ: Mapping[str, str]) -> tup
                 f"should_stop() was called without a process group, but WORLD_SIZE is {size[:20]}; call "
                 "torch.distributed.init_process_group() first, so that all ranks stop after the same step"
             )
-        return own
+        return [own]
     import torch
 
     values = torch.tensor(own, dtype=torch.float64, device=_device(group, torch))
-    group.all_reduce(values, group.ReduceOp.MAX)
-    request, interval_s, minus_at_s = values.tolist()
-    return request, interval_s, minus_at_s
+    rows = [torch.empty_like(values) for _ in range(group.get_world_size())]
+    group.all_gather(rows, values)
+    return [RankReport(*row) for row in torch.stack(rows).tolist()]
 
 
 def _device(group: ModuleType, torch: ModuleType) -> Any:
@@ -211,6 +207,8 @@ def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
             _complain(f"warning: {progress}: cannot be written: {error}")
     if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
         try:
+            end = AttemptEnd(cause=Cause.STOPPED, exit_code=EXIT_REQUEUE, reason=reason, step=step)
+            record_end(environ, end, replace=True)
             write_state(Path(run_dir), RunState(State.REQUEUE, step, reason))
         except DdpHpcError as error:  # the exit code still requests that the job is run again
             _complain(f"warning: {error}")

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.library.batch import map_values
-from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader, explain_lost_worker, prepare_worker
+from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader, prepare_worker
+from ddp_hpc.training.process_group.errors_of_torch import explain_lost_worker
 
 Indices: TypeAlias = NDArray[np.int64]
 Wanted: TypeAlias = Iterator[tuple[int, Indices]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +30,7 @@ from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.run.lifecycle import RunLifecycle, manage_run
 from ddp_hpc.training.run.resumable import Losses
-from ddp_hpc.training.run.stop_requests import next_exchange
+from ddp_hpc.training.run.stop_protocol import MOST_STEPS_OF_SCRIPT, ExchangeSchedule
 from ddp_hpc.training.snapshots.state_dict_codec import Stateful
 from ddp_hpc.training.snapshots.training_state import TrainingState
 
@@ -55,7 +54,6 @@ class Snapshots:
         self._state = state
         self._num_samples = None if loader is None else loader.num_samples
         self._stop, self._is_compared = "", False
-        self._exchange_at, self._exchanged_step, self._exchanged_s = 0, 0, 0.0
 
     def resume(self) -> None:
         """Restores the newest valid snapshot, if any. Collective: every rank must call this."""
@@ -67,8 +65,8 @@ class Snapshots:
         if self._loader is not None:
             self._loader.position = position
         self._position = self._saved = position
-        self.start = self._exchanged_step = self._exchange_at = position.step
-        self._exchanged_s = time.monotonic()
+        self.start = position.step
+        self._exchanges = ExchangeSchedule(position.step, most_steps=MOST_STEPS_OF_SCRIPT)
 
     def step(self, step: int) -> bool:
         """Call this method after each step; steps are counted from 1. Saves if a snapshot is due.
@@ -86,11 +84,10 @@ class Snapshots:
         # Without a directory, nothing is saved, and signals end the script.
         if self._lifecycle.directories is None:
             return False
-        if self._stop or not (step >= self._exchange_at or self._lifecycle.saves_at(step)):
+        if self._stop or not (self._exchanges.is_due(step) or self._lifecycle.saves_at(step)):
             self._world.at(step, "script")
             return bool(self._stop)
-        now_s = time.monotonic()
-        step_s = (now_s - self._exchanged_s) / max(1, step - self._exchanged_step)
+        step_s = self._exchanges.mean_step_s(step)
         self._world.at(step, "exchange")
         own = torch.tensor(
             self._lifecycle.report(step_s, step_s), dtype=torch.float64, device=self._world.device
@@ -98,8 +95,8 @@ class Snapshots:
         reports = RankReports(self._world.gather(own).cpu())
         is_last = self._loader is not None and not len(self._loader)
         decision = self._lifecycle.decide(reports, self._position, is_last)
-        self._exchange_at = next_exchange(step, reports.slowest_step_s())
-        self._exchanged_step, self._exchanged_s, self._stop = step, now_s, decision.stop
+        self._exchanges.exchanged(step, reports.slowest_step_s())
+        self._stop = decision.stop
         if decision.save:
             self._save()
         self._world.at(step, "script")

@@ -16,7 +16,6 @@ from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.scheduler import Scheduler
-from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
 
 # `nearest_known` compares at most this number of words, because a comparison takes about a millisecond.
@@ -158,47 +157,28 @@ Run = Callable[[Subject], Iterator[Problem]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Check:
-    """A registered check; `scheduler` is empty if it applies to the scripts of all schedulers.
-
-    `since` and `until` are the first and the last version of the scheduler to which the check applies. Such
-    a check applies only if the site's profile contains the version.
-    """
+    """A registered check; `scheduler` is empty if it applies to the scripts of all schedulers."""
 
     id: str
     severity: Severity
     title: str
     run: Run
     scheduler: str = ""
-    since: str = ""
-    until: str = ""
-
-    def _applies(self, subject: Subject) -> bool:
-        if self.scheduler not in ("", subject.script.scheduler):
-            return False
-        if not (self.since or self.until):
-            return True
-        version = subject.scheduler_version
-        return bool(version) and is_between(version, self.since, self.until)
 
     def findings(self, subject: Subject) -> Iterator[LintFinding]:
         """Yields the findings of this check."""
-        if self._applies(subject):
-            for seen in self.run(subject):
-                yield LintFinding(
-                    check=self.id,
-                    severity=seen.severity or self.severity,
-                    line=seen.line,
-                    what=seen.what,
-                    remedy=seen.remedy,
-                )
+        if self.scheduler not in ("", subject.script.scheduler):
+            return
+        for line, what, remedy, severity in self.run(subject):
+            yield LintFinding(
+                check=self.id, severity=severity or self.severity, line=line, what=what, remedy=remedy
+            )
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def check(
-    id_: str, severity: Severity, title: str, *, since: str = "", until: str = ""
-) -> Callable[[Run], Run]:
+def check(id_: str, severity: Severity, title: str) -> Callable[[Run], Run]:
     """Returns a decorator that registers a function as a check.
 
     If the id begins with the name of a scheduler, such as `PBS001`, the check applies only to its scripts.
@@ -209,15 +189,7 @@ def check(
             raise ValueError(f"two checks have the id {id_}")
         letters = id_.rstrip("0123456789").lower()
         scheduler = letters if letters in SCHEDULERS else ""
-        CHECKS[id_] = Check(
-            id=id_,
-            severity=severity,
-            title=title,
-            run=run,
-            scheduler=scheduler,
-            since=since,
-            until=until,
-        )
+        CHECKS[id_] = Check(id=id_, severity=severity, title=title, run=run, scheduler=scheduler)
         return run
 
     return register

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from difflib import get_close_matches
 
-from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
+from ddp_hpc.lint.bash_syntax import bash_complaint
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
-from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive, Script
+from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
-# Directives of schedulers whose scripts lint does not read.
-_OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
-_OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
 # The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
 _BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
-_COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
 # fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
@@ -69,8 +65,8 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
-    if found := bash_complaint(script.text.replace("\r\n", "\n")):
-        line, message = found
+    if complaint := bash_complaint(script.text.replace("\r\n", "\n")):
+        line, message = complaint
         yield Problem(
             line,
             f"bash -n reports: {plain(message)}",
@@ -84,15 +80,13 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     own = [d for d in script.directives_of(script.scheduler) if d.late]
     lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
     if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
-        more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
+        others = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
         is_same = all(_changes_nothing(script, d.flag, d.value) for d in own if d.line in lines)
-        is_last = all(command.line < lines[0] for command in script.commands)
-        is_repeated = all(script.value(d.flag) is not None for d in own if d.line in lines)
         yield Problem(
             lines[0],
-            f"this directive comes after the first command{more}, so the scheduler ignores it",
+            f"this directive comes after the first command{others}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
-            "note" if is_last and is_repeated else "warning" if is_same else None,
+            "warning" if is_same else None,
         )
 
 
@@ -114,16 +108,16 @@ def _only_placeholders_before(script: Script, line: int) -> bool:
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     for number, match, near in _nearly(subject):
-        if not _may_be_disabled(match, near):
-            options = _options_after(subject.script, number, match)
-            yield Problem(
-                number,
-                f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
-                f"write #{near} at the very beginning of the line",
-                "warning"
-                if options and all(_changes_nothing(subject.script, *one) for one in options)
-                else None,
-            )
+        options = _options_after(subject.script, number, match)
+        changes_nothing = options and all(_changes_nothing(subject.script, *option) for option in options)
+        # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
+        may_be_disabled = match[2] or match[3] == near.lower()
+        yield Problem(
+            number,
+            f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
+            f"write #{near} at the very beginning of the line, or ##{near} to disable it",
+            "note" if may_be_disabled else "warning" if changes_nothing else None,
+        )
 
 
 def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tuple[str, str]]:
@@ -134,26 +128,10 @@ def _options_after(script: Script, number: int, match: re.Match[str]) -> list[tu
     return [(d.flag, d.value) for d in SCHEDULERS[script.scheduler].reader.read_directives([(number, text)])]
 
 
-@check("JOB018", "note", "a disabled directive")
-def _disabled_directives(subject: Subject) -> Iterator[Problem]:
-    for number, match, near in _nearly(subject):
-        if _may_be_disabled(match, near):
-            yield Problem(
-                number,
-                f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
-                f"write #{near} for a directive, or ##{near} to disable it",
-            )
-
-
-def _may_be_disabled(match: re.Match[str], near: str) -> bool:
-    # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
-    return bool(match[2]) or match[3] == near.lower()
-
-
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
     """Yields the line, the match and the correct prefix of each comment that begins like a directive."""
     script = subject.script
-    known = [one.reader.prefix[1:] for one in SCHEDULERS.values() if one.reader.prefix]
+    known = [scheduler.reader.prefix[1:] for scheduler in SCHEDULERS.values() if scheduler.reader.prefix]
     # After the first command, the scheduler ignores even correct directives.
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     for number, line in enumerate(script.lines[: first - 1], start=1):
@@ -184,19 +162,18 @@ def _both_schedulers(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB019", "error", "directives of another scheduler that sbatch rejects")
 def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
-    # sbatch reads #BSUB lines anywhere in the script, or else #PBS lines (src/sbatch/xlate.c).
+    # sbatch reads #BSUB lines or else #PBS lines, also after the first commands (src/sbatch/xlate.c).
     script = subject.script
     if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
         return
-    last = _last_line_of_translation(script.lines)
     bsub = [
         (number, word)
-        for number, line in enumerate(script.lines[:last], start=1)
+        for number, line in enumerate(script.lines, start=1)
         if (match := _BSUB_LINE.match(line))
         for word in match[1].split()
         if word.startswith("-")
     ]
-    pbs = [(d.line, d.flag or d.value) for d in script.directives_of("pbs") if d.line <= last]
+    pbs = [(d.line, d.flag or d.value) for d in script.directives_of("pbs")]
     prefix, letters = ("#BSUB", _BSUB_OF_SBATCH) if bsub else ("#PBS", _PBS_OF_SBATCH)
     for line, word in bsub or pbs:
         if not word.startswith("-") or word[1:2] not in letters:
@@ -205,16 +182,6 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
                 f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them",
                 "remove the line, or use sbatch --ignore-pbs",
             )
-
-
-def _last_line_of_translation(lines: Sequence[str]) -> int:
-    """Returns the last line in which sbatch looks for directives of other schedulers."""
-    commands = 0
-    for number, line in enumerate(lines, start=1):
-        commands += not line.startswith("#")
-        if commands > _COMMANDS_BEFORE_TRANSLATION:
-            return number
-    return len(lines)
 
 
 @check("JOB007", "warning", "the same directive with two different values")
@@ -281,15 +248,15 @@ def _is_name(subject: Subject, d: Directive) -> bool:
 
 @check("JOB016", "error", "a placeholder of a template in a directive")
 def _placeholders(subject: Subject) -> Iterator[Problem]:
-    found = [
+    directives = [
         d
         for d in subject.script.read_all()
         if not _is_free_text(d) and not _is_name(subject, d) and has_placeholder(d.value, is_path=True)
     ]
-    found += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
-    if found:
-        first = min(found, key=lambda d: d.line)
-        others = len({d.line for d in found}) - 1
+    directives += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
+    if directives:
+        first = min(directives, key=lambda d: d.line)
+        others = len({d.line for d in directives}) - 1
         yield Problem(
             first.line,
             f"{shown(first.text)} contains a placeholder"
@@ -352,45 +319,4 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             "as two fields are minutes and seconds",
             f"write {text}:00 for hours and minutes, or 00:{text}",
             None if int(minutes) in _USUAL_HOURS else "note",
-        )
-
-
-@check("JOB013", "error", "a walltime of zero")
-def _zero_walltime(subject: Subject) -> Iterator[Problem]:
-    line, text = subject.walltime or (1, "")
-    if subject.scheduler.reader.zero_is_refused and re.fullmatch(r"0[0:-]{0,20}", text):
-        yield Problem(line, f"walltime {text} is zero", f"write {_WALLTIME_FORM}")
-
-
-@check("JOB014", "note", "directives of a scheduler that lint does not support")
-def _unknown_scheduler(subject: Subject) -> Iterator[Problem]:
-    if subject.script.scheduler:
-        return
-    for number, line in enumerate(subject.script.lines, start=1):
-        if match := _OTHER_DIRECTIVE.match(line):
-            name = _OTHERS.get(match[0][:2], "Flux")
-            yield Problem(
-                number,
-                f"these are directives of {name}, so only the commands of the script are checked",
-                "no change is needed, unless the script is for PBS or Slurm",
-            )
-            return
-
-
-@check("JOB015", "warning", "a script too long or too deeply nested to be checked completely")
-def _not_checked_whole(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if len(script.text) > MAX_PARSED_CHARS:
-        yield Problem(
-            len(script.lines),
-            f"the script has {len(script.text):,} characters, but most checks read only the first "
-            f"{MAX_PARSED_CHARS:,}, which end here",
-            "move data and generated commands to separate files",
-        )
-    if (position := too_deep_at(script.text)) is not None:
-        yield Problem(
-            script.text.count("\n", 0, position) + 1,
-            f"bash -n is not run, because it may crash: parentheses are nested more than {MAX_DEPTH} levels "
-            "deep here",
-            "assign the inner $( ) to variables first",
         )

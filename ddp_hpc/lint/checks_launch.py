@@ -174,7 +174,7 @@ def _trap_on_cont(subject: Subject) -> Iterator[Problem]:
 @check("RANK008", "warning", "a fixed MASTER_PORT")
 def _fixed_port(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    found = [
+    ports = [
         (line, value)
         for line, name, value in script.assignments
         if name == "MASTER_PORT" and whole_number(value) and _is_used(script, name)
@@ -184,13 +184,13 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         for start in _torchruns(subject)
         if not start.has("--standalone")  # then torchrun chooses a free port
     ]
-    found += [(line, port) for line, port in given if whole_number(port)]
+    ports += [(line, port) for line, port in given if whole_number(port)]
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
     # One node with four GPUs or 64 cores may be a whole node, or a part of one.
     cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
     may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
-    for value, line in {value: line for line, value in reversed(found)}.items():
+    for value, line in {value: line for line, value in reversed(ports)}.items():
         yield Problem(
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
@@ -308,53 +308,37 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("RANK014", "note", "one process on a node with several GPUs")
-def _one_process(subject: Subject) -> Iterator[Problem]:
-    gpus = subject.gpus_per_node or 1
-    if gpus < 2 or _starts_many(subject):
-        return
-    for start in starts(subject):
-        is_python = start.command.name == "srun" and start.program == "python" and not start.is_torchrun
-        if not is_python or start.launcher_hides_options or ONE_PROCESS.search(start.command.text):
-            continue
-        if _is_single_task(start):
-            yield Problem(
-                start.command.line,
-                f"srun starts one task on a node with {gpus} GPUs",
-                f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU",
-            )
-            return
-
-
-@check("RANK015", "warning", "torchrun with one rank on a node with several GPUs")
+@check("RANK014", "warning", "one rank on a node with several GPUs")
 def _one_rank(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node or 1
-    if gpus < 2 or _starts_many(subject):
-        return
-    for start in _torchruns(subject):
-        if start.hides_options or start.launcher_hides_options or start.ranks_per_node != 1:
+    if gpus < 2 or any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands):
+        return  # processes in the background or in a loop may share the GPUs
+    for start in starts(subject):
+        if start.launcher_hides_options:
             continue
-        if whole_number(start.given("--nproc-per-node") or "1") == 1:
-            yield Problem(
-                start.command.line,
-                f"torchrun starts one rank on a node with {gpus} GPUs",
-                f"use torchrun --nproc-per-node={gpus}, or request one GPU",
-            )
+        if start.is_torchrun:
+            is_one = whole_number(start.given("--nproc-per-node") or "1") == 1 and start.ranks_per_node == 1
+            if is_one and not start.hides_options:
+                what = f"torchrun starts one rank on a node with {gpus} GPUs"
+                remedy = f"use torchrun --nproc-per-node={gpus}, or request one GPU"
+                yield Problem(start.command.line, what, remedy)
+        elif _is_single_task(start) and not ONE_PROCESS.search(start.command.text):
+            what = f"srun starts one task on a node with {gpus} GPUs"
+            remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
+            yield Problem(start.command.line, what, remedy, "note")
 
 
 def _is_single_task(start: Start) -> bool:
+    """Returns whether srun starts Python in a single task."""
+    if start.command.name != "srun" or start.program != "python":
+        return False
     script = start.subject.script
     if start.command.option("-n", "--ntasks", "--ntasks-per-node", "--gpus", "--gres", "-G") is not None:
         return False
-    asked = script.value("--ntasks"), script.value("--ntasks-per-node"), script.value("--ntasks-per-gpu")
+    requested = script.value("--ntasks"), script.value("--ntasks-per-node"), script.value("--ntasks-per-gpu")
     return (
-        asked[2] is None
-        and asked[0] in (None, "1")
-        and asked[1] in (None, "1")
+        requested[2] is None
+        and requested[0] in (None, "1")
+        and requested[1] in (None, "1")
         and not start.subject.asked_nodes
     )
-
-
-def _starts_many(subject: Subject) -> bool:
-    """Returns whether several processes share the GPUs: in the background or in a loop."""
-    return any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands)

@@ -57,8 +57,8 @@ def _needs_variables(start: Start) -> str:
 def _not_resumed(subject: Subject) -> Iterator[Problem]:
     if subject.directory is None or not subject.scheduler.has_queue:
         return
-    found = resumption_of_script(subject.script, subject.directory)
-    if found is not None and (warning := found.warning(subject.walltime_s)):
+    resumption = resumption_of_script(subject.script, subject.directory)
+    if resumption is not None and (warning := resumption.warning(subject.walltime_s)):
         yield Problem(
             subject.script.supervised.line if subject.script.supervised else 1, warning, HOW_TO_RESUME
         )

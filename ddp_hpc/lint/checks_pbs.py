@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
 from ddp_hpc.lint.log_directories import missing_directory
+from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.pbs.writer import MAX_NAME_CHARS
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -14,10 +15,8 @@ from ddp_hpc.schedulers.script_options import whole_number
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
-# Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque), and of
-# NEC's NQSV.
+# Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque).
 _OF_TORQUE = frozenset("bdDEFnTtwx")
-_OF_NQSV = re.compile(r"elapstim_req|cpunum_job|cputim_job|memsz_job|gpunum_lhost|vecores|cpunum_lhost")
 # Resources of OpenPBS (pbs_resources.7B), and common ones that sites define.
 _RESOURCES: list[str] = re.findall(
     r"\S+",
@@ -48,8 +47,6 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS002", "error", "a comment after a directive")
 def _trailing_comment(subject: Subject) -> Iterator[Problem]:
-    if _is_for_nqsv(subject):
-        return
     is_rejected = _is_for_openpbs(subject)
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
         if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
@@ -67,38 +64,25 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
 def _is_for_openpbs(subject: Subject) -> bool:
     """Returns whether the script is for OpenPBS or PBS Professional.
 
-    Torque and NQSV have neither `select` nor `place`.
+    Torque has neither `select` nor `place`.
     """
     if subject.site is not None and SCHEDULERS[subject.site.scheduler] is subject.scheduler:
         return True
     return any(name in ("select", "place") for _, name, _ in subject.script.resources())
 
 
-def _is_for_nqsv(subject: Subject) -> bool:
-    return any(name == "NQSV" for _, _, name in _of_another_pbs(subject))
-
-
-def _of_another_pbs(subject: Subject) -> list[tuple[int, str, str]]:
-    """Returns the line and the text of each option of Torque or NQSV, with the name of that scheduler."""
+def _options_of_torque(subject: Subject) -> list[Directive]:
     if _is_for_openpbs(subject):
         return []
-    script = subject.script
-    found = [(d.line, name, "NQSV") for d, name, _ in script.resources() if _OF_NQSV.fullmatch(name)]
-    is_nqsv = bool(found) or any(re.match("--(?:group|ve|use-hca|cpunum)", d.flag) for d in script.read())
-    for d in script.read():
-        if d.flag.startswith("--") or (is_nqsv and d.flag and d.flag[1:] not in _FLAGS):
-            found += [(d.line, d.flag, "NQSV")] if is_nqsv else []
-        elif d.flag and d.flag[1:] in _OF_TORQUE:
-            found.append((d.line, d.flag, "Torque"))
-    return found
+    return [d for d in subject.script.read() if len(d.flag) == 2 and d.flag[1] in _OF_TORQUE]
 
 
 @check("PBS003", "error", "an option that qsub does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
-    elsewhere = {(line, text) for line, text, _ in _of_another_pbs(subject)}
+    of_torque = _options_of_torque(subject)
     for d in subject.script.read():
         is_known = not d.flag or (not d.flag.startswith("--") and d.flag[1:] in _FLAGS)
-        if not is_known and (d.line, d.flag) not in elsewhere and not has_placeholder(d.text):
+        if not is_known and d not in of_torque and not has_placeholder(d.text):
             yield Problem(
                 d.line,
                 f"{shown(d.flag)} is not a qsub option",
@@ -106,12 +90,12 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("PBS020", "note", "options of Torque or NQSV")
+@check("PBS020", "note", "options of Torque")
 def _another_pbs(subject: Subject) -> Iterator[Problem]:
-    for line, text, name in _of_another_pbs(subject)[:1]:
+    for d in _options_of_torque(subject)[:1]:
         yield Problem(
-            line,
-            f"{shown(text)} is an option of {name}, which OpenPBS and PBS Professional reject",
+            d.line,
+            f"{shown(d.flag)} is an option of Torque, which OpenPBS and PBS Professional reject",
             "no change is needed on a machine with this scheduler; with OpenPBS, see qsub(1)",
         )
 
@@ -134,12 +118,12 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS005", "error", "select combined with job-wide chunk resources")
 def _select_and_chunk(subject: Subject) -> Iterator[Problem]:
-    found = {name: d.line for d, name, _ in subject.script.resources()}
-    if "select" in found:
+    lines = {name: d.line for d, name, _ in subject.script.resources()}
+    if "select" in lines:
         for name in _OF_A_CHUNK:
-            if name in found:
+            if name in lines:
                 yield Problem(
-                    found[name],
+                    lines[name],
                     f"-l {name}= and -l select= are both given, which qsub rejects",
                     f"move it into the chunk: select=N:{name}=...",
                 )
@@ -148,24 +132,12 @@ def _select_and_chunk(subject: Subject) -> Iterator[Problem]:
 @check("PBS006", "error", "an invalid job name")
 def _illegal_name(subject: Subject) -> Iterator[Problem]:
     name = subject.script.value("-N") or ""
+    remedy = f"use letters, digits, _ and -, at most {MAX_NAME_CHARS} characters"
     if len(name) > _LONGEST_NAME or re.search(r"[\s$]", name):
-        yield Problem(
-            subject.line_of("-N"),
-            f"qsub rejects the job name {shown(name)}",
-            f"use letters, digits, _ and -, at most {MAX_NAME_CHARS} characters",
-        )
-
-
-@check("PBS007", "note", "a job name longer than 15 characters")
-def _long_name(subject: Subject) -> Iterator[Problem]:
-    name = subject.script.value("-N") or ""
-    if MAX_NAME_CHARS < len(name) <= _LONGEST_NAME:
-        yield Problem(
-            subject.line_of("-N"),
-            f"job name {shown(name)} has {len(name)} characters, but older servers truncate or reject "
-            "more than 15",
-            "shorten it",
-        )
+        yield Problem(subject.line_of("-N"), f"qsub rejects the job name {shown(name)}", remedy)
+    elif len(name) > MAX_NAME_CHARS:
+        what = f"job name {shown(name)} has {len(name)} characters, but older servers accept {MAX_NAME_CHARS}"
+        yield Problem(subject.line_of("-N"), what, remedy, "note")
 
 
 @check("PBS008", "error", "a misspelled resource")
@@ -185,32 +157,22 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
             yield Problem(line, f"PBS has no resource {shown(word)}", f"did you mean {near}?")
 
 
-def _is_place(value: str) -> bool:
-    # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
-    return bool(_PLACE.fullmatch(value) or _PLACE.fullmatch(f":{value}"))
-
-
-@check("PBS009", "error", "an invalid place")
-def _illegal_place(subject: Subject) -> Iterator[Problem]:
-    for d, name, value in subject.script.resources():
-        if name == "place" and not (value and _is_place(value)):
-            yield Problem(
-                d.line,
-                f"qsub rejects place={shown(value)}",
-                "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
-            )
-
-
 @check("PBS010", "error", "an invalid option value")
 def _illegal_value(subject: Subject) -> Iterator[Problem]:
-    if _is_for_nqsv(subject):
-        return
     for d in subject.script.read():
         if d.flag in _VALUES and not re.fullmatch(_VALUES[d.flag], d.value):
             yield Problem(
                 d.line,
                 f"qsub rejects {d.flag} {shown(d.value)}",
                 f"use a value that matches {_VALUES[d.flag]}",
+            )
+    for option, name, value in subject.script.resources():
+        # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
+        if name == "place" and not (value and any(map(_PLACE.fullmatch, (value, f":{value}")))):
+            yield Problem(
+                option.line,
+                f"qsub rejects place={shown(value)}",
+                "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
             )
 
 
@@ -249,9 +211,9 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS013", "warning", "a job chain with afterok")
 def _afterok(subject: Subject) -> Iterator[Problem]:
-    found = [(d.line, d.value) for d in subject.script.read() if d.flag == "-W"]
-    found += [(c.line, c.text) for c in subject.script.commands if "qsub" in c.text]
-    for line, text in found:
+    texts = [(d.line, d.value) for d in subject.script.read() if d.flag == "-W"]
+    texts += [(c.line, c.text) for c in subject.script.commands if "qsub" in c.text]
+    for line, text in texts:
         if re.search(r"depend=[^\s]{0,200}?afterok", text):
             yield Problem(
                 line,
@@ -326,16 +288,6 @@ def _array_not_rerunnable(subject: Subject) -> Iterator[Problem]:
             subject.line_of("-r"),
             "-r n and -J are both given, but qsub rejects an array that is not rerunnable",
             "omit -r",
-        )
-
-
-@check("PBS018", "note", "-V passes the whole environment to the job")
-def _whole_environment(subject: Subject) -> Iterator[Problem]:
-    if subject.script.value("-V") is not None:
-        yield Problem(
-            subject.line_of("-V"),
-            "-V passes all variables of the login shell to the job, which may break modules and qstat",
-            "load modules in the script, and pass single variables with -v NAME=VALUE",
         )
 
 

@@ -14,7 +14,7 @@ from ddp_hpc.schedulers.slurm.check_option_values import (
     unknown_mail_types,
 )
 from ddp_hpc.schedulers.slurm.contradictions import GPUS_TWICE_SINCE, Contradiction, contradictions
-from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option
+from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
 # Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
@@ -43,6 +43,8 @@ _INSTEAD = {
     "--jobid": "srun --jobid",
 }
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
+# With any value of these options, the job can run.
+_NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 
 
 def _options(subject: Subject) -> Iterator[Directive]:
@@ -52,84 +54,62 @@ def _options(subject: Subject) -> Iterator[Directive]:
             yield d
 
 
-def _unknown(subject: Subject) -> list[tuple[Directive, str]]:
-    """Returns the unknown options of the script, each with the most similar option or an empty string."""
-    found = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {d.flag: d.flag[2:82].replace("_", "-") for d in found if d.flag.startswith("--")}
-    nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
-    return [(d, nearest.get(long.get(d.flag, ""), "")) for d in found]
-
-
-def _is_of_srun(d: Directive) -> bool:
-    return d.flag[2:] in SRUN_ONLY
-
-
-def _is_of_plugin(d: Directive) -> bool:
-    return bool(_OF_PLUGINS.fullmatch(d.flag[2:]))
-
-
-def _is_of_one_site(d: Directive) -> bool:
-    return bool(_OF_ONE_SITE.fullmatch(d.flag[2:]))
-
-
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not subject.script.lines[0].startswith("#!"):
         yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
 
 
-@check("SLURM002", "error", "a misspelled option")
-def _misspelt_option(subject: Subject) -> Iterator[Problem]:
-    for d, near in _unknown(subject):
-        if _is_of_srun(d):
+@check("SLURM002", "error", "an option that sbatch does not have")
+def _unknown_option(subject: Subject) -> Iterator[Problem]:
+    unknown = [d for d in _options(subject) if d.fault == "unknown"]
+    long = {d.flag: d.flag[2:82].replace("_", "-") for d in unknown if d.flag.startswith("--")}
+    nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
+    for d in unknown:
+        name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")
+        if name in SRUN_OPTIONS:
             yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", "pass it to srun")
         elif not d.flag.startswith("--"):
             yield Problem(d.line, *_wrong_letter(d))
         elif instead := _INSTEAD.get(d.flag):
             yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
-        elif near and not _is_of_plugin(d) and not _is_of_one_site(d):
-            yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
+        elif not _OF_PLUGINS.fullmatch(name):
+            is_of_one_site = _OF_ONE_SITE.fullmatch(name)
+            yield Problem(
+                d.line,
+                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
+                f"did you mean --{near}?"
+                if near and not is_of_one_site
+                else "remove it, or see sbatch --help on the login node",
+                "note" if is_of_one_site else None,
+            )
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
     name = d.written[1:].partition("=")[0].partition(" ")[0]
-    if len(name) > 2 and not isinstance(found := find_option(name), tuple):
+    if len(name) > 2 and not isinstance(option := find_option(name), tuple):
         return (
             f"sbatch reads {shown(d.written)} as several one-letter options",
-            f"write --{found.name}, with two dashes",
+            f"write --{option.name}, with two dashes",
         )
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
 
 
-@check("SLURM003", "error", "an option that sbatch does not have")
-def _unknown_option(subject: Subject) -> Iterator[Problem]:
-    for d, near in _unknown(subject):
-        near = "" if _is_of_one_site(d) else near
-        known = d.flag in _INSTEAD or near or _is_of_srun(d) or not d.flag.startswith("--")
-        if not known and not _is_of_plugin(d):
-            yield Problem(
-                d.line,
-                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
-                "remove it, or see sbatch --help on the login node",
-                "note" if _is_of_one_site(d) else None,
-            )
+@check("SLURM003", "error", "an option without its value, or an ambiguous one")
+def _incomplete_option(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
+        written = shown(d.written)
         if d.fault == "ambiguous":
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
         elif d.value.startswith("--") and not d.fault and "=" not in d.written:
-            yield Problem(
-                d.line,
-                f"{shown(d.written)} has no value, so sbatch takes {shown(d.value)} as its value",
-                "give it a value",
-            )
+            what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
+            yield Problem(d.line, what, "give it a value")
         elif d.fault == "no value":
-            yield Problem(d.line, f"{shown(d.written)} has no value, so sbatch rejects it", "give it a value")
+            yield Problem(d.line, f"{written} has no value, so sbatch rejects it", "give it a value")
         elif d.fault == "extra value":
-            yield Problem(
-                d.line, f"{shown(d.written)} takes no value, so sbatch rejects it", "remove the value"
-            )
+            yield Problem(d.line, f"{written} takes no value, so sbatch rejects it", "remove the value")
 
 
 @check("SLURM004", "warning", "GPUs requested twice, with different numbers")
@@ -152,12 +132,14 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
         if d.fault or d.flag == "--time" or "$" in d.value:
             continue
-        if d.flag in _NAMED and d.value.startswith("="):
-            yield Problem(
-                d.line,
-                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
-                f"write {d.flag}{plain(d.value)}",
-            )
+        if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and d.value.startswith("="):
+            if not d.written.startswith("--") or d.flag in _NAMED:
+                yield Problem(
+                    d.line,
+                    f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
+                    f"write {d.flag}{plain(d.value)}",
+                    None if d.flag in _NAMED else "warning",
+                )
         elif expected := expected_value(d.flag, d.value, version):
             yield Problem(
                 d.line, f"sbatch rejects {d.flag} {shown(d.value)}", f"write {expected}; see sbatch(1)"
@@ -167,10 +149,10 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
 @check("SLURM016", "error", "options that exclude each other")
 def _contradictions(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
-    for found in _all_contradictions(subject):
-        is_for_all = not (found.since or found.until)
-        if is_for_all or (version and is_between(version, found.since, found.until)):
-            yield Problem(subject.line_of(*found.flags), found.what, found.remedy)
+    for pair in _all_contradictions(subject):
+        is_for_all = not (pair.since or pair.until)
+        if is_for_all or (version and is_between(version, pair.since, pair.until)):
+            yield Problem(subject.line_of(*pair.flags), pair.what, pair.remedy)
 
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
@@ -264,38 +246,22 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
             yield Problem(d.line, what, remedy, severity)
 
 
-@check("SLURM021", "warning", "= after a short option")
-def _equals_after_letter(subject: Subject) -> Iterator[Problem]:
-    for d in _options(subject):
-        is_short = not d.written.startswith("--") and not d.fault
-        if (
-            is_short
-            and d.value.startswith("=")
-            and d.flag in ("--job-name", "--output", "--error", "--input")
-        ):
-            yield Problem(
-                d.line,
-                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
-                f"write {d.flag}{plain(d.value)}",
-            )
-
-
 @check("SLURM022", "error", "an option of other versions of Slurm")
 def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
     # If the site's version is unknown, an option is an error only if no version since 20.11 has it.
     version = subject.scheduler_version
     for d in _options(subject):
-        found = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
-        if d.fault or isinstance(found, tuple):
+        option = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
+        if d.fault or isinstance(option, tuple):
             continue
-        if found.until if not version else not found.is_in(version):
-            have = f"only Slurm up to {found.until}" if found.until else f"only Slurm since {found.since}"
-            remedy = _INSTEAD.get(f"--{found.name}", "")
+        if option.until if not version else not option.is_in(version):
+            have = f"only Slurm up to {option.until}" if option.until else f"only Slurm since {option.since}"
+            remedy = _INSTEAD.get(f"--{option.name}", "")
             yield Problem(
                 d.line,
-                f"{have} has --{found.name}" + (f", but the site has {version}" if version else ""),
+                f"{have} has --{option.name}" + (f", but the site has {version}" if version else ""),
                 f"use {remedy}" if remedy else "remove it",
-                "warning" if not version and found.is_in(VERSIONS[2]) else None,
+                "warning" if not version and option.is_in(VERSIONS[2]) else None,
             )
 
 
@@ -307,8 +273,7 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
         versions, expected = rejecting_versions(d.flag, d.value)
         if versions and not d.fault and not expected_value(d.flag, d.value):
             yield Problem(d.line, f"Slurm {versions} rejects {d.flag} {shown(d.value)}", f"write {expected}")
-    for found in _all_contradictions(subject):
-        if found.since or found.until:
-            versions = f"since Slurm {found.since}" if found.since else f"up to Slurm {found.until}"
-            what = f"{found.what} ({versions})"
-            yield Problem(subject.line_of(*found.flags), what, found.remedy)
+    for pair in _all_contradictions(subject):
+        if pair.since or pair.until:
+            versions = f"since Slurm {pair.since}" if pair.since else f"up to Slurm {pair.until}"
+            yield Problem(subject.line_of(*pair.flags), f"{pair.what} ({versions})", pair.remedy)

@@ -60,13 +60,11 @@ def _no_account(subject: Subject) -> Iterator[Problem]:
     site = _same_scheduler(subject)
     if site is None or not site.account.required:
         return
-    option = subject.scheduler.reader.account_flag(site)
-    flag, _, attribute = option.partition(" ")
-    if not any(d.flag == flag and attribute in d.value for d in subject.script.read()):
+    if not subject.scheduler.reader.names_account(subject.script):
         yield Problem(
             1,
             f"{site.title} requires an account, but the script does not set one",
-            f"add {option or 'it'} to the directives, or pass it on the command line when submitting",
+            f"add {site.account.option or 'it'} to the directives, or pass it on the command line",
         )
 
 
@@ -75,9 +73,9 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
     own = _own_script(subject)
     if own is None or subject.site is None:
         return
-    asked = {name for _, name, _ in subject.script.resources()}
+    requested = {name for _, name, _ in subject.script.resources()}
     for _, name, value in own.resources():
-        if name == subject.site.pbs.filesystems_resource and name not in asked:
+        if name == subject.site.pbs.filesystems_resource and name not in requested:
             yield Problem(
                 1,
                 f"{subject.site.title} rejects jobs that do not list their file systems",

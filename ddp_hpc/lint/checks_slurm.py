@@ -35,10 +35,10 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
         return
     # Only srun binds GPUs; processes of the batch shell, such as those of horovodrun, see all of them.
     steps = _steps_with_ranks(subject)
-    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and d.value != "0"]
-    found = found if steps and _shares_nodes(subject) else []
-    found += [c.line for c in steps if c.option("--gpus-per-task") is not None]
-    for line in found:
+    lines = [d.line for d in script.read() if d.flag == "--gpus-per-task" and d.value != "0"]
+    lines = lines if steps and _shares_nodes(subject) else []
+    lines += [c.line for c in steps if c.option("--gpus-per-task") is not None]
+    for line in lines:
         yield Problem(
             line,
             "--gpus-per-task binds each task to its own GPU: NCCL cannot access the other GPUs' memory, and "
@@ -52,9 +52,9 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     if not trains_with_torch(subject):
         return
     steps = _steps_with_ranks(subject)
-    found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
-    found += [(c.line, c.option("--gpu-bind") or "") for c in steps]
-    for line, value in found:
+    options = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind" and steps]
+    options += [(c.line, c.option("--gpu-bind") or "") for c in steps]
+    for line, value in options:
         if _HIDES_PEERS.fullmatch(value):
             yield Problem(
                 line,
@@ -88,19 +88,20 @@ def _srun(subject: Subject) -> list[Command]:
     return [command for command in subject.script.launches() if command.name == "srun"]
 
 
-@check(
-    "SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch", since="22.05", until="23.02"
-)
+@check("SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch")
 def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
+    version = subject.scheduler_version
+    if not version or not is_between(version, "22.05", "23.02"):
+        return
     script = subject.script
-    asked = script.value("--cpus-per-task")
-    if asked is None or asked == "1" or script.sets("SRUN_CPUS_PER_TASK"):
+    requested = script.value("--cpus-per-task")
+    if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
     for command in _srun(subject):
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
             yield Problem(
                 command.line,
-                f"--cpus-per-task={plain(asked)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
+                f"--cpus-per-task={plain(requested)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
                 "does not inherit it, so each rank gets one core",
                 "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
             )
@@ -138,10 +139,10 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
 @check("SLURM010", "warning", "a requeued job overwrites its log")
 def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    asked = [d.line for d in script.read() if d.flag == "--requeue"]
-    asked += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
-    if asked and script.value("--open-mode") != "append":
-        yield Problem(asked[0], "a requeued job overwrites its log", "add #SBATCH --open-mode=append")
+    lines = [d.line for d in script.read() if d.flag == "--requeue"]
+    lines += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
+    if lines and script.value("--open-mode") != "append":
+        yield Problem(lines[0], "a requeued job overwrites its log", "add #SBATCH --open-mode=append")
 
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")

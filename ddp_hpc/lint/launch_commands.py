@@ -262,5 +262,5 @@ def single_quoted(text: str) -> str:
         if piece[0] == "'":
             kept.append(piece[1:-1])
         elif piece[0] == '"':
-            kept.append(re.sub(r"\\(.)|\$", lambda found: found[1] or "", piece, flags=re.DOTALL))
+            kept.append(re.sub(r"\\(.)|\$", lambda escaped: escaped[1] or "", piece, flags=re.DOTALL))
     return " ".join(kept)

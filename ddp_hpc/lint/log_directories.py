@@ -41,7 +41,7 @@ def created_directories(script: Script) -> dict[str, int]:
     A mkdir before sbatch is ignored, since it may run on the login node: `mkdir logs; sbatch $0; exit`. A
     relative path after cd is ignored, too, as it is not relative to the directory of the logs.
     """
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     submits = max((c.line for c in script.commands if c.name == "sbatch"), default=0)
     has_moved = False
     for command in script.commands:
@@ -51,8 +51,8 @@ def created_directories(script: Script) -> dict[str, int]:
             for word in command.argv[1:40]:
                 is_name = word and not word.startswith("-") and "\0" not in word
                 if is_name and (word.startswith("/") or not has_moved):
-                    found.setdefault(str(Path(word)), command.line)
-    return found
+                    lines.setdefault(str(Path(word)), command.line)
+    return lines
 
 
 def directory_of(path: str) -> str:

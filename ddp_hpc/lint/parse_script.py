@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.registry import SCHEDULERS
-from ddp_hpc.schedulers.script_options import ReadOption
+from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions
 
 # Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). To save time, only the first
 # MAX_PARSED_CHARS are parsed: of 29,280 public job scripts, only two are longer.
@@ -26,13 +26,13 @@ MAX_PARSED_CHARS = 256 * 1024
 _MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
 # Schedulers that read directives, each with the pattern of its directives after the `#`.
-_DIRECTIVES = [
-    (one, one.reader.directive_pattern or re.compile(rf"{one.reader.prefix}(?:[ \t]+|$)(.*)", re.DOTALL))
-    for one in SCHEDULERS.values()
-    if one.reader.prefix
-]
+_READERS = {name: scheduler.reader for name, scheduler in SCHEDULERS.items() if scheduler.reader.prefix}
+_DIRECTIVES = {
+    name: reader.directive_pattern or re.compile(rf"{reader.prefix}(?:[ \t]+|$)(.*)", re.DOTALL)
+    for name, reader in _READERS.items()
+}
 
-DIRECTIVE_PATTERNS = tuple(pattern for _, pattern in _DIRECTIVES)
+DIRECTIVE_PATTERNS = tuple(_DIRECTIVES.values())
 
 _TOKEN = re.compile(
     r"""
@@ -143,7 +143,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class Script(ScriptOptions):
     """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
 
     `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
@@ -178,7 +178,7 @@ class Script:
 
         Of a heterogeneous job, these are the directives of the first component.
         """
-        return tuple(one for one in self._read if not one.component)
+        return tuple(directive for directive in self._read if not directive.component)
 
     def read_all(self) -> tuple[Directive, ...]:
         """Returns the directives that the scheduler reads, of all components of a heterogeneous job."""
@@ -187,19 +187,6 @@ class Script:
     def last_assigned(self, name: str) -> str | None:
         """Returns the value of the last assignment of a variable; None if the script does not assign it."""
         return next((value for _, other, value in reversed(self.assignments) if other == name), None)
-
-    def value(self, *flags: str) -> str | None:
-        """Returns the value of the last directive with one of these flags."""
-        found = [d.value for d in self.read() if d.flag in flags]
-        return found[-1] if found else None
-
-    def resources(self) -> Iterator[tuple[Directive, str, str]]:
-        """Yields each resource of PBS's `-l` as directive, name and value."""
-        for directive in self.read():
-            if directive.flag == "-l":
-                for part in directive.value.split(","):
-                    name, _, value = part.partition("=")
-                    yield directive, name.strip(), value.strip()
 
     @cached_property
     def constants(self) -> dict[str, str]:
@@ -218,7 +205,7 @@ class Script:
     def exports(self) -> tuple[tuple[int, str, str], ...]:
         """The line, the name and the value of each `export NAME=VALUE`."""
         lines = {command.line for command in self.commands if command.argv[:1] == ("export",)}
-        return tuple(found for found in self.assignments if found[0] in lines)
+        return tuple(assignment for assignment in self.assignments if assignment[0] in lines)
 
     @cached_property
     def is_supervised(self) -> bool:
@@ -228,11 +215,11 @@ class Script:
     @cached_property
     def supervised(self) -> Command | None:
         """The command `python -m ddp_hpc.job` with what it runs; None if there is none."""
-        return next((one for one in self.commands if _SUPERVISOR in one.words[:8]), None)
+        return next((command for command in self.commands if _SUPERVISOR in command.words[:8]), None)
 
     def sets(self, name: str) -> bool:
         """Returns whether the script's body assigns a value to this variable."""
-        return any(found == name for _, found, _ in self.assignments)
+        return any(assigned == name for _, assigned, _ in self.assignments)
 
     def launches(self) -> list[Command]:
         """Returns the commands that start ranks with a launcher."""
@@ -287,20 +274,20 @@ def _scheduler_of(script: Script) -> str:
 
 def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
     # For each scheduler, its directives before and after the first command.
-    found: dict[tuple[str, bool], list[tuple[int, str]]] = {}
+    lines_of: dict[tuple[str, bool], list[tuple[int, str]]] = {}
     late = False
     for number, line in enumerate(lines, start=1):
         if line.startswith("#"):
-            for scheduler, pattern in _DIRECTIVES:
+            for name, pattern in _DIRECTIVES.items():
                 if match := pattern.match(line):
-                    found.setdefault((scheduler.name, late), []).append((number, match[1]))
+                    lines_of.setdefault((name, late), []).append((number, match[1]))
         elif line.strip() and not line.lstrip().startswith("#"):
             late = True
     read = [
-        Directive(**vars(one), scheduler=name, text=texts[one.line], late=is_late)
-        for (name, is_late), of_name in found.items()
+        Directive(**vars(option), scheduler=name, text=texts[option.line], late=is_late)
+        for (name, is_late), of_name in lines_of.items()
         for texts in [{number: text.strip() for number, text in of_name}]
-        for one in SCHEDULERS[name].reader.read_directives(of_name)
+        for option in _READERS[name].read_directives(of_name)
     ]
     yield from sorted(read, key=lambda directive: directive.line)
 
@@ -372,11 +359,11 @@ def _bare(piece: str) -> str:
 def _end_of_document(text: str, position: int, opening: str) -> int:
     """Returns the end of the here-document whose body starts at `position`."""
     word = opening.lstrip("<-").strip().strip("'\"\\")
-    while (found := text.find(word, position) if word else -1) >= 0:
-        begin = found
-        while opening.startswith("<<-") and begin > max(0, found - _MAX_TABS) and text[begin - 1] == "\t":
+    while (first := text.find(word, position) if word else -1) >= 0:
+        begin = first
+        while opening.startswith("<<-") and begin > max(0, first - _MAX_TABS) and text[begin - 1] == "\t":
             begin -= 1
-        position = found + len(word)
+        position = first + len(word)
         if text[begin - 1 : begin] in ("", "\n") and text[position : position + 1] in ("", "\n"):
             return position
     return len(text)

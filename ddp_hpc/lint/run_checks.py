@@ -85,11 +85,11 @@ def lint_script(
         directory=directory,
         installed_version=installed_version,
     )
-    found = list(CHECKS[_IS_A_SCRIPT].findings(subject))
-    if not found:
-        for one in checks:
-            found += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
-    left = without_ignored(found, subject.script.lines)
+    findings = list(CHECKS[_IS_A_SCRIPT].findings(subject))
+    if not findings:
+        for chosen in checks:
+            findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)
+    left = without_ignored(findings, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 

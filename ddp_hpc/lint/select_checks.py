@@ -22,7 +22,7 @@ def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> lis
         RequestError: no check has this id or beginning.
     """
     for text in (*select, *ignore):
-        if not any(one.startswith(text) for one in CHECKS):
+        if not any(check.startswith(text) for check in CHECKS):
             raise RequestError(
                 f"no lint check is called {text!r}{nearest(text, list(CHECKS))}. See ddp-hpc lint --list."
             )
@@ -32,7 +32,9 @@ def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> lis
 
     everything = -1 if select else 0
     return [
-        one for one in CHECKS.values() if max(longest(one.id, select), everything) > longest(one.id, ignore)
+        check
+        for check in CHECKS.values()
+        if max(longest(check.id, select), everything) > longest(check.id, ignore)
     ]
 
 
@@ -41,7 +43,7 @@ def split_codes(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(code.strip().upper() for value in values for code in value.split(",") if code.strip())
 
 
-def without_ignored(found: Iterable[LintFinding], lines: Sequence[str]) -> Iterator[LintFinding]:
+def without_ignored(findings: Iterable[LintFinding], lines: Sequence[str]) -> Iterator[LintFinding]:
     """Yields the findings that no comment of the script silences.
 
     `# ddp-hpc: ignore[ID, ID]` after a command applies to this line; on a line of its own, it applies to the
@@ -60,9 +62,9 @@ def without_ignored(found: Iterable[LintFinding], lines: Sequence[str]) -> Itera
         elif codes or waiting:
             of_line[number] = codes | waiting
             waiting = set()
-    for one in found:
-        if not _is_named(one.check, of_file) and not _is_named(one.check, of_line.get(one.line, ())):
-            yield one
+    for finding in findings:
+        if not _is_named(finding.check, of_file | of_line.get(finding.line, set())):
+            yield finding
 
 
 def _is_named(check: str, codes: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from ddp_hpc.queue.job_report import (
     verdict_of,
     verdict_without_record,
 )
-from ddp_hpc.queue.submission_ledger import find_run_dir
+from ddp_hpc.queue.run_directories import find_run_dir
 from ddp_hpc.schedulers.client import read_jobs
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
 
@@ -44,7 +44,7 @@ class ArrayReport:
     @property
     def live_tasks(self) -> list[JobState]:
         """The tasks that have not ended."""
-        return [one for one in self.tasks if one.phase != "ended"]
+        return [task for task in self.tasks if task.phase != "ended"]
 
 
 def report_job_or_array(job_id: str, run_dir: Path | None = None) -> JobReport | ArrayReport:
@@ -56,10 +56,10 @@ def report_job_or_array(job_id: str, run_dir: Path | None = None) -> JobReport |
         DdpHpcError: the scheduler does not answer.
     """
     check_run_dir(run_dir)
-    found = read_jobs(check_job_id(job_id))
-    if found and found[0].array:
-        return _report_array(found, run_dir)
-    return report_known(job_id, found[0] if found else None, run_dir)
+    jobs = read_jobs(check_job_id(job_id))
+    if jobs and jobs[0].array:
+        return _report_array(jobs, run_dir)
+    return report_known(job_id, jobs[0] if jobs else None, run_dir)
 
 
 def run_dir_of_task(task: JobState, run_dir: Path | None) -> Path | None:
@@ -69,31 +69,31 @@ def run_dir_of_task(task: JobState, run_dir: Path | None) -> Path | None:
 
 
 def _report_array(tasks: list[JobState], run_dir: Path | None) -> ArrayReport:
-    ended = [one for one in tasks if one.phase == "ended" and one.end != "done"]
-    ended.sort(key=lambda one: one.end in ("cancelled", "unknown"))  # the causes of failures come first
+    ended = [task for task in tasks if task.phase == "ended" and task.end != "done"]
+    ended.sort(key=lambda task: task.end in ("cancelled", "unknown"))  # the causes of failures come first
     verdicts: dict[str, str] = {}
     problems: list[JobReport] = []
-    for one in ended:
+    for task in ended:
         if len(problems) < _MAX_REPORTS:
-            report = report_known(one.job_id, one, run_dir_of_task(one, run_dir))
+            report = report_known(task.job_id, task, run_dir_of_task(task, run_dir))
             run_dir = run_dir or _dir_of_array(report)
-            verdicts[one.job_id] = report.verdict
+            verdicts[task.job_id] = report.verdict
             problems += [report] if report.verdict != "done" else []
-        elif one.end == "unknown":
-            own = run_dir / f"task-{task_index(one.job_id)}" if run_dir else None
-            verdicts[one.job_id] = verdict_without_record(one, own)
+        elif task.end == "unknown":
+            own = run_dir / f"task-{task_index(task.job_id)}" if run_dir else None
+            verdicts[task.job_id] = verdict_without_record(task, own)
     counts = Counter[str]()
-    for one in tasks:
-        counts[verdicts.get(one.job_id) or verdict_of(one, None)] += one.num_tasks
+    for task in tasks:
+        counts[verdicts.get(task.job_id) or verdict_of(task, None)] += task.num_tasks
     return ArrayReport(
         job_id=tasks[0].array,
-        verdict=next(one for one in _ORDER if counts[one]),
+        verdict=next(verdict for verdict in _ORDER if counts[verdict]),
         name=tasks[0].name,
         owner=tasks[0].owner,
-        counts={one: counts[one] for one in reversed(_ORDER) if counts[one]},
+        counts={verdict: counts[verdict] for verdict in reversed(_ORDER) if counts[verdict]},
         tasks=tuple(tasks),
         problems=tuple(problems),
-        num_problems=sum(verdicts.get(one.job_id) != "done" for one in ended),
+        num_problems=sum(verdicts.get(task.job_id) != "done" for task in ended),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ddp_hpc.base.rank_ends import RankEnd
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.queue.launcher_messages import RankMessage, begin_after_requeue, failed_rank, without_them
 
 _MAX_LINES = 12
@@ -42,11 +42,11 @@ def last_attempt(log: str) -> str:
     return log[max(begin_after_requeue(log), *starts[-1:], 0) :]
 
 
-def first_failure(log: str, recorded: RankEnd | None = None) -> Failure | None:
+def first_failure(log: str, recorded: AttemptEnd | None = None) -> Failure | None:
     """Returns the first failure, from the most reliable message in the log; None if there is no such
     message.
 
-    `recorded` is the end of the first rank that failed, if `ddp-hpc exec` has recorded it.
+    `recorded` is the recorded end of an attempt that has failed.
     """
     own = without_them(log)
     if match := _TRAINER.search(own):
@@ -73,16 +73,15 @@ def last_lines(log: str) -> tuple[str, ...]:
     return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-5:])
 
 
-def _of_rank(end: RankEnd, message: RankMessage | None) -> RankMessage:
+def _of_rank(end: AttemptEnd, message: RankMessage | None) -> RankMessage:
     """Returns the launcher's message if it is about the rank that failed first, otherwise its record."""
     if message is not None and message.rank == end.rank:
         return replace(message, host=message.host or end.host, exit_code=end.exit_code)
-    how = end.reason or f"exit code {end.exit_code}"
     return RankMessage(
         rank=end.rank,
         host=end.host,
         exit_code=end.exit_code,
-        text=f"rank {end.rank} on {end.host}: {how}",
+        text=end.reason,
         start=message.start if message is not None else -1,
     )
 

@@ -33,17 +33,13 @@ def show(job_id: str, run_dir: Path | None, write: Write) -> None:
     Raises:
         DdpHpcError: there is no log; the message gives the reason.
     """
-    found = report_job_or_array(job_id, run_dir)
-    if isinstance(found, ArrayReport):
-        _show_array(found, write)
-    else:
-        _show(found, write)
-
-
-def _show(found: JobReport, write: Write) -> None:
-    paths = [Path(path) for path in found.logs]
+    report = report_job_or_array(job_id, run_dir)
+    if isinstance(report, ArrayReport):
+        _show_array(report, write)
+        return
+    paths = [Path(path) for path in report.logs]
     if not any(map(is_plain, paths)):
-        raise DdpHpcError(_why_no_log(found))
+        raise DdpHpcError(_why_no_log(report))
     for path in paths:
         _copy(path, write)
 
@@ -90,7 +86,7 @@ def _follow_one(
     report: JobReport | None = None
     while True:
         try:
-            report = _one_job(report_job_or_array(job_id, run_dir))
+            report = _not_array(report_job_or_array(job_id, run_dir))
         except UnknownJobError:
             if report is None:
                 raise
@@ -121,12 +117,12 @@ def _follow_one(
         interval_s = min(MAX_QUERY_INTERVAL_S, interval_s * 1.5)
 
 
-def _one_job(found: JobReport | ArrayReport) -> JobReport:
-    if isinstance(found, JobReport):
-        return found
-    running = [one for one in found.tasks if one.phase == "running"] or found.tasks
+def _not_array(report: JobReport | ArrayReport) -> JobReport:
+    if isinstance(report, JobReport):
+        return report
+    running = [task for task in report.tasks if task.phase == "running"] or report.tasks
     raise RequestError(
-        f"job {found.job_id} is a job array, but --follow prints the log of one job. Follow one of its "
+        f"job {report.job_id} is a job array, but --follow prints the log of one job. Follow one of its "
         f"tasks: ddp-hpc logs --follow {shlex.quote(one_task(running[0].job_id))}"
     )
 

@@ -9,16 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import read_end
 from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.base.rank_ends import first_failure
-from ddp_hpc.base.run_state import RunState, State, read_state, state_path
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, read_state, state_path
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
-from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
-from ddp_hpc.queue.training_progress import Progress, read_progress
+from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine, warning_in
+from ddp_hpc.queue.run_conflicts import last_script
+from ddp_hpc.queue.run_directories import find_run_dir, runs_in
+from ddp_hpc.queue.training_progress import Progress, progress_in
 from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
@@ -67,7 +70,7 @@ def report_known(job_id: str, job: JobState | None, run_dir: Path | None) -> Job
     """
     if job is not None and SLUID.fullmatch(job_id):
         job_id = job.job_id
-    run_dir = run_dir or ledger.find_run_dir(job_id, job, Path.cwd())
+    run_dir = run_dir or find_run_dir(job_id, job, Path.cwd())
     if job is None and run_dir is None:
         raise UnknownJobError(
             f"job {job_id} was not found by the scheduler or in a run directory in {Path.cwd()}; check the "
@@ -85,16 +88,25 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         paths = usual_logs(Path(submission.work_dir), job_id) if submission else []
     log = read_tail(paths)
     starts = tuple(ledger.attempts(run_dir)) if run_dir else ()
-    # The state and the metrics in the run directory describe its last attempt.
-    is_last = not starts or same_job(starts[-1].job_id, job_id)
+    # The files in the run directory describe its last attempt.
+    is_last = run_dir is not None and (not starts or same_job(starts[-1].job_id, job_id))
+    start = starts[-1] if starts and is_last else None
     state: RunState | None = None
     if run_dir and is_last:
-        begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
+        begin_s = start.at_s if start else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
     job = _with_known_end(job, state, paths)
     next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
     resume = ledger.resume_command(run_dir) if run_dir and is_last and not next_job else ""
-    running = job is not None and job.phase == "running"
+    evidence = Evidence(
+        log=log,
+        state=state,
+        next_job=next_job,
+        first_step=start.first_step if start else 0,
+        recorded=read_end(run_dir, start.key.partition("@")[0]) if run_dir and start else None,
+        resumption=_resumption(run_dir, job) if run_dir and job else None,
+        has_command=bool(resume),
+    )
     return JobReport(
         job_id=job.job_id if job else job_id,
         verdict=verdict_of(job, state),
@@ -106,19 +118,11 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         next_job=next_job,
         resume=resume,
         logs=tuple(map(str, paths)),
-        progress=_progress(job, run_dir if is_last else None, log, starts),
-        log_age_s=age_s(paths, time.time()) if running else 0.0,
+        progress=None if job and job.phase == "waiting" else progress_in(last_attempt(log)),
+        log_age_s=age_s(paths, time.time()) if job and job.phase == "running" else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
         warning=warning_in(read_head(paths) + log),
-        post_mortem=_post_mortem(
-            job,
-            state,
-            log,
-            next_job,
-            run_dir,
-            starts[-1] if starts and is_last else None,
-            has_command=bool(resume),
-        ),
+        post_mortem=examine(job, evidence) if job else None,
     )
 
 
@@ -126,38 +130,18 @@ def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Pat
     """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
     if job is None or job.end != "unknown":
         return job
-    if state is not None and state.state in (State.DONE, State.FAILED):
+    if state is not None and (state.state is State.DONE or state.state.is_failure):
         return replace(job, end="done" if state.state is State.DONE else "failed")
     # With -k doe, PBS creates the log at the start of the job.
     never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
     return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
 
 
-def _post_mortem(
-    job: JobState | None,
-    state: RunState | None,
-    log: str,
-    next_job: str,
-    run_dir: Path | None,
-    start: ledger.Attempt | None,
-    *,
-    has_command: bool,
-) -> PostMortem | None:
-    """`start` is the last attempt of the run; None if it belongs to another job."""
-    if job is None:
-        return None
-    recorded = first_failure(run_dir, start.key.partition("@")[0]) if run_dir and start else None
-    first_step = start.first_step if start else 0
-    resumption = _resumption(run_dir, job)
-    return examine(job, state, log, next_job, first_step, recorded, resumption, has_command=has_command)
-
-
-def _resumption(run_dir: Path | None, job: JobState) -> Resumption | None:
+def _resumption(run_dir: Path, job: JobState) -> Resumption | None:
     """Returns how the program of a job is resumed; None if its script is unknown or not of ddp-hpc."""
-    if run_dir is None or not job.work_dir:
+    if not job.work_dir:
         return None
-    text = ledger.last_script(run_dir, ledger.submissions(run_dir))
-    return resumption_of_script(parse_script(text), Path(job.work_dir))
+    return resumption_of_script(parse_script(last_script(run_dir)), Path(job.work_dir))
 
 
 def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
@@ -168,39 +152,25 @@ def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
     return None
 
 
-def _progress(
-    job: JobState | None, run_dir: Path | None, log: str, starts: tuple[ledger.Attempt, ...]
-) -> Progress | None:
-    """Returns the progress of the last attempt; logs and metrics files can contain several attempts.
-
-    `run_dir` is None if the files in the run directory belong to a later job.
-    """
-    if job is not None and job.phase == "waiting":
-        return None
-    start = starts[-1] if run_dir is not None and starts else None
-    return read_progress(
-        last_attempt(log),
-        run_dir,
-        job.work_dir if job else "",
-        after_step=start.first_step if start else 0,
-        since_s=start.at_s if start else 0,
-    )
-
-
 def _next_job(run_dir: Path | None, job_id: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool) -> str:
     """Returns the job that resumed or will resume the run after this job, except jobs that never started."""
-    found = ledger.next_job(run_dir, job_id) if run_dir else ""
+    successor = ledger.next_job(run_dir, job_id) if run_dir else ""
     seen = {job_id}
-    while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
-        seen.add(found)
+    while (
+        is_over
+        and successor
+        and successor not in seen
+        and not any(same_job(successor, s.job_id) for s in starts)
+    ):
+        seen.add(successor)
         try:
-            later = read_job(check_job_id(found))
+            later = read_job(check_job_id(successor))
         except DdpHpcError:  # the successor may still be active
-            return found
+            return successor
         if later is None or later.end not in ("cancelled", "dropped"):
-            return found
-        found = ledger.next_job(run_dir, found) if run_dir else ""
-    return "" if found in seen else found
+            return successor
+        successor = ledger.next_job(run_dir, successor) if run_dir else ""
+    return "" if successor in seen else successor
 
 
 def check_run_dir(run_dir: Path | None) -> None:
@@ -272,12 +242,12 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
         DdpHpcError: the scheduler does not answer.
     """
     check_run_dir(run_dir)
-    run_dirs = [run_dir] if run_dir is not None else ledger.runs_in(Path.cwd())[-_MAX_RUNS:]
-    for one in run_dirs:
-        if jobs := ledger.job_ids(one):
+    run_dirs = [run_dir] if run_dir is not None else runs_in(Path.cwd())[-_MAX_RUNS:]
+    for directory in run_dirs:
+        if jobs := ledger.job_ids(directory):
             try:
                 # Each task of an array has its own run directory, unless no task has started.
                 job = next(iter(read_jobs(check_job_id(jobs[-1]))), None)
             except RequestError:  # the run directory was copied from another machine, or is damaged
                 job = None
-            yield combine(jobs[-1], job, one)
+            yield combine(jobs[-1], job, directory)

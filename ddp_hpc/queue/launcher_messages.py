@@ -98,9 +98,9 @@ def failed_rank(log: str) -> RankMessage | None:
     A rank that was terminated has failed only if no other rank has: launchers terminate the others.
     """
     for pattern in _PATTERNS:
-        found = [_message(match) for match in pattern.finditer(log)]
-        if found:
-            return next((one for one in found if one.exit_code != _TERMINATED), found[0])
+        messages = [_message(match) for match in pattern.finditer(log)]
+        if messages:
+            return next((each for each in messages if each.exit_code != _TERMINATED), messages[0])
     return None
 
 

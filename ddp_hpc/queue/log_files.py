@@ -33,10 +33,10 @@ def usual_logs(directory: Path, job_id: str) -> list[Path]:
     """Returns existing logs with default names: `NAME-ID.out` on Slurm, `NAME.oID` and `NAME.eID` on PBS."""
     number = escape(re.split(r"[.@]", job_id)[0])
     try:
-        found = [path for pattern in _USUAL for path in sorted(directory.glob(pattern.format(number)))]
+        paths = [path for pattern in _USUAL for path in sorted(directory.glob(pattern.format(number)))]
     except (OSError, ValueError):
         return []
-    return [path for path in found if is_plain(path)]
+    return [path for path in paths if is_plain(path)]
 
 
 def is_plain(path: Path) -> bool:
@@ -60,14 +60,14 @@ def read_head(paths: list[Path]) -> str:
 
 
 def _read(paths: list[Path], num_bytes: int, *, from_end: bool) -> str:
-    found = ""
+    text = ""
     for path in paths:
         with suppress(OSError):
             if is_plain(path):
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - num_bytes) if from_end else 0)
-                    found += file.read(num_bytes).decode("utf-8", "replace")
-    return found
+                    text += file.read(num_bytes).decode("utf-8", "replace")
+    return text
 
 
 def age_s(paths: list[Path], now_s: float) -> float:

@@ -6,10 +6,12 @@ import re
 import shlex
 import signal
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_REQUEUE
-from ddp_hpc.base.rank_ends import RankEnd
-from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.queue import launcher_messages
 from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
@@ -50,41 +52,70 @@ _TRAINED_ALONE = re.compile(
     re.MULTILINE,
 )
 _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
-_LAUNCHER_EXITED = re.compile(
-    r"stopped(?: at step [0-9]+)?: \S+(?: \S+)? exited with code [0-9]+ and no rank "
-)
-_ERROR = re.compile(r"^\[[^]]*\] error: ")
+# Causes about which the scheduler and the log say as much.
+_ORDINARY = (Cause.DONE, Cause.STOPPED, Cause.FAILED, Cause.EXITED)
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"
 _SHELL = {126: "the command is not executable", 127: "command not found"}
 
-_REMEDIES = {
-    "walltime": "increase --walltime, or save snapshots so that the next job can resume",
-    "memory": (
+
+class _Text(NamedTuple):
+    """What `status` says about a cause: how the job ended, and what to do."""
+
+    how: str
+    remedy: str
+
+
+_TEXTS = {
+    "walltime": _Text(
+        "it reached its walltime", "increase --walltime, or save snapshots so that the next job can resume"
+    ),
+    "memory": _Text(
+        "it used more memory than it had requested",
         "request more memory per node, or reduce --batch-size and --workers; ddp-hpc estimate computes the "
-        "memory of a model"
+        "memory of a model",
     ),
-    "gpu memory": (
-        "reduce --batch-size and use --accumulate, or use --amp bf16; ddp-hpc estimate computes what fits"
+    "gpu memory": _Text(
+        "a GPU ran out of memory",
+        "reduce --batch-size and use --accumulate, or use --amp bf16; ddp-hpc estimate computes what fits",
     ),
-    "disk": "free disk space, or use another file system for snapshots and data, then submit it again",
-    "variables": (
+    "disk": _Text(
+        "a disk or a quota is full",
+        "free disk space, or use another file system for snapshots and data, then submit it again",
+    ),
+    "variables": _Text(
+        "",
         "the program needs the variables of torchrun, such as RANK: start it with `ddp-hpc exec -- python "
-        "...`, as render and submit do without --env-style none, or use --launcher torchrun"
+        "...`, as render and submit do without --env-style none, or use --launcher torchrun",
     ),
-    "ssh": "use an mpiexec that starts the ranks through the scheduler",
-    "node": "submit it again; if the same node fails again, exclude it and report it to the site",
-    "preempted": "submit it again, or submit it to a queue without preemption",
-    "cancelled": "none if you cancelled it; otherwise submit it again",
-    "not started": (
+    "ssh": _Text(
+        "mpiexec could not start ranks on another node with ssh",
+        "use an mpiexec that starts the ranks through the scheduler",
+    ),
+    "node": _Text(
+        "a node was lost",
+        "submit it again; if the same node fails again, exclude it and report it to the site",
+    ),
+    "preempted": _Text(
+        "it was preempted by another job", "submit it again, or submit it to a queue without preemption"
+    ),
+    "cancelled": _Text("it was cancelled", "none if you cancelled it; otherwise submit it again"),
+    "not started": _Text(
+        "it could not be started",
         "check that the directory of its log exists and is writable, and that the script's interpreter "
-        "exists; then submit it again"
+        "exists; then submit it again",
     ),
-    "deadline": "submit it again with a later --deadline or without one",
-    "dropped": "submit it again without the dependency, or after a job that ddp-hpc status knows",
-    "failed": "fix the error shown above, then submit it again",
-    "unknown": "check its log and its results; if it has not completed its work, submit it again",
-    "requeue": "submit the script again",
+    "deadline": _Text("its --deadline has passed", "submit it again with a later --deadline or without one"),
+    "dropped": _Text(
+        "PBS dropped it without a message, and it never ran",
+        "submit it again without the dependency, or after a job that ddp-hpc status knows",
+    ),
+    "failed": _Text("", Cause.FAILED.advice),
+    "unknown": _Text(
+        "PBS has no record of how it ended, or whether it ran",
+        "check its log and its results; if it has not completed its work, submit it again",
+    ),
+    "requeue": _Text("it saved its state and stopped on purpose", Cause.STOPPED.advice),
 }
 
 # Reasons from squeue(1) and comments of PBS's scheduler for jobs that can never start.
@@ -114,53 +145,47 @@ class PostMortem:
     remedy: str
 
 
-def examine(
-    job: JobState,
-    state: RunState | None,
-    log: str,
-    next_job: str,
-    first_step: int = 0,
-    recorded: RankEnd | None = None,
-    resumption: Resumption | None = None,
-    *,
-    has_command: bool = False,
-) -> PostMortem | None:
-    """Returns the reason why a job failed; None if it succeeded or has not ended.
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known about the end of a job, besides its state in the scheduler.
 
-    `state` is the content of the state file; None if another job has written it. `first_step` is the step
-    after which the job resumed the run, and `recorded` the end of the first rank that failed, if it is known.
-    `resumption` is how its program is resumed; None if it is not a script of ddp-hpc. `has_command` is
-    whether the job has left the command that resumes the run.
+    `state` is the content of the state file; None if another job has written it. `next_job` resumes the run;
+    empty without one. `first_step` is the step after which the job resumed the run, and `recorded` how its
+    attempt ended, if it is known. `resumption` is how its program is resumed; None if it is not a script of
+    ddp-hpc. `has_command` is whether the job has left the command that resumes the run.
     """
+
+    log: str = ""
+    state: RunState | None = None
+    next_job: str = ""
+    first_step: int = 0
+    recorded: AttemptEnd | None = None
+    resumption: Resumption | None = None
+    has_command: bool = False
+
+
+def examine(job: JobState, evidence: Evidence) -> PostMortem | None:
+    """Returns the reason why a job failed; None if it succeeded or has not ended."""
     if job.phase != "ended" or job.end == "done":
         return None
-    own = last_attempt(log)
-    cause = _cause(job, own)
+    log, state, recorded = last_attempt(evidence.log), evidence.state, evidence.recorded
+    cause = _cause(job, log, recorded)
     # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
-    failure = first_failure(own, recorded) if cause not in _TERMINATED else None
-    lost_ranks = cause == "requeue" and _has_lost_ranks(own, failure, state)
+    failed = recorded if recorded is not None and recorded.cause.is_failure else None
+    failure = first_failure(log, failed) if cause not in _TERMINATED else None
+    lost_ranks = failed is not None or (state is not None and state.state is State.RUNNING)
     reasons = (
         _how(job, cause, failure, lost_ranks=lost_ranks),
         job.reason.removeprefix(_NO_REASON),
         state.reason if state else "",
     )
-    what = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    lines = failure.lines if failure else last_lines(own)
     return PostMortem(
         cause=cause,
-        what=what,
+        what="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
         rank=failure.rank if failure else None,
         host=failure.host if failure else "",
-        lines=lines,
-        remedy=_remedy(
-            cause,
-            job,
-            state or RunState(State.RUNNING, first_step, ""),
-            failure,
-            next_job,
-            resumption,
-            has_command=has_command,
-        ),
+        lines=failure.lines if failure else last_lines(log),
+        remedy=_remedy(cause, job, evidence, failure),
     )
 
 
@@ -176,7 +201,7 @@ def warning_in(log: str) -> str:
 def advice_while_waiting(job: JobState) -> str:
     """Returns what to do about a job that cannot start; empty for a job that waits for resources."""
     if _HELD.search(job.reason):
-        return f"the job was started but could not run; cancel it; {_REMEDIES['not started']}"
+        return f"the job was started but could not run; cancel it; {_TEXTS['not started'].remedy}"
     if _USER_HOLD in job.reason:
         # PBS holds and releases whole arrays only.
         held = re.sub(r"\[.+\]", "[]", job.job_id)
@@ -186,52 +211,29 @@ def advice_while_waiting(job: JobState) -> str:
     return ""
 
 
-def _cause(job: JobState, log: str) -> str:
+def _cause(job: JobState, log: str, recorded: AttemptEnd | None) -> str:
     if job.exit_code == EXIT_REQUEUE and job.end != "cancelled":
         return "requeue"
     if job.end != "failed":
         return job.end
-    return next((cause for cause, pattern in _IN_LOG if pattern.search(log)), "failed")
+    in_log = next((cause for cause, pattern in _IN_LOG if pattern.search(log)), "")
+    own = recorded.cause if recorded is not None and recorded.cause not in _ORDINARY else ""
+    return in_log or own or "failed"
 
 
-def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -> bool:
-    """Returns whether the run ended because ranks were lost; False if it stopped on purpose."""
-    reported = failure is not None and any(_ERROR.search(line) for line in failure.lines)
-    return (
-        reported
-        or _LAUNCHER_EXITED.search(log) is not None
-        or (state is not None and state.state is State.RUNNING)
-    )
-
-
-def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool = False) -> str:
-    if cause == "walltime":
-        limit = f" of {format_walltime(job.walltime_s)}" if job.walltime_s else ""
-        return f"it reached its walltime{limit}"
-    if lost_ranks:
+def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool) -> str:
+    text = _TEXTS[cause].how if cause in _TEXTS else ""
+    if cause == "walltime" and job.walltime_s:
+        return f"{text} of {format_walltime(job.walltime_s)}"
+    if cause == "requeue" and lost_ranks:
         return "it lost a rank or a node after it had saved a snapshot"
-    if cause == "requeue":
-        return "it saved its state and stopped on purpose"
-    texts = {
-        "memory": "it used more memory than it had requested",
-        "gpu memory": "a GPU ran out of memory",
-        "disk": "a disk or a quota is full",
-        "ssh": "mpiexec could not start ranks on another node with ssh",
-        "node": "a node was lost",
-        "preempted": "it was preempted by another job",
-        "cancelled": "it was cancelled",
-        "not started": "it could not be started",
-        "deadline": "its --deadline has passed",
-        "dropped": "PBS dropped it without a message, and it never ran",
-        "unknown": "PBS has no record of how it ended, or whether it ran",
-    }
-    if cause == "deadline":
-        return texts[cause]  # Slurm sets an exit code although the job did not run
+    if cause in ("walltime", "requeue", "deadline"):
+        return text  # Slurm sets an exit code even if the job did not run before its deadline
     code, number = job.exit_code, job.signal
-    if cause == "failed" and failure is not None and failure.exit_code is not None:
+    if cause in ("failed", *Cause) and failure is not None and failure.exit_code is not None:
         # The exit code of the job can be that of a rank that was terminated because of this failure.
         code, number = failure.exit_code, None
-    return ", ".join(filter(None, (texts.get(cause, ""), _code(code, number))))
+    return ", ".join(filter(None, (text, _code(code, number))))
 
 
 def _code(code: int | None, number: int | None) -> str:
@@ -247,29 +249,21 @@ def _code(code: int | None, number: int | None) -> str:
     return f"exit code {code}" + (f" ({known})" if known else "")
 
 
-def _remedy(
-    cause: str,
-    job: JobState,
-    state: RunState,
-    failure: Failure | None,
-    next_job: str,
-    resumption: Resumption | None,
-    *,
-    has_command: bool,
-) -> str:
-    if next_job and cause != "failed":
-        return f"none: job {next_job} resumes the run"
-    text = _REMEDIES[cause]
-    if cause == "requeue" and has_command:
+def _remedy(cause: str, job: JobState, evidence: Evidence, failure: Failure | None) -> str:
+    if evidence.next_job and cause != "failed":
+        return f"none: job {evidence.next_job} resumes the run"
+    text = _TEXTS[cause].remedy if cause in _TEXTS else Cause(cause).advice or Cause.FAILED.advice
+    commands, resumption = SCHEDULERS[job.scheduler].commands, evidence.resumption
+    if cause == "requeue" and evidence.has_command:
         # The script itself can lack options and variables of the job, or be that of a whole array.
         text = "resume the run with the command in `resume`"
     if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
         text = f"increase --walltime; {HOW_TO_RESUME}"
-    commands = SCHEDULERS[job.scheduler].commands
     if cause == "ssh":
         text = commands.start_without_ssh or text
     if cause == "node" and failure and (command := commands.exclude_host(failure.host)):
         text += f" ({command})"
+    state = evidence.state or RunState(State.RUNNING, evidence.first_step, "")
     if state.state is not State.DONE and state.step:
         text += f"; it resumes after step {state.step}"
     return text

@@ -36,7 +36,7 @@ def _fact(report: JobReport) -> str:
 
 def _step(report: JobReport) -> str:
     if (progress := report.progress) is not None:
-        return f"step {progress.step}" + (f" of {progress.num_steps}" if progress.num_steps else "")
+        return f"step {progress.step} of {progress.num_steps}"
     return f"step {report.state.step}" if report.state is not None else ""
 
 

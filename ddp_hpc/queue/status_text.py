@@ -34,19 +34,19 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
     yield f"{'job':<10}{printable(f'{array.job_id}{named}: {array.verdict}')}"
     yield f"{'tasks':<10}{counts}"
-    if waiting := next((one for one in array.tasks if one.phase == "waiting" and one.reason), None):
+    if waiting := next((task for task in array.tasks if task.phase == "waiting" and task.reason), None):
         yield f"{'reason':<10}{printable(waiting.reason)}"
         if advice := advice_while_waiting(waiting):
             yield f"{'action':<10}{printable(advice)}"
-    for one in array.problems:
-        if found := one.post_mortem:
-            yield f"{'task':<10}{printable(f'{one.job_id}: {one.verdict}; {found.cause}: {found.what}')}"
-            lines = found.lines[-_LINES_PER_TASK:] if one.verdict in ("failed", "unknown") else ()
+    for task in array.problems:
+        if ended := task.post_mortem:
+            yield f"{'task':<10}{printable(f'{task.job_id}: {task.verdict}; {ended.cause}: {ended.what}')}"
+            lines = ended.lines[-_LINES_PER_TASK:] if task.verdict in ("failed", "unknown") else ()
             yield from (f"  | {printable(line)}" for line in lines)
-        if one.next_job:
-            yield f"{'next':<10}job {one.next_job} resumes the run of {one.job_id}"
-    if more := array.num_problems - len(array.problems):
-        yield f"{'':<10}and {more} more"
+        if task.next_job:
+            yield f"{'next':<10}job {task.next_job} resumes the run of {task.job_id}"
+    if num_omitted := array.num_problems - len(array.problems):
+        yield f"{'':<10}and {num_omitted} more"
     if array.problems:
         yield f"{'details':<10}ddp-hpc status {shlex.quote(array.problems[0].job_id)}"
 
@@ -97,8 +97,8 @@ def _step(report: JobReport) -> str:
     progress = report.progress
     if progress is None:
         return ""
-    of = f" of {progress.num_steps}" if progress.num_steps else ""
-    return f"{progress.step}{of}" + (f", loss {progress.loss:.6g}" if progress.loss is not None else "")
+    loss = f", loss {progress.loss:.6g}" if progress.loss is not None else ""
+    return f"{progress.step} of {progress.num_steps}{loss}"
 
 
 def _eta(report: JobReport) -> str:
@@ -119,10 +119,10 @@ def _eta(report: JobReport) -> str:
 
 def _attempts(report: JobReport) -> str:
     # The number of a run that the user has submitted again begins at 1.
-    again = [one.number == 1 and index > 0 for index, one in enumerate(report.attempts)]
     listed = [
-        f"{'submitted again: ' * is_again}{one.number} (job {one.job_id}{_from(one)})"
-        for one, is_again in zip(report.attempts, again, strict=True)
+        f"{'submitted again: ' * (start.number == 1 and index > 0)}"
+        f"{start.number} (job {start.job_id}{_from(start)})"
+        for index, start in enumerate(report.attempts)
     ]
     last = ", ".join(listed[-_MAX_ATTEMPTS:])
     return f"... {last}" if len(listed) > _MAX_ATTEMPTS else last
@@ -142,12 +142,12 @@ def _state(report: JobReport) -> str:
     return f"{state.state}{step} {state.reason}"
 
 
-def _ended(found: PostMortem) -> Iterator[str]:
-    yield f"{'cause':<10}{found.cause}: {printable(found.what)}"
-    if found.rank is not None or found.host:
-        who = f"rank {found.rank}" if found.rank is not None else "a rank"
-        where = f" on {printable(found.host)}" if found.host else ""
+def _ended(ended: PostMortem) -> Iterator[str]:
+    yield f"{'cause':<10}{ended.cause}: {printable(ended.what)}"
+    if ended.rank is not None or ended.host:
+        who = f"rank {ended.rank}" if ended.rank is not None else "a rank"
+        where = f" on {printable(ended.host)}" if ended.host else ""
         yield f"{'failed':<10}{who}{where}"
-    for line in found.lines:
+    for line in ended.lines:
         yield f"  | {printable(line)}"
-    yield f"{'action':<10}{printable(found.remedy)}"
+    yield f"{'action':<10}{printable(ended.remedy)}"

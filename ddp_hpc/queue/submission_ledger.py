@@ -3,31 +3,25 @@
 `ddp-hpc submit` writes one JSON object per line to `submitted`. Job scripts write one line per start,
 `ATTEMPT JOBID STEP UNIX_S`, to `attempts`. `ddp-hpc cancel` writes the IDs of the jobs that it has cancelled
 since the last start to `cancelled`. `resume` contains the command that resumes a run for which no job is
-known to be queued. There is no other database: the script and the working directory that the scheduler
-reports for a job determine its run directory.
+known to be queued. There is no other database: `run_directories` finds the run directory of a job.
 """
 
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
-from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.run_state import State, read_state
-from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script, read_script
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.queue.log_files import is_plain
-from ddp_hpc.request.program import Program, program_of
-from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job, task_index
+from ddp_hpc.schedulers.job_state import is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED, RESUME = "submitted", "attempts", "cancelled", "resume"
 JOB = "job.sh"
@@ -37,18 +31,26 @@ _MAX_BYTES = 4 * 1024 * 1024
 # About 30,000 years; functions of the module `time` fail for larger values.
 _MAX_S = 10**12
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,5}) (\S+) (0|[1-9][0-9]{0,14}) ([0-9]{1,12})")
-_RUN_DIR = "DDP_HPC_RUN_DIR"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in a container
+        return str(os.getuid())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionRecord:
-    """One job as it was queued. `after` is the job that it waits for, and whose run it resumes, or empty."""
+    """One job as it was queued, by default now by this process. `sha256` is the checksum of its script.
+    `after` is the job that it waits for, and whose run it resumes, or empty.
+    """
 
     job_id: str
     scheduler: str
-    user: str
-    host: str
-    at_s: int
+    user: str = field(default_factory=_user)
+    host: str = field(default_factory=socket.gethostname)
+    at_s: int = field(default_factory=lambda: int(time.time()))
     argv: tuple[str, ...]
     script: str
     sha256: str
@@ -86,38 +88,6 @@ def record_attempt(run_dir: Path, attempt: Attempt) -> None:
         DdpHpcError: the file cannot be written.
     """
     _append(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
-
-
-def submission_record(
-    *,
-    job_id: str,
-    scheduler: str,
-    argv: Sequence[str],
-    script: Path,
-    content: bytes,
-    work_dir: Path,
-    after: str,
-) -> SubmissionRecord:
-    """Returns the record of a job that this process has just submitted, with the content of its script."""
-    return SubmissionRecord(
-        job_id=job_id,
-        scheduler=scheduler,
-        user=_user(),
-        host=socket.gethostname(),
-        at_s=int(time.time()),
-        argv=tuple(argv),
-        script=str(script),
-        sha256=hashlib.sha256(content).hexdigest(),
-        work_dir=str(work_dir),
-        after=after,
-    )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name, as in a container
-        return str(os.getuid())
 
 
 def record(run_dir: Path, submission: SubmissionRecord) -> None:
@@ -181,24 +151,24 @@ def _append(path: Path, line: bytes) -> None:
 
 def submissions(run_dir: Path) -> list[SubmissionRecord]:
     """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
-    found = []
+    records = []
     for line in _lines(run_dir / SUBMITTED):
         try:
-            one = json.loads(line)
-            known = {field.name: one[field.name] for field in fields(SubmissionRecord)}
+            read = json.loads(line)
+            known = {own.name: read[own.name] for own in fields(SubmissionRecord)}
             at_s, argv = known.pop("at_s"), known.pop("argv")
             strings = {key: str(value) for key, value in known.items()}
             in_time = isinstance(at_s, int) and 0 <= at_s < _MAX_S
             if in_time and isinstance(argv, list) and is_job_id(strings["job_id"]):
-                found.append(SubmissionRecord(**strings, at_s=at_s, argv=tuple(map(str, argv))))
+                records.append(SubmissionRecord(**strings, at_s=at_s, argv=tuple(map(str, argv))))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return found
+    return records
 
 
 def submission_of(run_dir: Path, job_id: str) -> SubmissionRecord | None:
     """Returns the submission of a job; None if it was not queued by `ddp-hpc submit`."""
-    return next((one for one in reversed(submissions(run_dir)) if same_job(one.job_id, job_id)), None)
+    return next((s for s in reversed(submissions(run_dir)) if same_job(s.job_id, job_id)), None)
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
@@ -210,25 +180,25 @@ def attempts(run_dir: Path) -> list[Attempt]:
         number: at + cluster
         for number, at, cluster in (s.job_id.partition("@") for s in submissions(run_dir))
     }
-    found, cluster = [], ""
+    starts, cluster = [], ""
     for start in filter(None, map(parse_attempt, _lines(run_dir / ATTEMPTS))):
         # A successor is queued on the same cluster as the previous job.
         cluster = clusters.get(start.job_id, cluster)
-        found.append(replace(start, job_id=start.job_id + cluster))
-    return found
+        starts.append(replace(start, job_id=start.job_id + cluster))
+    return starts
 
 
 def job_ids(run_dir: Path) -> list[str]:
     """Returns the ids of the jobs in the run directory, in the order in which they were first recorded."""
     first_seen = [(s.at_s, s.job_id) for s in submissions(run_dir)]
     first_seen += [(a.at_s, a.job_id) for a in attempts(run_dir)]
-    return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
+    return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda pair: pair[0])))
 
 
 def chained_job(run_dir: Path, job_id: str) -> str:
     """Returns the job that was submitted to start after this job; empty if there is none."""
-    waiting = (one for one in reversed(submissions(run_dir)) if one.after and same_job(one.after, job_id))
-    return next((one.job_id for one in waiting), "")
+    waiting = (s.job_id for s in reversed(submissions(run_dir)) if s.after and same_job(s.after, job_id))
+    return next(waiting, "")
 
 
 def next_job(run_dir: Path, job_id: str) -> str:
@@ -240,115 +210,6 @@ def next_job(run_dir: Path, job_id: str) -> str:
     later = starts[own[-1] + 1 :] if own else []
     # Attempt 1 starts a new run.
     return later[0].job_id if later and later[0].number > 1 and is_job_id(later[0].job_id) else ""
-
-
-def run_dir_in(text: str, work_dir: Path) -> Path | None:
-    """Returns the value of DDP_HPC_RUN_DIR in a script; None if the script sets no absolute path."""
-    assigned = parse_script(text).last_assigned(_RUN_DIR)
-    if assigned is None:
-        return None
-    value = re.sub(r"^\$(?:PWD|\{PWD\})(?=/|$)", lambda _: str(work_dir), assigned)
-    return Path(value) if value.startswith("/") and not re.search(r"[$`\0]", value) else None
-
-
-def last_script(run_dir: Path, submitted: Sequence[SubmissionRecord]) -> str:
-    """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
-    paths = [(one.at_s, Path(one.script)) for one in submitted]
-    started = run_dir / JOB
-    with suppress(OSError):
-        paths.append((int(started.stat().st_mtime), started))
-    for _, path in sorted(paths, reverse=True):
-        with suppress(OSError, RequestError):
-            return read_script(path, str(path))
-    return ""
-
-
-def check_program(run_dir: Path, before: str, now: str, remedy: str) -> None:
-    """Checks that the run in a directory is one of the program that the script `now` starts.
-
-    `before` is the script of the last job of the run. A run that has failed without a snapshot leaves nothing
-    that another program could overwrite.
-
-    Raises:
-        RequestError: the directory contains the run of another program.
-    """
-    old, new, state = _program_in(before), _program_in(now), None
-    with suppress(DdpHpcError):
-        state = read_state(run_dir)
-    has_run = state is not None and (state.state is not State.FAILED or state.step > 0)
-    if has_run and old is not None and new is not None and old != new:
-        raise RequestError(
-            f"{run_dir} contains the run of another program, {old.name}, which {new.name} cannot resume and "
-            f"might overwrite; {remedy}"
-        )
-
-
-def _program_in(text: str) -> Program | None:
-    script = parse_script(text)
-    launches = script.launches() or list(filter(None, [script.supervised]))
-    found = program_of(launches[-1].launched or launches[-1].argv) if launches else None
-    return replace(found, name=os.path.normpath(found.name)) if found else None
-
-
-def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
-    """Returns the run directory of a job; None if it is unknown. `job` is its state in the scheduler."""
-    for run_dir in _candidates(job, here):
-        if any(same_job(known, job_id) for known in job_ids(run_dir)):
-            return run_dir
-    if job is None or not job.script or not job.work_dir:
-        return None
-    # A job that has not started and was not queued by `ddp-hpc submit` has no record, so read its script.
-    script = Path(job.script)
-    if not is_plain(script):
-        return None
-    try:
-        with script.open("rb") as file:
-            text = file.read(MAX_CHARS).decode("utf-8", "surrogateescape")
-        named = run_dir_in(text, Path(job.work_dir))
-        index = task_index(job_id)
-        own = named / f"task-{index}" if named is not None and index is not None else named
-        return next((one for one in (own, named) if one is not None and one.is_dir()), None)
-    except OSError:
-        return None
-
-
-def runs_in(directory: Path) -> list[Path]:
-    """Returns the run directories in `directory`/runs, and `directory` itself if it is a run directory; the
-    newest is last.
-
-    Each task of a job array has a run directory of its own in the directory of the array.
-    """
-    try:
-        places = [directory, *sorted((directory / "runs").glob("*"))]
-        found = [one for place in places for one in _runs(place)]
-    except OSError:
-        return []
-    return sorted(found, key=_last_s)
-
-
-def _runs(run_dir: Path) -> list[Path]:
-    tasks = [one for one in sorted(run_dir.glob("task-*")) if _is_run(one)]
-    # `submit` records the array itself in the directory of the array, in which no job runs.
-    is_own = _is_run(run_dir) and (not tasks or is_plain(run_dir / ATTEMPTS))
-    return [*tasks, run_dir] if is_own else tasks
-
-
-def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:
-    if job is not None and job.script:
-        yield Path(job.script).parent  # the run directory has a copy of the script, which successors run
-    if job is not None and job.work_dir:
-        yield from reversed(runs_in(Path(job.work_dir)))
-    else:  # less reliable: a run in this directory can have a job with the same ID on another machine
-        yield from reversed(runs_in(here))
-
-
-def _is_run(run_dir: Path) -> bool:
-    return any(is_plain(run_dir / name) for name in (SUBMITTED, ATTEMPTS))
-
-
-def _last_s(run_dir: Path) -> int:
-    times = [*(one.at_s for one in submissions(run_dir)), *(one.at_s for one in attempts(run_dir))]
-    return max(times, default=0)
 
 
 def _lines(path: Path) -> list[str]:

@@ -8,16 +8,16 @@ import re
 import shlex
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_control import umask_text
-from ddp_hpc.base.run_state import State, read_state
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.python_environment import environment_for_job
+from ddp_hpc.queue.run_conflicts import warning_about
+from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.schedulers.client import send
@@ -99,7 +99,7 @@ def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Sub
             "(ddp-hpc render -o FILE) and start it yourself"
         )
     script = parse_script(text)
-    run_dir = ledger.run_dir_in(text, work_dir)
+    run_dir = run_dir_in(text, work_dir)
     directory = run_dir or work_dir
     name = f"job-{hashlib.sha256(script_bytes(text)).hexdigest()[:8]}.sh"
     return Submission(
@@ -118,7 +118,7 @@ def submission_of_script(
     work_dir: Path,
     *,
     account: str,
-    asked: Overrides,
+    overrides: Overrides,
     arguments: tuple[str, ...],
     site: Site | None,
 ) -> Submission:
@@ -130,7 +130,7 @@ def submission_of_script(
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
-        prefixes = " or ".join(one.reader.prefix for one in MONITORED.values())
+        prefixes = " or ".join(known.reader.prefix for known in MONITORED.values())
         raise RequestError(
             f"{path} is not a job script: it contains no {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
@@ -141,7 +141,7 @@ def submission_of_script(
             f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
             f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
         )
-    options = [word for words in scheduler.commands.overrides(asked, script, site) for word in words]
+    options = [word for words in scheduler.commands.overrides(overrides, script, site) for word in words]
     if account:
         options += scheduler.commands.account_arguments(account, site.account.option if site else "")
     return Submission(
@@ -150,7 +150,7 @@ def submission_of_script(
         path=path,
         is_new=False,
         work_dir=work_dir,
-        run_dir=ledger.run_dir_in(text, work_dir),
+        run_dir=run_dir_in(text, work_dir),
         options=tuple(options),
         arguments=arguments,
         python_env=_environment_to_pass(script, scheduler, work_dir),
@@ -161,20 +161,20 @@ def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -
     """Returns the environment of this ddp-hpc, if the script starts ddp-hpc and names no environment."""
     if not script.is_supervised or script.sets("VIRTUAL_ENV"):
         return ""
-    found = environment_for_job(work_dir, os.environ)
+    python_env = environment_for_job(work_dir, os.environ)
     if scheduler.commands.passes_environment:
-        return found
+        return python_env
     # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
-    is_usable = not re.search(r"""[\\'",\s]""", found) and (Path(found) / "bin" / "activate").exists()
-    return found if is_usable else ""
+    is_usable = not re.search(r"""[\\'",\s]""", python_env)
+    return python_env if is_usable and (Path(python_env) / "bin" / "activate").exists() else ""
 
 
-def as_linted(submission: Submission, asked: Overrides, site: Site | None) -> tuple[str, range]:
+def as_linted(submission: Submission, overrides: Overrides, site: Site | None) -> tuple[str, range]:
     """Returns the script with directives for the options that override its own, and their line numbers."""
     lines = submission.script.text.splitlines(keepends=True)
-    last = max((one.line for one in submission.script.read()), default=1)
-    words = submission.scheduler.commands.overrides(asked, submission.script, site)
-    added = [f"{submission.scheduler.reader.prefix} {' '.join(one)}\n" for one in words]
+    last = max((directive.line for directive in submission.script.read()), default=1)
+    words = submission.scheduler.commands.overrides(overrides, submission.script, site)
+    added = [f"{submission.scheduler.reader.prefix} {' '.join(option)}\n" for option in words]
     return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
@@ -184,50 +184,18 @@ def names_account(text: str) -> bool:
     return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].reader.names_account(script)
 
 
-def other_run(submission: Submission) -> str:
+def conflict(submission: Submission) -> str:
     """Returns a warning if the run directory contains a run that this job would not resume as intended.
-
-    This is the case for a run of another command, and for a complete run. Returns an empty string in all
-    other cases.
 
     Raises:
         RequestError: the run directory contains the run of another program.
     """
-    run_dir = submission.run_dir
-    if run_dir is None:
+    if submission.run_dir is None:
         return ""
-    state = None
-    with suppress(DdpHpcError):
-        state = read_state(run_dir)
-    submitted = ledger.submissions(run_dir)
-    step = f"step {state.step}" if state and state.step else ""
-    about = (
-        ", ".join(filter(None, (state.state, step)))
-        if state
-        else f"job {submitted[-1].job_id}"
-        if submitted
-        else ""
-    )
-    remedy = (
+    new = (
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
     )
-    last = ledger.last_script(run_dir, submitted)
-    ledger.check_program(run_dir, last, submission.script.text, f"for a new run, {remedy}")
-    before, now = _program(last), _program(submission.script.text)
-    if about and before and now and before != now:
-        return (
-            f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
-            f"or overwrite; for a new run, {remedy}"
-        )
-    if state and state.state is State.DONE:
-        return f"the run in {run_dir} is complete{f' ({step})' if step else ''}; for a new run, {remedy}"
-    return ""
-
-
-def _program(text: str) -> str:
-    """Returns the command that the launcher of a script starts; empty if it is unknown."""
-    launches = parse_script(text).launches()
-    return shlex.join(word for word in launches[-1].launched if word != "$@") if launches else ""
+    return warning_about(submission.run_dir, submission.script.text, new)
 
 
 def prepare(submission: Submission) -> None:
@@ -267,8 +235,8 @@ def check_chain(submission: Submission, num_jobs: int) -> None:
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
             "omit it, as the other scripts of ddp-hpc requeue themselves"
         )
-    found = _MAX_ATTEMPTS.search(submission.script.text)
-    max_attempts = int(found[1]) if found else DEFAULT_MAX_ATTEMPTS
+    match = _MAX_ATTEMPTS.search(submission.script.text)
+    max_attempts = int(match[1]) if match else DEFAULT_MAX_ATTEMPTS
     if num_jobs > max_attempts:
         raise RequestError(
             f"--chain {num_jobs} was given, but the script runs at most {max_attempts} attempts; use a "
@@ -301,22 +269,21 @@ def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple
     problem = ""
     if submission.run_dir is not None:
         try:
-            ledger.record(submission.run_dir, _entry(submission, job_id, argv, after))
+            ledger.record(
+                submission.run_dir,
+                ledger.SubmissionRecord(
+                    job_id=job_id,
+                    scheduler=submission.scheduler.name,
+                    argv=tuple(argv),
+                    script=str(submission.work_dir / submission.path),
+                    sha256=hashlib.sha256(submission.content).hexdigest(),
+                    work_dir=str(submission.work_dir),
+                    after=after,
+                ),
+            )
         except DdpHpcError as error:
             problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
     yield job_id, problem
-
-
-def _entry(submission: Submission, job_id: str, argv: list[str], after: str) -> ledger.SubmissionRecord:
-    return ledger.submission_record(
-        job_id=job_id,
-        scheduler=submission.scheduler.name,
-        argv=argv,
-        script=submission.work_dir / submission.path,
-        content=submission.content,
-        work_dir=submission.work_dir,
-        after=after,
-    )
 
 
 def _log_directories(submission: Submission) -> Iterator[Path]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,31 +29,6 @@ class Daemon:
     def keeper_is_gone(self) -> bool:
         """Returns whether the rehearsal has ended, and the job must therefore be killed."""
         return bool(self.keeper_pid) and not process_control.is_running(self.keeper_pid)
-
-    def start_shell(
-        self,
-        argv: Sequence[str],
-        out: IO[bytes],
-        err: IO[bytes],
-        directory: str,
-        environment: Mapping[str, str],
-    ) -> subprocess.Popen[bytes]:
-        """Starts the shell of the job in a new session, without input."""
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            cwd=directory,
-            env=environment,
-            start_new_session=True,
-        )
-
-    def wait(self, shell: subprocess.Popen[bytes], seconds: float) -> None:
-        """Waits until the shell has ended, the time is over, or the rehearsal has ended."""
-        end_s = time.monotonic() + seconds
-        while shell.poll() is None and time.monotonic() < end_s and not self.keeper_is_gone():
-            time.sleep(0.02)
 
 
 def open_log(path: Path, flags: int, mode: int) -> IO[bytes]:

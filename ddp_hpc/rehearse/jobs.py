@@ -49,8 +49,8 @@ def job_file(root: Path, number: int) -> Path:
 
 def numbers(root: Path) -> list[int]:
     """Returns the numbers of all jobs, in the order of submission."""
-    found = (int(path.stem) for path in (root / "jobs").glob("*.json"))
-    return sorted(found, key=lambda number: (sequence_number(number), number))
+    known = (int(path.stem) for path in (root / "jobs").glob("*.json"))
+    return sorted(known, key=lambda number: (sequence_number(number), number))
 
 
 def sequence_number(number: int) -> int:

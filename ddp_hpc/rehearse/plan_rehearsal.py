@@ -11,15 +11,16 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
-from ddp_hpc.rehearse import interactive_jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
+from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 from ddp_hpc.sites.site import Site, load_site
 
 # Ranks are slow if there are more ranks than cores, but testing node ranks and local ranks requires two nodes
 # with two ranks each.
 _MIN_RANKS = 4
 _MAX_RANKS = 64
+_INTERACTIVE_NODES = 2
 _OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
 _OTHER_DIRECTIVE = re.compile(rf"^#\s?({'|'.join(map(re.escape, _OTHERS))})", re.MULTILINE)
 _PALS_OPTIONS = ("--cpu-bind", "--depth", "-d", "--mem-bind", "--gpu-bind", "--pmi", "--no-vni")
@@ -35,7 +36,6 @@ class Options:
     num_nodes: int | None
     ranks_per_node: int | None
     walltime_s: int | None
-    array_index: int | None
     steps: int | None
     arguments: tuple[str, ...]
     profile: str
@@ -52,7 +52,7 @@ class Plan:
     `scheduler` is the name of the script's scheduler, or local. `is_interactive` means that the script has no
     directives, but must run in a job. `text` is the script as it is submitted; `edited` means that its
     deadline was changed. `walltime_s` is the walltime that the script requests, or 0. `array_index` is the
-    index of the only task of a job array that runs; None if the script is not an array.
+    index of the only task of a job array that runs, the first one; None if the script is not an array.
     """
 
     path: Path
@@ -96,9 +96,7 @@ def plan(path: Path, options: Options) -> Plan:
             f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm, and "
             "scripts without directives, can be rehearsed"
         )
-    in_shell = (
-        "" if script.scheduler else interactive_jobs.scheduler_of(script, site, _mpiexec(script, site, None))
-    )
+    in_shell = "" if script.scheduler else _scheduler_of_shell(script, site)
     scheduler = script.scheduler or in_shell or "local"
     stand_in = find_stand_in(scheduler)
     if stand_in is None and options.walltime_s is not None:
@@ -108,7 +106,7 @@ def plan(path: Path, options: Options) -> Plan:
         )
     requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(stand_in, script)
     if in_shell:
-        requested = options.num_nodes or interactive_jobs.NUM_NODES
+        requested = options.num_nodes or _INTERACTIVE_NODES
     num_nodes, per_node = _part(requested, options)
     new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(
@@ -122,11 +120,32 @@ def plan(path: Path, options: Options) -> Plan:
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         walltime_s=walltime_s,
-        array_index=_array_index(stand_in, script, options, _name(path)),
+        array_index=_first_index(stand_in, script),
         findings=findings,
         edited=new != text,
         is_interactive=bool(in_shell),
     )
+
+
+def _scheduler_of_shell(script: Script, site: Site | None) -> str:
+    """Returns the scheduler in whose interactive job a script without directives runs; empty if it needs no
+    job.
+    """
+    body = "\n".join(line for line in script.lines if not line.lstrip().startswith("#"))
+    # A script that gives a default for a variable also runs without a job.
+    optional = set(re.findall(r"\$\{(\w+):?[-+=]", body))
+    launchers = {command.name for command in script.launches()}
+    for name, scheduler in SCHEDULERS.items():
+        stand_in = find_stand_in(name)
+        if stand_in is None or not stand_in.interactive:
+            continue
+        prefix = scheduler.inside_job.job_id_variable.partition("_")[0]
+        used = set(re.findall(rf"\$\{{?({prefix}_\w+)", body)) - optional
+        needs_hosts = bool(launchers) and _mpiexec(script, site, None) == stand_in.mpiexec_in_jobs
+        is_site = site is not None and is_same_scheduler(site, name)
+        if used or stand_in.launcher in launchers or needs_hosts or is_site:
+            return name
+    return ""
 
 
 def _with_walltime(text: str, before_s: int, after_s: int | None) -> str:
@@ -181,27 +200,12 @@ def _walltime_s(stand_in: StandInScheduler | None, script: Script) -> int:
         return 0  # the stand-in refuses the script at submission, with the message of the scheduler
 
 
-def _array_index(
-    stand_in: StandInScheduler | None, script: Script, options: Options, name: str
-) -> int | None:
-    """Returns the index of the task of a job array to rehearse: that of the option, or the first."""
+def _first_index(stand_in: StandInScheduler | None, script: Script) -> int | None:
     try:
         indices = stand_in.array_indices(script) if stand_in else ()
     except RefusedError:
         return None  # as in _walltime_s
-    if options.array_index is None:
-        return indices[0] if indices else None
-    if not indices:
-        raise RequestError(f"--array-index was given, but {name} is not a job array; omit the option")
-    if options.array_index not in indices:
-        raise RequestError(
-            f"--array-index {options.array_index} was given, but the array of {name} has the indices "
-            f"{indices[0]} to {indices[-1]}; use one of these"
-            if len(indices) == indices[-1] - indices[0] + 1
-            else f"--array-index {options.array_index} is not an index of the array of {name}; use for "
-            f"example {indices[0]}"
-        )
-    return options.array_index
+    return indices[0] if indices else None
 
 
 def _mpiexec(script: Script, site: Site | None, stand_in: StandInScheduler | None) -> str:

@@ -23,12 +23,11 @@ from ddp_hpc.base.assets import asset_directory
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.rehearse import install_stand_ins, interactive_jobs, jobs
+from ddp_hpc.rehearse import install_stand_ins, jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler, find_stand_in, submit
-from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 
 DEFAULT_STEPS = 3
 _POLL_S = 0.1
@@ -144,15 +143,16 @@ def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
     run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
     text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
     copy.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
-    if not plan.is_interactive:
+    stand_in = find_stand_in(plan.scheduler)
+    if not plan.is_interactive or stand_in is None:
         return copy
     # A script that is not copied by a scheduler can use files in its own directory.
     script = plan.path if is_here and text == plan.text else copy
     shell = root / "submitted" / "interactive"
-    log = root / "interactive.log"
-    shell.write_text(
-        interactive_jobs.script_of_shell(plan.scheduler, plan.requested_nodes, script, work, log)
-    )
+    log = shlex.quote(str(root / "interactive.log"))
+    head = stand_in.interactive.format(nodes=plan.requested_nodes, log=log)
+    command = f"cd {shlex.quote(str(work))} && exec bash {shlex.quote(str(script))}"
+    shell.write_text(f"#!/bin/bash\n{head}{command}\n")
     return shell
 
 
@@ -163,16 +163,13 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     names = node_names(plan)
     if stand_in := find_stand_in(plan.scheduler):
         kill_delay_s = plan.site.kill_delay_s if plan.site else 0
-        site = plan.site if plan.site and is_same_scheduler(plan.site, plan.scheduler) else None
         settings = stand_in.settings(
             nodes=names,
-            version=SCHEDULERS[plan.scheduler].reader.version_of(site) if site else "",
             # Ranks without MPI find each other by their job ID, so simultaneous rehearsals need different
             # IDs. The logs of earlier jobs can be in the same directory.
             first_job=100_000 + secrets.randbelow(800_000),
             walltime_s=options.walltime_s or 0,
             max_jobs=options.max_jobs,
-            array_index=-1 if plan.array_index is None else plan.array_index,
             keeper_pid=keeper_pid,
             **({"kill_delay_s": kill_delay_s} if kill_delay_s else {}),
         )
@@ -217,7 +214,6 @@ def _run_jobs(stand_in: StandInScheduler, root: Path, limit_s: float) -> tuple[l
     """Waits until every job has ended or is held, or until the time limit."""
     follower, end_s = _Follower(), time.monotonic() + limit_s
     while True:
-        stand_in.schedule(root)
         statuses = [stand_in.status(root, number) for number in jobs.numbers(root)]
         for job in statuses:
             follower.follow(job.name, job.logs)

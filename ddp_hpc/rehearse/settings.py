@@ -33,11 +33,10 @@ class Settings(JsonFile):
     """The settings that all schedulers have. The nodes are only names: everything runs on this machine."""
 
     nodes: tuple[str, ...] = ("node1", "node2")
-    version: str = ""  # of the scheduler; empty for the newest version that the stand-in knows
     first_job: int = 5
     walltime_s: int = 0  # replaces the walltime of all jobs, unless 0
     max_jobs: int = 0  # maximum number of starts, requeues included; further jobs are held
     kill_delay_s: float = 10.0  # time between SIGTERM and SIGKILL
     poll_s: float = 0.05  # interval at which a daemon checks its job
-    array_index: int = -1  # the task of a job array that a rehearsal runs, if the array has this index
+    all_tasks: bool = False  # whether all tasks of a job array run, instead of the first; only for PBS
     keeper_pid: int = 0  # jobs are killed when this process has ended

@@ -1,4 +1,4 @@
-"""The interface of every simulated scheduler: its commands, the start of jobs, and their status."""
+"""The interface of every simulated scheduler: its commands, and the status of its jobs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ class JobStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class StandInScheduler:
-    """The stand-in for one scheduler: its submit command, and functions that start jobs and query them."""
+    """The stand-in for one scheduler: its submit command, and a function that queries jobs."""
 
     submit: str
-    schedule: Callable[[Path], None]
     status: Callable[[Path, int], JobStatus]
     settings: Callable[..., Settings]
     """Returns the settings of a machine; the arguments are fields of `Settings`."""

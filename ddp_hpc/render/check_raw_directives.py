@@ -16,7 +16,7 @@ def check_raw_directives(script: str, job: Job, scheduler: Scheduler) -> None:
     """
     if not job.directive:
         return
-    prefix = f"{scheduler.writer.prefix} "
+    prefix = f"{scheduler.reader.prefix} "
     lines = [line.removeprefix(prefix) for line in script.split("\n") if line.startswith(prefix)]
     own = [raw_directive(text)[1] for text in job.directive]
     for option in own:

@@ -82,10 +82,6 @@ def _read_by_ddp_hpc(site: Site) -> list[Export]:
     if site.fabric.interface:
         meaning = "ranks connect through this network interface"
         found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface, meaning=meaning))
-    if site.lustre.hint:
-        size = " and stripe size" if "," in site.lustre.hint else ""
-        meaning = f"stripe count (number of Lustre OSTs){size} of the data files that ddp-hpc creates"
-        found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, meaning=meaning))
     return found
 
 

@@ -22,8 +22,7 @@ from ddp_hpc.sites.site import Site
 
 NUM_NODES = Raw('"$num_nodes"')
 NUM_RANKS = Raw('"$num_ranks"')
-HOSTS = Raw('"$hosts"')
-STEP_SCRIPT, STEP_MODULE = "torchrun_script.sh", "ddp_hpc.torchrun_step"
+STEP_SCRIPT, STEP_MODULE = "torchrun_script.sh", "ddp_hpc.torchrun.step"
 
 # Modules for `python -m` that detect their rank without `ddp-hpc exec`, or start their own ranks.
 _DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
@@ -104,8 +103,6 @@ def _per_node(site: Site, ranks: int) -> Words:
 
 def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
     words = ["mpiexec", "-n", NUM_RANKS, *_per_node(site, layout.ranks_per_node)]
-    if SCHEDULERS[site.scheduler].writer.mpiexec_needs_hosts:
-        words += ["--hostfile", HOSTS]
     words += site.launch.options
     if site.launch.cpu_bind:
         words += ["--cpu-bind", "list:" + ":".join(site.launch.cpu_bind[: layout.ranks_per_node])]
@@ -134,16 +131,6 @@ def _srun_tasks(num_tasks: Raw, tasks_per_node: int, layout: Layout) -> Words:
 def _ibrun(_job: Job, _site: Site, _layout: Layout) -> Words:
     # ibrun detects the MPI library, and takes nodes and tasks per node from the directives.
     return ["ibrun", "-np", NUM_RANKS]
-
-
-def _flux(_job: Job, _site: Site, layout: Layout) -> Words:
-    return [
-        "flux",
-        "run",
-        "--exclusive",
-        Raw(f"--nodes={NUM_NODES}"),
-        f"--tasks-per-node={layout.ranks_per_node}",
-    ]
 
 
 def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
@@ -187,7 +174,6 @@ _LAUNCHER_WORDS: dict[str, LauncherWords] = {
     "mpiexec": _mpiexec,
     "srun": _srun,
     "ibrun": _ibrun,
-    "flux": _flux,
     "torchrun": _torchrun,
 }
 

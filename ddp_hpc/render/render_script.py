@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_hpc.base.atomic_files import partial_file, remove_leftovers
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.version import __version__
 from ddp_hpc.render.check_raw_directives import check_raw_directives
 from ddp_hpc.render.container import container_notes, site_for_container
 from ddp_hpc.render.environment_exports import (
@@ -28,7 +29,6 @@ from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.supervisor_line import (
     resumption_of_job,
-    submit_line,
     supervisor_comments,
     supervisor_options,
 )
@@ -43,7 +43,6 @@ from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site, with_fallback
-from ddp_hpc.version import __version__
 
 
 def render(job: Job, site: Site, directory: Path | None = None) -> str:
@@ -162,9 +161,6 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
     if "-k doe" in site.pbs.options:
         notes.append("-j oe, -k doe: stdout and stderr go to one file, which can be read while the job runs.")
-    if scheduler.writer.is_account_on_command_line and job.account:
-        command = submit_line(job, site, scheduler)
-        notes.append(f"No directive can set the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
             f"{site.title} requires an account, but this script does not set one; "

@@ -36,8 +36,6 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--progress", pattern]
     if not site.pbs.submit_from_nodes:
         words.append("--no-submit")
-    if (line := submit_line(job, site, scheduler)) != scheduler.submit_program:
-        words += ["--submit-line", line]
     return words
 
 
@@ -89,10 +87,3 @@ def supervisor_comments(
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
-
-
-def submit_line(job: Job, site: Site, scheduler: Scheduler) -> str:
-    """Returns the command line with which a script resubmits itself."""
-    if job.account and scheduler.writer.is_account_on_command_line:
-        return f"{scheduler.submit_program} {site.account.option} {job.account}"
-    return scheduler.submit_program

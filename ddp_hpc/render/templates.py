@@ -30,7 +30,7 @@ from jinja2 import (
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ddp_hpc.base.assets import asset_directory, user_directory
-from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.render.shell_quoting import sh
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
@@ -83,7 +83,7 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
             f"{path}: the template was not rendered within {_MAX_WALL_S} s. Simplify it, or try again."
         ) from None
     answer = done.stdout.decode("utf-8", "surrogateescape")
-    if done.returncode == RequestError.exit_code:
+    if done.returncode == EXIT_WRONG_REQUEST:
         raise RequestError(f"{path}{answer}")
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         raise RequestError(

@@ -16,14 +16,11 @@ from ddp_hpc.sites.site import Site, read_site
 # These facts change without notice, so a profile must give their source and date.
 AGEING = (
     "account",
-    "age",
     "container",
     "env",
     "fabric",
     "fallbacks",
-    "flux",
     "launch",
-    "lustre",
     "node",
     "pbs",
     "proxy",

@@ -10,6 +10,7 @@ from ddp_hpc.base.errors import LaunchError, RendezvousError
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.launcher_environment import Environ, pbs_hosts
 from ddp_hpc.discovery.network_interfaces import (
+    Interface,
     all_interfaces,
     fabric_interface,
     is_loopback,
@@ -20,7 +21,6 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.listener import candidate_ports
 
 LOOPBACK = "127.0.0.1"
-BY_HAND = "MASTER_ADDR and MASTER_PORT"
 LAUNCH_ID = "DDP_HPC_LAUNCH"
 """This variable contains a unique ID of the launch, for launchers that do not set one themselves."""
 
@@ -68,8 +68,8 @@ def choose_address(world: World, environ: Environ) -> Address:
     if not world.is_multi_node:
         return Address(LOOPBACK, "all ranks are on one node", LOOPBACK)
     if wanted := environ.get("DDP_HPC_FABRIC_INTERFACE"):
-        if found := fabric_interface(environ):
-            return Address(found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)", found[1])
+        if fabric := fabric_interface(environ):
+            return address_on_fabric(fabric)
         raise RendezvousError(
             f"DDP_HPC_FABRIC_INTERFACE={wanted}: {world.hostname} has no such network interface with an "
             "address; unset the variable, or set it to one of that host's interfaces: "
@@ -96,6 +96,12 @@ def choose_address(world: World, environ: Environ) -> Address:
     )
 
 
+def address_on_fabric(fabric: Interface) -> Address:
+    """Returns the address of rank 0 on the network interface that the site profile names."""
+    why = f"interface {fabric.name} (DDP_HPC_FABRIC_INTERFACE)"
+    return Address(fabric.address, why, fabric.address)
+
+
 def with_suffix(host: str, suffix: str) -> str:
     """Returns the host's name on the fabric. On some sites PBS_NODEFILE already contains the suffix."""
     return host if host.endswith(suffix) else host.partition(".")[0] + suffix
@@ -117,7 +123,7 @@ def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
             return RendezvousPoint(given, candidate_ports(launch), launch, "torchrun's agent", listen)
         # The number of ranks distinguishes this launch from others that use the same port by mistake.
         launch = f"{launch} {given}:{port} {world.world_size}".strip()
-        return RendezvousPoint(given, [port], launch, BY_HAND, listen)
+        return RendezvousPoint(given, [port], launch, "MASTER_ADDR and MASTER_PORT", listen)
     if launch and (given or not world.is_multi_node):
         host = given or LOOPBACK
         why = "MASTER_ADDR" if given else "all ranks are on one node"

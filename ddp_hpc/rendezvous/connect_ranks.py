@@ -7,15 +7,12 @@ has a connection to the store, and both sides have proved that they belong to th
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from ddp_hpc.base.errors import RendezvousError, ReportedElsewhereError, stop_together
-from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
     fabric_interface,
@@ -28,16 +25,17 @@ from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.rendezvous.address import (
-    BY_HAND,
     LOOPBACK,
+    Address,
     RendezvousPoint,
+    address_on_fabric,
     choose_address,
     read_port,
     rendezvous_point,
 )
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret
 from ddp_hpc.rendezvous.listener import open_listener
-from ddp_hpc.rendezvous.store_client import Answer, StoreClient, connect
+from ddp_hpc.rendezvous.store_client import StoreClient, connect
 from ddp_hpc.rendezvous.store_process import StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
@@ -48,8 +46,7 @@ _LATER_S = 10.0  # the other ranks wait longer, so that rank 0, which knows the 
 _ANSWER_S = 20.0
 _RETRY_S = 0.2
 _SHARED = "rendezvous"
-_DUPLICATE = f"{_SHARED}/duplicate"  # the number and the name of a process whose rank had already joined
-_SEPARATE = "Use another MASTER_PORT for each launch, or export a different DDP_HPC_LAUNCH in each"
+_NOWHERE = Address("", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,43 +101,69 @@ def rendezvous(world: World, environ: Environ, timeout_s: float, watchdog: Watch
     return _without_mpi(world, environ, timeout_s)
 
 
+@dataclass(frozen=True)
+class _Offer:
+    """Where rank 0's store listens, and the key of the store; or the reason why the store was not started."""
+
+    address: Address = _NOWHERE
+    port: int = 0
+    key: bytes = b""
+    failure: str = ""
+
+
 def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watchdog: Watchdog) -> Endpoint:
     """Broadcasts rank 0's address, port and a new key; then every rank connects. Collective."""
     ports = [read_port(environ)] if "MASTER_PORT" in environ else [0]
     watchdog.stage("in MPI for rank 0's address")
-    failure, key, host, port, why, listen = "", b"", "", 0, "", ""
-    process: StoreProcess | None = None
-    if world.rank == 0:
-        try:
-            address, num_clients = choose_address(world, environ), _num_connections(world)
-            listener = open_listener(ports, address.listen, num_clients)
-            host, why, listen, port = address.host, address.why, address.listen, listener.getsockname()[1]
-            key = new_secret()
-            process = StoreProcess(listener, key, RANK_0_GONE, num_clients)
-        except RendezvousError as error:
-            failure = str(error)
-    failure, key, host, port, why = comm.bcast((failure, key, host, port, why))
-    if failure:
-        stop_together(world.rank, RendezvousError(failure))
+    offer, process = _serve_over_mpi(world, environ, ports) if world.rank == 0 else (_Offer(), None)
+    offer = comm.bcast(offer)
+    if offer.failure:
+        stop_together(world.rank, RendezvousError(offer.failure))
+    host, port = offer.address.host, offer.port
     watchdog.stage(f"in MPI for every rank to reach {host}:{port}")
     problem, store = "", None
     limit_s = min(timeout_s, _CONNECT_S + world.world_size // _RANKS_PER_S)
     try:
-        store = connect(host, [port], lambda: key, limit_s)
+        store = connect(host, [port], lambda: offer.key, limit_s)
     except RendezvousError as error:
         problem = f"{_name(world)} cannot reach rank 0 at {host}:{port}: {error}"
     problem, num_affected = comm.combine(problem, _first_and_number)
     if problem or store is None:
         hint = "set DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR for the network that connects the nodes"
-        text = f"{problem} ({why}); {num_affected} of {world.world_size} ranks are affected; {hint}"
-        stop_together(world.rank, RendezvousError(text))
+        affected = f"{num_affected} of {world.world_size} ranks are affected"
+        stop_together(world.rank, RendezvousError(f"{problem} ({offer.address.why}); {affected}; {hint}"))
+    return _endpoint(world, environ, offer.address, store, process)
+
+
+def _serve_over_mpi(
+    world: World, environ: Environ, ports: Sequence[int]
+) -> tuple[_Offer, StoreProcess | None]:
+    """Starts the store on rank 0."""
+    try:
+        address, num_clients = choose_address(world, environ), _num_connections(world)
+        listener = open_listener(ports, address.listen, num_clients)
+        port, key = listener.getsockname()[1], new_secret()
+        return _Offer(address, port, key), StoreProcess(listener, key, RANK_0_GONE, num_clients)
+    except RendezvousError as error:
+        return _Offer(failure=str(error)), None
+
+
+def _endpoint(
+    world: World,
+    environ: Environ,
+    address: Address,
+    store: StoreClient,
+    process: StoreProcess | None,
+    note: str = "",
+) -> Endpoint:
     return Endpoint(
-        host=host,
-        why=why,
-        interface=_interface_towards(world, environ, host, port),
+        host=address.host,
+        why=address.why,
+        interface=_interface_towards(world, environ, address.host, store.port),
         store=store,
         process=process,
-        listen=listen,
+        listen=address.listen,
+        note=note,
     )
 
 
@@ -155,15 +178,14 @@ def _first_and_number(problems: list[str]) -> tuple[str, int]:
 
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     """Connects the ranks with a host, ports and a key that every rank can determine. Collective."""
-    point, listen = rendezvous_point(world, environ), ""
+    point = rendezvous_point(world, environ)
     process: StoreProcess | None = None
     key, note = shared_secret(environ, point.launch)
     if world.rank == 0:
         process, store = serve_store(point, key, world.hostname, _num_connections(world))
-        host, why, listen = _host_of_store(point, environ)
-        wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
-        if point.why == BY_HAND:
-            store.when_set(_DUPLICATE, partial(_warn_of_duplicate, world))
+        address = _address_of_store(point, environ)
+        answer = {"host": address.host, "why": address.why}
+        wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, answer)
     else:
 
         def read_key_again() -> bytes:
@@ -172,29 +194,8 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
         joining = Joining(point, read_key_again, world.rank, _name(world))
         store = joining.connect(timeout_s)
         # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
-        answer = joining.join(store, timeout_s + _LATER_S)
-        host, why = answer["host"], answer["why"]
-    return Endpoint(
-        host=host,
-        why=why,
-        interface=_interface_towards(world, environ, host, store.port),
-        store=store,
-        process=process,
-        listen=listen,
-        note=note,
-    )
-
-
-def _warn_of_duplicate(world: World, answer: Answer) -> None:
-    if not isinstance(answer, list):
-        return  # the store has ended
-    number, _, name = answer[0].decode("utf-8", "replace").partition(" ")
-    text = (
-        f"{world.prefix}warning: {name} tried to join as rank {number}, which had already joined: if two "
-        f"launches use the same address, their ranks may be mixed. {_SEPARATE}"
-    )
-    if not log_message(text):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - called in the thread of the connection
+        address = Address(**joining.join(store, timeout_s + _LATER_S))
+    return _endpoint(world, environ, address, store, process, note)
 
 
 def _name(world: World) -> str:
@@ -242,25 +243,6 @@ def wait_for_ranks(store: StoreClient, numbers: list[int], timeout_s: float, ans
     store.set(f"{_SHARED}/result", f"ok {json.dumps(answer)}".encode(), _ANSWER_S)
 
 
-def join_store(
-    point: RendezvousPoint,
-    key: Callable[[], bytes],
-    number: int,
-    name: str,
-    connect_s: float,
-    result_s: float,
-) -> tuple[StoreClient, dict[str, str]]:
-    """Connects a rank other than 0 to the store; returns the connection and rank 0's answer.
-
-    Raises:
-        RendezvousError: the store was not found.
-        ReportedElsewhereError: rank 0 has reported why the job cannot continue.
-    """
-    joining = Joining(point, key, number, name)
-    store = joining.connect(connect_s)
-    return store, joining.join(store, result_s)
-
-
 @dataclass(frozen=True)
 class Joining:
     """A rank other than 0 that joins without MPI."""
@@ -293,22 +275,16 @@ class Joining:
             if self.is_first(store, timeout_s):
                 return store
             if time.monotonic() > end_s:
-                self._report_duplicate(store)
                 store.close()
                 raise RendezvousError(
                     f"{self.name}: another process has already joined as rank {self.number} at "
                     f"{point.host}:{store.port}; check for processes of an earlier launch, or of another "
-                    "launch with the same address, whose ranks may now be mixed with those of this one. "
-                    f"{_SEPARATE}"
+                    "launch with the same address, whose ranks may now be mixed with those of this one. Use "
+                    "another MASTER_PORT for each launch, or export a different DDP_HPC_LAUNCH in each"
                 )
             store.close()
             ports.sort(key=store.port.__eq__)  # move this port to the end
             time.sleep(_RETRY_S)
-
-    def _report_duplicate(self, store: StoreClient) -> None:
-        if self.point.why == BY_HAND:
-            with suppress(ConnectionError, TimeoutError):
-                store.set(_DUPLICATE, f"{self.number} {self.name}".encode(), _ANSWER_S)
 
     def is_first(self, store: StoreClient, timeout_s: float) -> bool:
         """Returns whether no other process has joined this store with this number, and registers this one."""
@@ -338,19 +314,19 @@ class Joining:
         return answer
 
 
-def _host_of_store(point: RendezvousPoint, environ: Environ) -> tuple[str, str, str]:
-    """Returns rank 0's host, the reason, and where to listen; prefers the profile's network interface."""
-    if "MASTER_ADDR" not in environ and point.host != LOOPBACK and (found := fabric_interface(environ)):
-        return found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)", found[1]
-    return point.host, point.why, point.listen
+def _address_of_store(point: RendezvousPoint, environ: Environ) -> Address:
+    """Returns rank 0's address for the other ranks; prefers the profile's network interface."""
+    if "MASTER_ADDR" not in environ and point.host != LOOPBACK and (fabric := fabric_interface(environ)):
+        return address_on_fabric(fabric)
+    return Address(point.host, point.why, point.listen)
 
 
 def _interface_towards(world: World, environ: Environ, host: str, port: int) -> str | None:
     """Returns this host's network interface for the ranks: the profile's, or the one that leads to rank 0."""
     if not world.is_multi_node:
         return "lo"
-    if found := fabric_interface(environ):
-        return found[0]
+    if fabric := fabric_interface(environ):
+        return fabric.name
     own = local_address_towards(host, port)
     if own is None or own.startswith("127."):
         # Rank 0's own name may resolve to loopback (Debian's 127.0.1.1), but its peers are on other nodes.

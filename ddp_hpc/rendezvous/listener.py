@@ -63,6 +63,21 @@ def open_listener(ports: Sequence[int], address: str = "", num_connections: int 
     )
 
 
+def reserve_port() -> socket.socket:
+    """Returns a socket that reserves a free port for torch's TCPStore.
+
+    TCPStore sets SO_REUSEADDR, so it can listen on the port too. The kernel does not assign the port to other
+    programs.
+    """
+    for family in (socket.AF_INET6, socket.AF_INET):
+        with contextlib.suppress(OSError):  # the host may lack IPv6
+            reserved = socket.socket(family)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("", 0))
+            return reserved
+    raise RendezvousError(f"{socket.gethostname()} has no free port; check that its network is up")
+
+
 def _listen(address: str, port: int) -> socket.socket:
     if address:
         family, target = next(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from ddp_hpc.base.errors import RendezvousError
+from ddp_hpc.rendezvous.keepalive import let_kernel_watch
 from ddp_hpc.rendezvous.store_protocol import (
     CHALLENGE_BYTES,
     GREETING,
@@ -138,10 +139,6 @@ class StoreClient:
         """Returns the values that have been given so far, by rank."""
         fields = self._call(Op.GIVEN, [key.encode()], timeout_s)
         return {int(number): value for number, value in batched_pairs(fields)}
-
-    def count(self, timeout_s: float) -> int:
-        """Returns the number of keys in the store."""
-        return int(self._call(Op.COUNT, [], timeout_s)[0])
 
     def keys(self, timeout_s: float) -> list[str]:
         """Returns all keys of the store."""
@@ -311,7 +308,7 @@ def connect_once(host: str, port: int, key: bytes, timeout_s: float) -> Channel:
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = _shake_hands(connection, key, end_s - time.monotonic())
-        _enable_keepalive(connection)
+        let_kernel_watch(connection, _DEAD_PEER_S)
     except BaseException:
         connection.close()
         raise
@@ -346,17 +343,6 @@ def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
         if not piece:
             raise ConnectionResetError("the connection was closed")
     return received
-
-
-def _enable_keepalive(connection: socket.socket) -> None:
-    """Makes the kernel end the connection if the other host no longer responds (tcp(7)).
-
-    The connection stays open while the other host responds, even if its process sends nothing.
-    """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-        connection.setsockopt(socket.IPPROTO_TCP, option, round(_DEAD_PEER_S / 6))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_DEAD_PEER_S * 1000))
 
 
 def _cause(error: Exception) -> str:

@@ -43,14 +43,13 @@ class Op(IntEnum):
     COMPARE_SET = 6  # fields: key, expected value, desired value
     DELETE = 7  # field: key
     APPEND = 8  # fields: key, value
-    COUNT = 9  # no fields
-    LIST = 10  # no fields
-    CANCEL = 11  # no fields; the client no longer waits for the request with this number; not answered
-    GOODBYE = 12  # no fields; rank 0 is about to end on purpose
-    GIVE = 13  # fields: key, number and value of a rank
-    TAKE = 14  # fields: key, number of ranks; answered with their values once all ranks have given theirs
-    GIVEN = 15  # field: key; answered with number and value of each rank that has given its value
-    READ = 16  # fields: keys; answered at once with their values, which are empty for missing keys
+    LIST = 9  # no fields
+    CANCEL = 10  # no fields; the client no longer waits for the request with this number; not answered
+    GOODBYE = 11  # no fields; rank 0 is about to end on purpose
+    GIVE = 12  # fields: key, number and value of a rank
+    TAKE = 13  # fields: key, number of ranks; answered with their values once all ranks have given theirs
+    GIVEN = 14  # field: key; answered with number and value of each rank that has given its value
+    READ = 15  # fields: keys; answered at once with their values, which are empty for missing keys
 
 
 class Status(IntEnum):

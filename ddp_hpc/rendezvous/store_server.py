@@ -139,8 +139,6 @@ class StoreServer(FrameServer):
             case Op.GIVEN, [key]:
                 given = sorted(self._given.get(key, {}).items())
                 return [field for number, value in given for field in (b"%d" % number, value)]
-            case Op.COUNT, []:
-                return [b"%d" % len(values)]
             case Op.LIST, []:
                 return list(values)
             case Op.GOODBYE, []:

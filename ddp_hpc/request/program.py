@@ -19,7 +19,7 @@ _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
 # Programs and modules that start the Python file or module after their options as one or several ranks.
 _AGENTS = frozenset(
     (
-        "torchrun", "torchrun_jsc", "torchrun_script.sh", "accelerate", "deepspeed", "ddp_hpc.torchrun_step",
+        "torchrun", "torchrun_jsc", "torchrun_script.sh", "accelerate", "deepspeed", "ddp_hpc.torchrun.step",
         "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
         "deepspeed.launcher.runner",
     )

@@ -32,7 +32,7 @@ SLURM_MAIL_TYPES = (
     *("TIME_LIMIT_50", "ARRAY_TASKS"),
 )
 
-# Grid Engine and PBS: qsub -m
+# PBS: qsub -m
 _MAIL_POINTS = {"BEGIN": "b", "END": "e", "FAIL": "a"}
 _INDICES = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?")
 _MEMORY = re.compile(r"([1-9][0-9]{0,8})([KMGT])(?:i?B)?", re.IGNORECASE)
@@ -135,15 +135,6 @@ def one_range(text: str, scheduler: str) -> Array:
     return array
 
 
-def refuse_index_0(array: Array, scheduler: str) -> None:
-    """Raises RequestError if the array has the index 0."""
-    if any(0 in one for one in array.ranges):
-        raise RequestError(
-            f"--array {array.text} was given, but array indices of {scheduler} begin at 1. Use for example "
-            "1-4."
-        )
-
-
 def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
     """Returns the parts of `TYPE:JOBID[:JOBID...][,...]`, each a type such as afterok with its job IDs.
 
@@ -190,22 +181,17 @@ def mail_points(types: Sequence[str], scheduler: str) -> str:
     Raises:
         RequestError: a type exists only in Slurm, or NONE is combined with others.
     """
-    refuse_mail_types_of_slurm(types, scheduler)
-    if "NONE" in types:
-        return "n"
-    return "".join(point for name, point in sorted(_MAIL_POINTS.items()) if name in types or "ALL" in types)
-
-
-def refuse_mail_types_of_slurm(types: Sequence[str], scheduler: str) -> None:
-    """Raises RequestError for a type that exists only in Slurm, and for NONE together with others."""
-    for one in types:
-        if one in SLURM_MAIL_TYPES:
+    for name in types:
+        if name in SLURM_MAIL_TYPES:
             raise RequestError(
-                f"--mail-type {one} was given, but {scheduler} has no such event. Use BEGIN, END, FAIL or "
+                f"--mail-type {name} was given, but {scheduler} has no such event. Use BEGIN, END, FAIL or "
                 "ALL."
             )
     if "NONE" in types and len(types) > 1:
         raise RequestError(f"--mail-type {','.join(types)} combines NONE with other types. Omit one of them.")
+    if "NONE" in types:
+        return "n"
+    return "".join(point for name, point in sorted(_MAIL_POINTS.items()) if name in types or "ALL" in types)
 
 
 def _shown(text: str) -> str:

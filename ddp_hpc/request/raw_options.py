@@ -7,7 +7,7 @@ import shlex
 
 from ddp_hpc.base.errors import RequestError
 
-_PREFIXED = re.compile(r"\s*(#(?:SBATCH|PBS|flux:|\$))\s+(?=-)")
+_PREFIXED = re.compile(r"\s*(#(?:SBATCH|PBS))\s+(?=-)")
 _MAX_CHARS = 1000
 # These options of launchers would contradict the layout of the ranks.
 _LAYOUT_FLAGS = frozenset(

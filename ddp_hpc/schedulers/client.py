@@ -49,15 +49,15 @@ def _first(job_id: str, ask: Callable[[Scheduler], T | None]) -> T | None:
     problems: dict[str, DdpHpcError] = {}
     for scheduler in _schedulers(job_id):
         try:
-            if found := ask(scheduler):
-                return found
+            if answer := ask(scheduler):
+                return answer
             answered.append(scheduler.title)
         except RequestError:
             raise
         except DdpHpcError as error:
             problems[scheduler.title] = error
     # Clients without a configuration are ignored, but a scheduler that is temporarily down may have the job.
-    real = {title: one for title, one in problems.items() if not _NOT_HERE.search(str(one))}
+    real = {title: problem for title, problem in problems.items() if not _NOT_HERE.search(str(problem))}
     if not answered and problems:
         raise next(iter((real or problems).values()))
     for title, problem in real.items():
@@ -74,15 +74,15 @@ def _schedulers(job_id: str) -> list[Scheduler]:
     known = MONITORED.values()
     # If one directory has the commands of both, Slurm comes first: Slurm's wrappers for Torque include qstat,
     # but PBS has no scontrol.
-    in_order = (one for path in directories for one in known if shutil.which(one.query_command, path=path))
-    found = list(dict.fromkeys(in_order))
-    if not found:
-        wanted = " nor ".join(f"{one.query_command} ({one.title})" for one in known)
+    in_order = (s for path in directories for s in known if shutil.which(s.query_command, path=path))
+    present = list(dict.fromkeys(in_order))
+    if not present:
+        wanted = " nor ".join(f"{scheduler.query_command} ({scheduler.title})" for scheduler in known)
         raise RequestError(
             f"neither {wanted} was found on the PATH. Run this on a login node, or load the module of the "
             "scheduler."
         )
-    return [one for one in found if one.commands.job_id_pattern.search(job_id)] or found
+    return [scheduler for scheduler in present if scheduler.commands.job_id_pattern.search(job_id)] or present
 
 
 def send(scheduler: Scheduler, words: list[str], environ: Mapping[str, str]) -> str:

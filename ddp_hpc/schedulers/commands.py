@@ -115,13 +115,13 @@ class Commands:
         """
         raise NotImplementedError
 
-    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
         """Returns the options of the submit command that override a script's directives, as lists of words.
 
         Raises:
             RequestError: the scheduler has no such option, or the option cannot be derived from the script.
         """
-        if asked != Overrides():
+        if given != Overrides():
             raise RequestError(
                 f"the options --nodes, --walltime, --queue, --qos and --name cannot override directives of "
                 f"{self.scheduler.title}; change the script"

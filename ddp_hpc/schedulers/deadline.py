@@ -47,7 +47,7 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     Raises:
         RequestError: one of the variables is not a time.
     """
-    of_schedulers = (one.inside_job.end_time_variable for one in MONITORED.values())
+    of_schedulers = (scheduler.inside_job.end_time_variable for scheduler in MONITORED.values())
     for name in filter(None, ("DDP_HPC_DEADLINE", *of_schedulers)):
         if text := environ.get(name, ""):
             if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
@@ -57,8 +57,8 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
                     f"{text!r})"
                 )
             return Deadline(float(text), name)
-    found = _ask_end_s(environ) if may_ask else None
-    return Deadline(*found) if found else None
+    end = _ask_end_s(environ) if may_ask else None
+    return Deadline(*end) if end else None
 
 
 def current_end_s(environ: Mapping[str, str]) -> float | None:
@@ -68,8 +68,8 @@ def current_end_s(environ: Mapping[str, str]) -> float | None:
     """
     if environ.get("DDP_HPC_DEADLINE") and not environ.get(REPORTED_BY):
         return None
-    found = _ask_end_s(environ)
-    return found[0] if found else None
+    end = _ask_end_s(environ)
+    return end[0] if end else None
 
 
 def _ask_end_s(environ: Mapping[str, str]) -> tuple[float, str] | None:

@@ -60,8 +60,8 @@ class InsideJob:
 
     def array_index(self, environ: Mapping[str, str]) -> str:
         """Returns the index of this process's job in its job array; empty if the job is not in an array."""
-        found = (environ.get(name, "") for name in self.array_index_variables)
-        return next((text for text in found if re.fullmatch("[0-9]{1,10}", text)), "")
+        values = (environ.get(name, "") for name in self.array_index_variables)
+        return next((text for text in values if re.fullmatch("[0-9]{1,10}", text)), "")
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         """Returns the job of this process. Outside a job, the process ID serves as the job ID."""

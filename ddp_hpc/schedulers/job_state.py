@@ -115,22 +115,22 @@ def one_task(job_id: str) -> str:
     match = _TASK.match(job_id)
     if match is None or not match[3]:
         return job_id
-    one = f"{match[1]}_{match[4]}" if match[2] else f"{match[1]}[{match[4]}]"
-    return one + job_id[match.end() :]
+    task = f"{match[1]}_{match[4]}" if match[2] else f"{match[1]}[{match[4]}]"
+    return task + job_id[match.end() :]
 
 
-def only_job(found: list[JobState], job_id: str) -> JobState | None:
+def only_job(jobs: list[JobState], job_id: str) -> JobState | None:
     """Returns the job that a scheduler has found for `job_id`; None if it has found none.
 
     Raises:
         RequestError: it has found the tasks of a job array.
     """
-    if found and found[0].array:
+    if jobs and jobs[0].array:
         raise RequestError(
             f"job {job_id} is a job array; give the ID of one of its jobs, such as "
-            f"{shlex.quote(one_task(found[0].job_id))}"
+            f"{shlex.quote(one_task(jobs[0].job_id))}"
         )
-    return found[0] if found else None
+    return jobs[0] if jobs else None
 
 
 def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool:
@@ -142,9 +142,9 @@ def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool
     return False
 
 
-def same_job(one: str, other: str) -> bool:
+def same_job(job_id: str, other: str) -> bool:
     """Returns whether two ids refer to the same job. The server name in an id of PBS may be omitted."""
-    return one.partition(".")[0] == other.partition(".")[0]
+    return job_id.partition(".")[0] == other.partition(".")[0]
 
 
 def duration_s(text: str) -> int | None:

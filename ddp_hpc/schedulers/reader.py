@@ -52,8 +52,6 @@ class ScriptReader:
     """Options whose values do not matter for the job to run: names and mail addresses."""
     expands_log_variables: ClassVar[bool] = False
     """Whether some versions of the scheduler expand variables in the options that name log files."""
-    zero_is_refused: ClassVar[bool] = True
-    """Whether a walltime of zero is an error; otherwise it means no limit."""
     account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
     """Options that name the account."""
     array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
@@ -72,10 +70,6 @@ class ScriptReader:
         scheduler.
         """
         return frozenset(("-l", "-W", "-v", "-m"))
-
-    def account_flag(self, site: Site) -> str:
-        """Returns the option that names the account, such as `-A` or `-W group_list=`."""
-        return site.account.option
 
     # Methods that read what a user's script requests; None if the script does not request it.
 
@@ -128,7 +122,7 @@ class ScriptReader:
 
     def names_account(self, script: ScriptOptions) -> bool:
         """Returns whether the script names the account."""
-        return any(one.flag in self.account_flags for one in script.read())
+        return any(option.flag in self.account_flags for option in script.read())
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
         """Returns the line number and the name of the queue; at some sites it is a partition or a QOS."""

@@ -28,20 +28,6 @@ _ALL = (
         roles=("writer", "reader", "commands", "inside_job"),
     ),
     Scheduler(
-        name="flux",
-        title="Flux",
-        submit_program="flux batch",
-        directory="flux",
-        roles=("writer", "inside_job"),
-    ),
-    Scheduler(
-        name="age",
-        title="Grid Engine",
-        submit_program="qsub",
-        directory="grid_engine",
-        roles=("writer", "commands", "inside_job"),
-    ),
-    Scheduler(
         name="local",
         title="profile local",
         submit_program="bash",
@@ -50,10 +36,12 @@ _ALL = (
         roles=("writer",),
     ),
 )
-SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in _ALL}
+SCHEDULERS: dict[str, Scheduler] = {scheduler.name: scheduler for scheduler in _ALL}
 """All schedulers by name. If several have commands on the PATH, the first one is used."""
 
-MONITORED: dict[str, Scheduler] = {name: one for name, one in SCHEDULERS.items() if one.query_command}
+MONITORED: dict[str, Scheduler] = {
+    name: scheduler for name, scheduler in SCHEDULERS.items() if scheduler.query_command
+}
 """The schedulers whose jobs can be submitted and monitored, by name."""
 
 NO_SCHEDULER: Scheduler = SCHEDULERS["local"]
@@ -77,7 +65,10 @@ def scheduler_of_site(site: Site) -> Scheduler:
 
 def scheduler_of_job(environ: Mapping[str, str]) -> Scheduler | None:
     """Returns the scheduler in whose job this process runs; None outside a job."""
-    return next((one for one in MONITORED.values() if environ.get(one.inside_job.job_id_variable)), None)
+    for scheduler in MONITORED.values():
+        if environ.get(scheduler.inside_job.job_id_variable):
+            return scheduler
+    return None
 
 
 def is_same_scheduler(site: Site, name: str) -> bool:
@@ -94,7 +85,7 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
     scheduler = scheduler_of_site(site)
     launchers = scheduler.writer.launchers
     if layout.launcher not in launchers:
-        known = tuple(dict.fromkeys(name for one in SCHEDULERS.values() for name in one.writer.launchers))
+        known = tuple(dict.fromkeys(name for other in SCHEDULERS.values() for name in other.writer.launchers))
         if layout.launcher not in known:
             raise RequestError(
                 f"unknown launcher {layout.launcher!r}{nearest(layout.launcher, known)}; "

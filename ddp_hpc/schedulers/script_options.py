@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 Fault = Literal["", "stray", "unclosed", "colon", "unknown", "ambiguous", "no value", "extra value"]
 
@@ -28,47 +29,30 @@ class ReadOption:
     component: int = 0
 
 
-class DirectiveLine(Protocol):
-    """One option in a directive of a user's script."""
-
-    @property
-    def line(self) -> int:
-        """The line number, from 1."""
-        ...
-
-    @property
-    def flag(self) -> str:
-        """`-l` on PBS; the long name, such as `--nodes`, on Slurm."""
-        ...
-
-    @property
-    def value(self) -> str:
-        """The text after the flag."""
-        ...
-
-
-class ScriptOptions(Protocol):
+class ScriptOptions(ABC):
     """The options in the directives of a user's script, as its scheduler reads them."""
 
-    def read(self) -> Sequence[DirectiveLine]:
-        """Returns the directives before the first command."""
-        ...
+    @abstractmethod
+    def read(self) -> Sequence[ReadOption]:
+        """Returns the options of the directives before the first command."""
 
     def value(self, *flags: str) -> str | None:
-        """Returns the value of the last directive with one of these flags; None if there is no such
-        directive.
-        """
-        ...
+        """Returns the value of the last directive with one of these flags; None if there is none."""
+        return next((option.value for option in reversed(self.read()) if option.flag in flags), None)
 
-    def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
+    def resources(self) -> Iterator[tuple[ReadOption, str, str]]:
         """Yields each resource of the `-l` options of PBS: the directive, the name and the value."""
-        ...
+        for option in self.read():
+            if option.flag == "-l":
+                for part in option.value.split(","):
+                    name, _, value = part.partition("=")
+                    yield option, name.strip(), value.strip()
 
 
 def last_directive(script: ScriptOptions, flag: str) -> tuple[int, str] | None:
     """Returns the line number and the value of the last directive with this flag; None if there is none."""
-    found = [(one.line, one.value) for one in script.read() if flag and one.flag == flag]
-    return found[-1] if found else None
+    values = [(option.line, option.value) for option in script.read() if flag and option.flag == flag]
+    return values[-1] if values else None
 
 
 def whole_number(text: str | None) -> int | None:

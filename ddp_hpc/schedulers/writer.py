@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ddp_hpc.schedulers.scheduler import Scheduler
 
 
+# Options that may be repeated, because their value names what they set, such as `-l NAME=VALUE`.
+_NAMED_IN_VALUE = ("-l", "-W")
 # The name of a resource or attribute in the value of an option, such as `select` in `-l select=2:ncpus=4`.
 _NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?==)")
 
@@ -34,29 +36,16 @@ class ScriptWriter:
     """A number that is different for each job, as a term of bash's arithmetic."""
     agent_launcher: ClassVar[str] = ""
     """The launcher that starts torchrun's agent on every node; empty if the script itself starts it."""
-    mpiexec_needs_hosts: ClassVar[bool] = False
-    """Whether mpiexec must get the host names of the job as an option."""
     why_omp_num_threads: ClassVar[str] = ""
     """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
     passes_arguments: ClassVar[bool] = False
     """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
-    is_account_on_command_line: ClassVar[bool] = False
-    """Whether the account must be an argument of the submit command, because no directive can name it."""
     lacks: ClassVar[Mapping[str, str]] = {}
     """Options of jobs that this scheduler does not have, by the name of the field in `Job`: the reason, and
     what to do instead."""
-    named_in_value: ClassVar[frozenset[str]] = frozenset(("-l", "-W"))
-    """Options that may be repeated, because their value names what they set, such as `-l NAME=VALUE`."""
-    directive_prefix: ClassVar[str] = ""
-    """The prefix of directives, if that of the reader is empty because directives are not parsed."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of directives in rendered scripts."""
-        return self.directive_prefix or self.scheduler.reader.prefix
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives; by default those that most schedulers have.
@@ -91,14 +80,16 @@ class ScriptWriter:
                 given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
                 raise RequestError(f"{given} was given, but {self.lacks[name]}")
         values = self.directives(job, site, layout)
-        if asked := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
-            names = {name for option in asked for name in self.option_names(option)}
-            of_site = [one for one in values["options"] if not names.intersection(self.option_names(one))]
-            values["options"] = [*of_site, *asked]
+        if requested := [*self.submit_options(job, site, layout), *self._raw_options(job)]:
+            names = {name for option in requested for name in self.option_names(option)}
+            of_site = [
+                option for option in values["options"] if not names.intersection(self.option_names(option))
+            ]
+            values["options"] = [*of_site, *requested]
         return values
 
     def _raw_options(self, job: Job) -> Iterator[str]:
-        scheduler, own = self.scheduler, self.prefix
+        scheduler, own = self.scheduler, self.scheduler.reader.prefix
         for text in job.directive:
             prefix, option = raw_directive(text)
             if prefix not in ("", own):
@@ -121,8 +112,8 @@ class ScriptWriter:
             name
             for flag, value in pairs
             for name in (
-                [f"{flag} {one}" for one in _NAME_IN_VALUE.findall(value)]
-                if flag in self.named_in_value
+                [f"{flag} {part}" for part in _NAME_IN_VALUE.findall(value)]
+                if flag in _NAMED_IN_VALUE
                 else [flag]
             )
         ]

@@ -9,8 +9,6 @@ from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.units import parse_walltime_s
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-# Lustre requires a stripe size that is a multiple of 64 KiB and less than 4 GiB.
-_STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 # An option in a directive. The scheduler does not evaluate it like bash, so quotes, dollar signs and comments
 # are not allowed.
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
@@ -30,7 +28,7 @@ BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS",
 DEFAULT_LOCAL_FOLDER = "/tmp"  # noqa: S108 - exists on every node; subdirectories contain the user ID
 _LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
 
-# Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
+# Placeholders in `Pbs.resources` and `Queue.resources`.
 PLACES = (
     *("nodes", "ranks", "devices", "cpus", "memory_mib"),
     *("all_ranks", "all_devices", "all_cpus", "all_memory_mib"),
@@ -50,9 +48,9 @@ def _check_places(resources: tuple[str, ...]) -> None:
             raise RequestError(f"{text!r} has an unmatched brace. Write placeholders as {{nodes}}.")
 
 
-def _check_numbers(**values: int) -> None:
-    for name, value in values.items():
-        if value < 0:
+def _check_numbers(table: object) -> None:
+    for name, value in vars(table).items():
+        if isinstance(value, int) and value < 0:
             raise RequestError(f"{name} must not be negative (got {value})")
 
 
@@ -122,7 +120,7 @@ class Account:
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        known = ("-A", "-P", "-W group_list=", "-g", "")
+        known = ("-A", "-P", "-W group_list=", "")
         if self.option not in known:
             raise RequestError(f"option must be one of {', '.join(map(repr, known))} (got {self.option!r})")
 
@@ -158,15 +156,7 @@ class Node:
         return variable, f"{slash}{below}".rstrip("/")
 
     def __post_init__(self) -> None:
-        _check_numbers(
-            cores=self.cores,
-            threads=self.threads,
-            devices=self.devices,
-            device_memory_gib=self.device_memory_gib,
-            cores_per_device=self.cores_per_device,
-            threads_per_device=self.threads_per_device,
-            memory_mib_per_device=self.memory_mib_per_device,
-        )
+        _check_numbers(self)
         if self.threads and self.threads < self.cores:
             raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
         if self.cpu_only and self.devices:
@@ -208,7 +198,7 @@ class Queue:
     resources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_numbers(min_nodes=self.min_nodes, max_nodes=self.max_nodes, max_devices=self.max_devices)
+        _check_numbers(self)
         least_s, most_s = (
             parse_walltime_s(text) if text else 0 for text in (self.min_walltime, self.max_walltime)
         )
@@ -282,32 +272,6 @@ class Slurm:
         _check_version(self.version)
         _check_options((*self.options, *self.srun_options))
         _check_options(tuple(text.replace("{devices}", "1") for text in self.agent_options))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Flux:
-    """Options of a Flux site. `options` become directives without changes."""
-
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Age:
-    """Options of a site with Altair (or Univa) Grid Engine.
-
-    `resources` are values of -l with the placeholders of `Pbs`. `options` are options that become directives
-    unchanged.
-    """
-
-    resources: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_places(self.resources)
-        _check_options(self.options)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -394,31 +358,6 @@ class Fabric:
 
     suffix: str = ""
     interface: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Lustre:
-    """Striping of large data files on Lustre: `lfs setstripe -c` and `-S`.
-
-    A count of 0 and an empty size select the default of the file system. A count of -1 selects all targets.
-    """
-
-    stripe_count: int = 0
-    stripe_size: str = ""
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.stripe_count <= 2000:  # the limit LOV_MAX_STRIPE_COUNT of Lustre
-            raise RequestError(f"stripe_count must be -1, 0, or 1 to 2000 (got {self.stripe_count})")
-        if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
-            raise RequestError(
-                f'stripe_size must be in megabytes, such as "4M", with a stripe_count other than 0 '
-                f"(got {self.stripe_size!r} with {self.stripe_count})"
-            )
-
-    @property
-    def hint(self) -> str:
-        """The striping for the data generator, such as `8,4M` or `8`; empty for the file system's default."""
-        return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -17,15 +17,12 @@ from ddp_hpc.sites.profile_tables import (
     DATE,
     VARIABLE,
     Account,
-    Age,
     Container,
     Detect,
     Env,
     Fabric,
     Fallback,
-    Flux,
     Launch,
-    Lustre,
     Node,
     Pbs,
     Proxy,
@@ -75,12 +72,9 @@ class Site:
     queues: tuple[Queue, ...] = ()
     pbs: Pbs = field(default_factory=Pbs)
     slurm: Slurm = field(default_factory=Slurm)
-    flux: Flux = field(default_factory=Flux)
-    age: Age = field(default_factory=Age)
     env: Env = field(default_factory=Env)
     fallbacks: tuple[Fallback, ...] = ()
     fabric: Fabric = field(default_factory=Fabric)
-    lustre: Lustre = field(default_factory=Lustre)
     proxy: Proxy | None = None
     software: tuple[str, ...] = ()
     container: Container = field(default_factory=Container)

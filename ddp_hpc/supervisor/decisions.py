@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.base.rank_ends import RankEnd
-from ddp_hpc.base.run_state import State
+from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.running_job import StopCause
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -19,7 +18,7 @@ from ddp_hpc.supervisor.run_files import SeenState
 
 # If the scheduler does not say why it sent a signal: it ends a job at most this long before the end of its
 # walltime. An earlier signal comes from a user, or from a preemption.
-END_MARGIN_S = 30.0
+_NEAR_END_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def begin_attempt(
     # caused by a lost node.
     if not is_requeued:
         again = "then submit the script again"
-        if seen.state is State.FAILED:
+        if seen.state is not None and seen.state.is_failure:
             reason = f": {seen.reason}" if seen.reason else ""
             raise DdpHpcError(f"the previous attempt failed{reason}; fix the cause, {again}")
         # A program that does not record its step is only resumed after progress.
@@ -75,12 +74,16 @@ def begin_attempt(
     return attempt
 
 
-def is_refusal(code: int, before: SeenState, after: SeenState) -> bool:
+def is_refusal(code: int, end: AttemptEnd | None, before: SeenState, after: SeenState) -> bool:
     """Returns whether the ranks refused to start, for example because others use the run directory.
 
-    Such a start is not an attempt, and the state may have been written by the other ranks.
+    Such a start is not an attempt, and the state may have been written by the other ranks. Without a record,
+    the launcher's exit code tells.
     """
-    return code == RequestError.exit_code and (after.stamp == before.stamp or after.state is not State.FAILED)
+    if end is not None:
+        return end.cause is Cause.REFUSED
+    is_wrong = code == Cause.REFUSED.exit_code
+    return is_wrong and (after.stamp == before.stamp or after.state is None or not after.state.is_failure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,7 @@ def program_end(
     code: int,
     was_ended: bool,
     writes_state: bool,
-    failure: RankEnd | None,
+    failure: AttemptEnd | None,
     rank_0: int | None,
     is_recorded: bool,
 ) -> ProgramEnd:
@@ -109,13 +112,7 @@ def program_end(
     and `rank_0` the exit code of rank 0; with `is_recorded`, None means that rank 0 did not end by itself.
     """
     if failure is not None:
-        how = failure.reason or (
-            f"was killed by {_signal_name(failure.signal)}"
-            if failure.signal
-            else f"exited with code {failure.exit_code}"
-        )
-        reason = f"rank {failure.rank} on {failure.host} {how}"
-        return ProgramEnd(code=code or failure.exit_code or EXIT_FAILED, reason=reason, is_plain=code != 0)
+        return ProgramEnd(code=failure.exit_code, reason=failure.reason, is_plain=code == failure.exit_code)
     if was_ended and rank_0 is not None:
         return ProgramEnd(code=rank_0, reason=f"rank 0 exited with code {rank_0}", is_plain=False)
     if code == 0 and rank_0 == EXIT_REQUEUE:
@@ -130,21 +127,28 @@ def program_end(
     return ProgramEnd(code=code, reason=f"exit code {code}" if code else "", is_plain=True)
 
 
-def outcome(code: int, first_step: int, after: SeenState, launcher: str) -> SeenState | int:
+def end_without_record(code: int, launcher: str) -> AttemptEnd:
+    """Returns the end of an attempt in which a rank or a node was lost before it could report a reason.
+
+    mpiexec exits with 0 after that, if the lost rank has exited with 0.
+    """
+    reason = f"{launcher} exited with code {code} and no rank reported a reason"
+    return AttemptEnd(cause=Cause.LOST_RANK, exit_code=code or EXIT_FAILED, reason=reason)
+
+
+def outcome(code: int, end: AttemptEnd | None, first_step: int, after: SeenState) -> SeenState | int:
     """Returns the state of a run that another job can resume, or the exit code of the job.
 
-    `after` was written by this attempt. Launchers change exit codes, so `after` takes precedence over `code`.
+    `after` was written by this attempt, and `end` is how it ended; None if the program has written only the
+    state. Launchers change exit codes, so both take precedence over `code`.
     """
     if after.state is State.DONE:
         return EXIT_DONE
-    if after.state is State.RUNNING and after.step > first_step:
-        # A rank or a node was lost before it could report a reason, but this attempt has saved a snapshot.
-        # mpiexec exits with 0 after that, if the lost rank has exited with 0.
-        reason = f"{launcher} exited with code {code} and no rank reported a reason"
-        return replace(after, state=State.REQUEUE, reason=reason)
-    if after.state is not State.REQUEUE:
-        return code or EXIT_FAILED
-    return after
+    if after.state is State.RUNNING and end is not None and after.step > first_step and end.cause.may_resume:
+        return replace(after, state=State.REQUEUE, reason=end.reason)
+    if after.state is State.REQUEUE:
+        return after
+    return end.exit_code if end is not None else code or EXIT_FAILED
 
 
 def at_step(step: int, text: str = " at step ") -> str:
@@ -169,7 +173,7 @@ def why_stopped(
         return ""
     if cause != "unknown":
         return cause
-    return "walltime" if end_s is not None and stopped_s >= end_s - END_MARGIN_S else "unknown"
+    return "walltime" if end_s is not None and stopped_s >= end_s - _NEAR_END_S else "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,10 +237,3 @@ def why_no_job(
 def writes_its_state(argv: Sequence[str]) -> bool:
     """Returns whether the launch line starts `ddp_hpc.train`, which always writes its final state."""
     return "ddp_hpc.train" in argv or ("ddp-hpc", "train") in pairwise(argv)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.base.errors import EXIT_REQUEUE
-from ddp_hpc.base.run_state import State
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor.decisions import ProgramEnd
 from ddp_hpc.supervisor.run_files import SeenState

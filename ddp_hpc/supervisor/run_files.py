@@ -2,9 +2,8 @@
 
 `state` is written by the trainer (see `run_state`), `attempts` contains one line per start of a job,
 `ATTEMPT JOBID STEP UNIX_S`, and `job.sh` is the script that another job needs to resume the run. `cancelled`
-contains the jobs that `ddp-hpc cancel` has ended, and `refused` the attempt whose ranks did not start.
-`resume` contains the command that resumes the run if no job that does is known to be queued. `rank_ends`
-describes the files about the ends of ranks.
+contains the jobs that `ddp-hpc cancel` has ended. `resume` contains the command that resumes the run if no
+job that does is known to be queued. `attempt_end` describes the files about the end of an attempt.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.attempt_end import END, RANK_0, AttemptEnd, read_end, write_end
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.rank_ends import FIRST_FAILURE, RANK_0
-from ddp_hpc.base.run_state import RunState, State, read_state, write_state
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, read_state, write_state
 from ddp_hpc.queue.submission_ledger import (
     ATTEMPTS,
     CANCELLED,
@@ -33,8 +33,7 @@ from ddp_hpc.queue.submission_ledger import (
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.script_copy import script_copy
 
-_REFUSED = "refused"
-_OF_ONE_ATTEMPT = (_REFUSED, CANCELLED, RESUME, RANK_0, FIRST_FAILURE)
+_OF_ONE_ATTEMPT = (CANCELLED, RESUME, RANK_0, END)
 _CHECKED = ("state", ATTEMPTS, *_OF_ONE_ATTEMPT, JOB)
 Stamp = tuple[int, int] | None
 
@@ -176,9 +175,14 @@ class RunFiles:
         """Returns whether no other job has started with this run directory since `attempt`."""
         return any(line.startswith(attempt.key + " ") for line in self._lines(ATTEMPTS)[-1:])
 
-    def is_refused(self, attempt: Attempt) -> bool:
-        """Returns whether the trainer has reported that the ranks of this attempt did not start."""
-        return self._lines(_REFUSED) == [attempt.key]
+    def end(self, attempt: Attempt) -> AttemptEnd | None:
+        """Returns how the attempt ended, as its ranks have recorded; None without a record."""
+        return read_end(self.path, attempt.key)
+
+    def write_end(self, attempt: Attempt, end: AttemptEnd) -> None:
+        """Records how an attempt ended whose ranks have recorded nothing."""
+        with suppress(DdpHpcError):  # the disk is full, for example
+            write_end(self.path, attempt.key, end)
 
     def _lines(self, name: str) -> list[str]:
         try:

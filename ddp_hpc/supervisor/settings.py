@@ -23,8 +23,6 @@ class Settings:
     max_attempts: int
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
-    submit_line: str
-    """The command that submits a script; empty for the scheduler's default command."""
     local_dir: str
     """The node-local directory for compiled kernels."""
     progress: tuple[str, ...]

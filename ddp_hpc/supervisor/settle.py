@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.base.rank_ends import first_failure, rank_0_end
-from ddp_hpc.base.run_state import State
-from ddp_hpc.queue.submission_ledger import Attempt, is_cancelled, record, submission_record
+from ddp_hpc.base.attempt_end import AttemptEnd, rank_0_end
+from ddp_hpc.base.errors import EXIT_REQUEUE, EXIT_WRONG_REQUEST, DdpHpcError
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord, is_cancelled, record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.external_program_state import Progress, state_of_program
@@ -52,15 +53,15 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
     # the run.
     if not files.is_last(attempt):
         return code
-    after = files.state()
-    if decisions.is_refusal(code, before, after) or files.is_refused(attempt):
+    after, recorded = files.state(), files.end(attempt)
+    if decisions.is_refusal(code, recorded, before, after):
         with suppress(DdpHpcError):  # the disk is full, for example
             files.withdraw()
         say(
             "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted"
             f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
-        return RequestError.exit_code
+        return EXIT_WRONG_REQUEST
     stop = decisions.why_stopped(
         clock.stopped_s,
         clock.stop_cause() if clock.stopped_s is not None else "unknown",
@@ -68,15 +69,18 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         is_cancelled=is_cancelled(files.path, attempt.job_id),
     )
     if after.stamp == before.stamp:
-        program = _program_end(ended, files)
+        program = _program_end(ended, recorded, files)
         after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
         if after.state is not State.REQUEUE:
-            if ended.end.was_ended and after.state is State.FAILED:
+            if ended.end.was_ended and after.state is not None and after.state.is_failure:
                 _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
             return program.code
     elif not after.state:  # the file is damaged, or was written by other software
         return code
-    found = decisions.outcome(code, attempt.first_step, after, ended.launcher)
+    if recorded is None and after.state is State.RUNNING:
+        recorded = decisions.end_without_record(code, ended.launcher)
+        files.write_end(attempt, recorded)
+    found = decisions.outcome(code, recorded, attempt.first_step, after)
     if isinstance(found, int):
         if found and after.state is State.RUNNING and after.step:
             _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.NOTHING_SAVED)
@@ -84,7 +88,7 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
     return _NextJob(found, attempt, job, clock, files, settings).request(stop)
 
 
-def _program_end(ended: Ended, files: RunFiles) -> decisions.ProgramEnd:
+def _program_end(ended: Ended, recorded: AttemptEnd | None, files: RunFiles) -> decisions.ProgramEnd:
     key = ended.attempt.key
     try:
         rank_0, is_recorded = rank_0_end(files.path, key), True
@@ -95,7 +99,7 @@ def _program_end(ended: Ended, files: RunFiles) -> decisions.ProgramEnd:
         code=ended.end.code,
         was_ended=ended.end.was_ended,
         writes_state=ended.writes_state,
-        failure=first_failure(files.path, key),
+        failure=recorded if recorded is not None and recorded.cause.is_failure else None,
         rank_0=rank_0,
         is_recorded=is_recorded,
     )
@@ -116,7 +120,8 @@ def _write_state(
     except DdpHpcError as error:  # for example, the disk is full
         step = decisions.at_step(state.step, " ")
         complain(f"{error}; the state of the run is: {state.state}{step} {state.reason}")
-    if state.state is State.FAILED and (program.code == EXIT_REQUEUE or not program.is_plain):
+    has_failed = state.state is not None and state.state.is_failure
+    if has_failed and (program.code == EXIT_REQUEUE or not program.is_plain):
         complain(state.reason)
     return state
 
@@ -207,13 +212,13 @@ class _NextJob:
         with suppress(DdpHpcError, OSError):  # the disk is full, for example
             record(
                 self._files.path,
-                submission_record(
+                SubmissionRecord(
                     job_id=queued.job_id,
                     scheduler=self._settings.scheduler.name,
-                    argv=queued.argv,
-                    script=script,
-                    content=script.read_bytes(),
-                    work_dir=job.work_dir,
+                    argv=tuple(queued.argv),
+                    script=str(script),
+                    sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
+                    work_dir=str(job.work_dir),
                     after=self._attempt.job_id,
                 ),
             )
@@ -236,7 +241,7 @@ class _NextJob:
         if submit_line:
             words = f"{submit_line} {shlex.quote(str(files.script))}"
         else:
-            line = self._settings.submit_line or self._settings.scheduler.submit_program
+            line = self._settings.scheduler.submit_program
             scheduler = self._settings.scheduler
             index = scheduler.inside_job.array_index(job.environ)
             options = [*(scheduler.commands.array_options(index) if index else ()), *job.submit_options()]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.run_state import State
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.launch.rank_environment import (
     exported_names,
     launch_id,
@@ -19,7 +19,7 @@ from ddp_hpc.launch.rank_environment import (
     short_tmpdir,
 )
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.queue.submission_ledger import check_program
+from ddp_hpc.queue.run_conflicts import check_program
 from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
 from ddp_hpc.schedulers.deadline import REPORTED_BY
 from ddp_hpc.schedulers.running_job import RunningJob

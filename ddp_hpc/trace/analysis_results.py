@@ -54,7 +54,7 @@ class Times:
         return float(sum(getattr(self, part) for part in PARTS))
 
 
-TIMES = tuple(one.name for one in fields(Times))
+TIMES = tuple(field.name for field in fields(Times))
 IDLE_CAUSES = tuple(name for name in TIMES if name.startswith("idle_") and name != "idle_s")
 """The fields of Times that divide the idle time of a device by cause."""
 PARTS = tuple(name for name in TIMES if name != "comm_hidden_s" and name not in IDLE_CAUSES)
@@ -65,7 +65,7 @@ COLUMNS = (*PARTS, "comm_hidden_s")
 
 def present(times: Sequence[Times], names: Sequence[str]) -> list[str]:
     """Returns the names of the fields that are nonzero in at least one of `times`."""
-    return [name for name in names if any(getattr(one, name) for one in times)]
+    return [name for name in names if any(getattr(mean, name) for mean in times)]
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,13 @@ class PathPart:
 
 
 @dataclass(frozen=True)
+class PathRow(PathPart):
+    """A part of the critical path with its rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class PathLink:
     """The critical path on one rank, from the start of a collective or the end of the step backward."""
 
@@ -189,11 +196,6 @@ class RankTrace:
     num_events: int
     notes: tuple[str, ...]
     """The parts of this rank's trace that were skipped, with the reasons."""
-    zero_ns: int = 0
-    """The time to which the timestamps of the trace are relative, in nanoseconds, because a float in seconds
-    would be accurate only to a quarter of a microsecond."""
-    clock_s: float = 0.0
-    """The correction that was added to the times for the common clock of the capture."""
     process: str = ""
     """Host and process ID of the recorded program; empty if the trace does not contain them."""
     device_name: str = ""
@@ -256,17 +258,6 @@ class SlowLoad:
     dur_s: float
     median_s: float
     """Median of the data loads of all ranks."""
-
-
-@dataclass(frozen=True)
-class PathRow:
-    """The time that the critical path spends in one kernel, collective or kind of wait on one rank."""
-
-    rank: int
-    kind: str
-    name: str
-    dur_s: float
-    count: int
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,6 @@ def read_rank(path: Path) -> RankTrace:
         peak_bytes=rank_events.peak_bytes,
         num_events=reading.num_events,
         notes=tuple(notes),
-        zero_ns=_zero_ns(reading.head),
         process=_process(rank_events, host),
         device_name=_device_name(reading.head) if len(rank_events.device) else "",
         is_cut_off=reading.is_cut_off,
@@ -78,9 +77,9 @@ def read_rank(path: Path) -> RankTrace:
 def _place(path: Path, head: dict[str, Any]) -> tuple[int, int]:
     """Returns rank and world size from the trace or, if it does not contain them, from the file name."""
     info = head.get("distributedInfo")
-    found = _IN_NAME.search(path.name)
+    match = _IN_NAME.search(path.name)
     in_trace = [(info.get("rank"), info.get("world_size") or 0)] if isinstance(info, dict) else []
-    in_name = [(int(found[1] or found[3]), int(found[2] or found[4] or 0))] if found else []
+    in_name = [(int(match[1] or match[3]), int(match[2] or match[4] or 0))] if match else []
     for rank, size in in_trace + in_name:
         if isinstance(rank, int) and isinstance(size, int) and 0 <= rank < _MOST_RANKS >= size >= 0:
             return int(rank), size
@@ -112,12 +111,9 @@ def _process(rank_events: RankEvents, host: str) -> str:
 def _device_name(head: dict[str, Any]) -> str:
     """Returns the product names of the host's devices, or an empty string if they were not recorded."""
     properties = head.get("deviceProperties")
-    found = (
-        [one.get("name") for one in properties if isinstance(one, dict)]
-        if isinstance(properties, list)
-        else []
-    )
-    return ", ".join(sorted({name for name in found if isinstance(name, str)}))
+    devices = properties if isinstance(properties, list) else []
+    names = {device.get("name") for device in devices if isinstance(device, dict)}
+    return ", ".join(sorted(name for name in names if isinstance(name, str)))
 
 
 def _collectives(

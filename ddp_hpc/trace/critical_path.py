@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -217,11 +217,11 @@ def _parts(
     """Returns all waits, and the longest kernels and copies; all shorter ones are combined into one part."""
     ranked = sorted(times, key=lambda label: -times[label])
     rest = dict.fromkeys([label for label in ranked if label[0] != WAIT][most_names:])
-    found = [PathPart(*label, times[label] * 1e-9, counts[label]) for label in ranked if label not in rest]
+    parts = [PathPart(*label, times[label] * 1e-9, counts[label]) for label in ranked if label not in rest]
     if rest:
         total_s = sum(times[label] for label in rest) * 1e-9
-        found.append(PathPart(COMPUTE, _REST, total_s, sum(counts[label] for label in rest)))
-    return tuple(found)
+        parts.append(PathPart(COMPUTE, _REST, total_s, sum(counts[label] for label in rest)))
+    return tuple(parts)
 
 
 def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> CriticalPath | None:
@@ -236,64 +236,63 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
     step = first.step if first else 0
     ends = {rank: _end_s(trace, step) for rank, trace in linked.items()}
     last_rank = max(ends, key=lambda rank: ends[rank])
-    rows: dict[tuple[int, str, str], list[float]] = {}
     followed = list(_followed(linked, matched, step, last_rank))
-    for rank, part in followed:
-        row = rows.setdefault((rank, part.kind, part.name), [0.0, 0])
-        row[0] += part.dur_s
-        row[1] += part.count
     if not followed:
         return None
-    begin_rank = followed[-1][0]
+    rows: dict[tuple[int, str, str], PathRow] = {}
+    for part in followed:
+        key = part.rank, part.kind, part.name
+        before = rows.get(key)
+        rows[key] = (
+            replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
+            if before
+            else part
+        )
+    begin_rank = followed[-1].rank
     first_s = min(_begin_s(trace, step) for trace in linked.values())
     return CriticalPath(
         step=step,
         begin_rank=begin_rank,
         end_rank=last_rank,
-        num_ranks=len({rank for rank, _ in followed}),
+        num_ranks=len({part.rank for part in followed}),
         late_s=_begin_s(linked[begin_rank], step) - first_s,
-        rows=tuple(
-            sorted(
-                (PathRow(*key, dur_s, int(count)) for key, (dur_s, count) in rows.items()),
-                key=lambda row: -row.dur_s,
-            )
-        ),
+        rows=tuple(sorted(rows.values(), key=lambda row: -row.dur_s)),
     )
 
 
 def _begin_s(trace: RankTrace, step: int) -> float:
-    return next((one.start_s for one in trace.steps if one.number == step), math.inf)
+    return next((own.start_s for own in trace.steps if own.number == step), math.inf)
 
 
 def _end_s(trace: RankTrace, step: int) -> float:
-    return next((one.start_s + one.times.wall_s for one in trace.steps if one.number == step), -math.inf)
+    return next((own.start_s + own.times.wall_s for own in trace.steps if own.number == step), -math.inf)
 
 
 def _followed(
     linked: dict[int, RankTrace], matched: Sequence[Matched], step: int, rank: int
-) -> Iterator[tuple[int, PathPart]]:
-    """Yields the parts of the path with their ranks, from its end to its start."""
-    matched_by = {id(call): one for one in matched for call in one.calls.values()}
+) -> Iterator[PathRow]:
+    """Yields the parts of the path, from its end to its start."""
+    matched_by = {id(call): collective for collective in matched for call in collective.calls.values()}
     index = {id(call): i for trace in linked.values() for i, call in enumerate(trace.collectives)}
     seen: set[tuple[int, int]] = set()
     links = linked[rank].path_links
     link = links.end if links and links.step == step else None
     while link is not None:
         for part in link.parts:
-            yield rank, part
+            yield PathRow(**vars(part), rank=rank)
         at = link.previous
         if at < 0 or (rank, at) in seen:
             return
         seen.add((rank, at))
         call = linked[rank].collectives[at]
-        one = matched_by.get(id(call))
+        collective = matched_by.get(id(call))
         dur_s = call.dur_s
-        if one is not None and one.last != rank and one.last in linked:
+        if collective is not None and collective.last != rank and collective.last in linked:
             # The transfer began when the last rank started the collective, so the path continues there.
-            following = index[id(one.calls[one.last])]
-            there = linked[one.last].path_links
+            following = index[id(collective.calls[collective.last])]
+            there = linked[collective.last].path_links
             if there and there.step == step and following in there.before:
-                rank, at, dur_s = one.last, following, one.transfer_s
-        yield rank, PathPart(COMMUNICATION, call.kind, dur_s, 1)
+                rank, at, dur_s = collective.last, following, collective.transfer_s
+        yield PathRow(COMMUNICATION, call.kind, dur_s, 1, rank)
         here = linked[rank].path_links
         link = here.before.get(at) if here else None

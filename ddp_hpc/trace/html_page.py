@@ -19,7 +19,8 @@ from markupsafe import Markup
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.trace import html_tables as tables
+from ddp_hpc.base.units import duration
+from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, present
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
@@ -29,6 +30,7 @@ _MAX_NAMED = 8
 _MAX_NAME = 80
 _MAX_SENTENCES = 100
 _MAX_SENTENCE = 500
+_MAX_ROWS = 25
 
 
 def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
@@ -45,8 +47,8 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     figures: dict[str, Figure] = {"mean": mean_steps(captures)}
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     text = _environment().get_template("report.html.j2").render(
-        captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_step(captures),
-        figures=figures, legend=_legend(captures), many_ranks=MANY_RANKS,
+        captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_steps(captures),
+        figures=figures, legend=_legend(captures), many_ranks=MANY_RANKS, max_rows=_MAX_ROWS,
         warnings=[warning for capture in captures for warning in capture.warnings],
         style=Markup((_HTML_DIRECTORY / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         plotly=Markup(plotly), script=Markup(script),  # noqa: S704
@@ -78,7 +80,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HTML_DIRECTORY), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"cut": cut, "ms": tables.ms, "lines": _lines}
+    environment.filters |= {"cut": cut, "lines": _lines}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment
 
@@ -88,24 +90,23 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     lines = timeline(capture, MAX_SPANS // num_captures)
     figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
-    top = [
-        tables.ops(capture, kind, caption)
-        for kind, caption in (("kernels", "Kernels by total time"), ("ops", "Operators by self time"))
-    ]
+    ranks = [f"rank {trace.rank}" for trace in capture.ranks]
     return {
         "number": number,
         "capture": capture,
         "about": _about(capture),
         "timeline": lines,
-        "ranks": tables.ranks(capture),
-        "waits": [
-            table
-            for table in (tables.idle(capture), tables.critical_path(capture), tables.launches(capture))
-            if table.rows
-        ],
+        "ranks": [tables.ranks(capture), tables.memory(capture)],
+        "waits": _without_empty(
+            tables.idle(ranks, capture.rank_means), tables.critical_path(capture), tables.launches(capture)
+        ),
         "collectives": tables.collectives(capture),
-        "top": [table for table in top if table.rows],
+        "top": _without_empty(tables.kernels(capture), tables.operators(capture)),
     }
+
+
+def _without_empty(*shown: tables.Table) -> list[tables.Table]:
+    return [table for table in shown if table.rows]
 
 
 def _about(capture: Capture) -> list[tuple[str, str]]:
@@ -118,7 +119,7 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
         ("hosts", _some(list(dict.fromkeys(trace.host for trace in capture.ranks)))),
         ("device", _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))),
         ("steps", _range(steps)),
-        ("mean step", f"{tables.ms(capture.mean.wall_s)} ms"),
+        ("mean step", duration(capture.mean.wall_s)),
         ("events", f"{sum(trace.num_events for trace in capture.ranks):,}"),
     ]
 
@@ -131,14 +132,14 @@ def _range(steps: Sequence[int]) -> str:
 
 def _some(names: Sequence[str]) -> str:
     named = ", ".join(cut(name, _MAX_NAME) or "unknown" for name in names[:_MAX_NAMED])
-    more = len(names) - _MAX_NAMED
-    return f"{named} and {more:,} more" if more > 0 else named
+    num_left = len(names) - _MAX_NAMED
+    return f"{named} and {num_left:,} more" if num_left > 0 else named
 
 
 def _lines(sentences: Sequence[str]) -> list[str]:
     lines = [cut(sentence, _MAX_SENTENCE) for sentence in sentences[:_MAX_SENTENCES]]
-    more = len(sentences) - _MAX_SENTENCES
-    return [*lines, f"and {more:,} more"] if more > 0 else lines
+    num_left = len(sentences) - _MAX_SENTENCES
+    return [*lines, f"and {num_left:,} more"] if num_left > 0 else lines
 
 
 def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:

@@ -15,10 +15,10 @@ import click
 
 from ddp_hpc.base.atomic_files import begins_with, write_atomically
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.version import __version__
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.summarize_run import read_capture
 from ddp_hpc.trace.trace_files import trace_files
-from ddp_hpc.version import __version__
 
 PAGE_BEGINS = b"<!DOCTYPE html>\n<!-- ddp-hpc report -->"
 _JSON_BEGINS = b'{\n "name": "report"'
@@ -47,16 +47,13 @@ def read_all(directories: Sequence[Path], num_processes: int | None) -> list[Cap
         ]
 
 
-def check_outputs(
-    directories: Sequence[Path], page: Path | None, numbers: Path | None, merged: Path | None
-) -> None:
+def check_outputs(page: Path | None, numbers: Path | None) -> None:
     """Checks the output files before anything is read. Only earlier reports are overwritten.
 
     Raises:
-        RequestError: an output cannot be written, would overwrite another file, or would later be
-            read as a trace.
+        RequestError: an output cannot be written, or would overwrite another file.
     """
-    given = {"-o": (page, PAGE_BEGINS), "--json": (numbers, _JSON_BEGINS), "--merged": (merged, None)}
+    given = {"-o": (page, PAGE_BEGINS), "--json": (numbers, _JSON_BEGINS)}
     seen: dict[Path, str] = {}
     for option, (path, begins) in given.items():
         if path is None:
@@ -70,18 +67,10 @@ def check_outputs(
             raise RequestError(
                 f"cannot write {option} {path} (no permission in {directory}); choose another file"
             )
-        if path.exists() and (begins is None or not path.is_file() or not begins_with(path, begins)):
+        if path.exists() and not (path.is_file() and begins_with(path, begins)):
             raise RequestError(
                 f"{option} {path} exists and was not written by this option; choose another file, or remove "
                 "this one"
-            )
-    if merged is not None:
-        if not merged.name.endswith((".json", ".json.gz")):
-            raise RequestError(f"--merged {merged} must end with .json or .json.gz, as Perfetto requires")
-        if merged.resolve().parent in [directory.resolve() for directory in directories]:
-            raise RequestError(
-                f"--merged {merged} would be read as the trace of a rank by the next report; write it to "
-                "another directory"
             )
 
 

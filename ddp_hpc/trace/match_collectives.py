@@ -104,7 +104,6 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
         return trace
     return replace(
         trace,
-        clock_s=by_s,
         steps=tuple(replace(step, start_s=step.start_s + by_s) for step in trace.steps),
         spans=tuple(replace(span, start_s=span.start_s + by_s) for span in trace.spans),
         collectives=tuple(replace(call, start_s=call.start_s + by_s) for call in trace.collectives),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -63,9 +63,6 @@ class Reading:
         self.notes.append(note)
 
 
-_Event = TypeVar("_Event")
-
-
 def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
     """Yields the events of the file, some thousands at a time, and fills `reading`.
 
@@ -74,21 +71,16 @@ def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
     Raises:
         OSError: the file cannot be opened.
     """
-    return _Reader(reading, Event).read(path)
+    return _Reader(reading).read(path)
 
 
-def read_raw_events(path: Path, reading: Reading) -> Iterator[list[dict[str, Any]]]:
-    """Yields the events of the file as dicts with all of their fields."""
-    return _Reader(reading, dict[str, Any]).read(path)
-
-
-class _Reader(Generic[_Event]):
-    def __init__(self, reading: Reading, kind: type[_Event]) -> None:
+class _Reader:
+    def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._events = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # known at run time
-        self._event = msgspec.json.Decoder(kind)
+        self._events = msgspec.json.Decoder(list[Event])
+        self._event = msgspec.json.Decoder(Event)
 
-    def read(self, path: Path) -> Iterator[list[_Event]]:
+    def read(self, path: Path) -> Iterator[list[Event]]:
         text, begun, least_bytes = b"", False, 0
         for block in unpacked(path, _BLOCK_BYTES, self._reading.cut_off):
             text += block
@@ -122,7 +114,7 @@ class _Reader(Generic[_Event]):
         if self._reading.num_unreadable:
             self._reading.notes.append(f"{counted(self._reading.num_unreadable, 'event')} could not be read")
 
-    def _take(self, text: bytes) -> tuple[list[_Event], bytes]:
+    def _take(self, text: bytes) -> tuple[list[Event], bytes]:
         """Returns the complete events, and the text after them."""
         cuts = [*_BETWEEN.finditer(text, max(0, len(text) - _TAIL_BYTES))] or [*_BETWEEN.finditer(text)]
         # A cut inside an event leaves a bracket or a string open, so text that can be decoded was cut
@@ -137,7 +129,7 @@ class _Reader(Generic[_Event]):
             return [], text
         return self._salvage(text[: cuts[-1].start()]), text[cuts[-1].end() :]
 
-    def _take_last(self, text: bytes) -> list[_Event]:
+    def _take_last(self, text: bytes) -> list[Event]:
         """Returns the events of the last piece, and reads the fields that follow the array."""
         stripped = text.strip()
         if stripped[:1] == b"]":  # all events have been returned
@@ -164,27 +156,27 @@ class _Reader(Generic[_Event]):
                 continue
         return self._salvage(text)
 
-    def _decode(self, text: bytes) -> list[_Event]:
+    def _decode(self, text: bytes) -> list[Event]:
         """Decodes events; raises one of _NO_JSON if the text is not valid JSON."""
         whole = b"[" + text + b"]"
         try:
             events = self._events.decode(whole)
         except msgspec.ValidationError:  # valid JSON, but with an invalid field, such as a number as the name
             pieces = msgspec.json.decode(whole, type=list[msgspec.Raw])
-            events = [event for piece in pieces if (event := self._one(piece)) is not None]
+            events = [event for piece in pieces if (event := self._decode_one(piece)) is not None]
         except UnicodeDecodeError:
             return self._decode(text.decode("utf-8", "replace").encode())
         self._reading.num_events += len(events)
         return events
 
-    def _salvage(self, text: bytes) -> list[_Event]:
+    def _salvage(self, text: bytes) -> list[Event]:
         """Returns the valid events in text that is not valid JSON as a whole."""
         pieces = [piece for piece in _BETWEEN.split(text) if b'"ph"' in piece]
-        events = [event for piece in pieces if (event := self._one(piece)) is not None]
+        events = [event for piece in pieces if (event := self._decode_one(piece)) is not None]
         self._reading.num_events += len(events)
         return events
 
-    def _one(self, piece: bytes | msgspec.Raw) -> _Event | None:
+    def _decode_one(self, piece: bytes | msgspec.Raw) -> Event | None:
         try:
             return self._event.decode(piece)
         except (*_NO_JSON, UnicodeDecodeError):
@@ -205,12 +197,12 @@ def _begin(text: bytes, reading: Reading) -> int | None:
 
 def _fields(text: bytes, reading: Reading) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(text.decode("utf-8", "replace").encode())
+        fields = msgspec.json.decode(text.decode("utf-8", "replace").encode())
     except _NO_JSON:
         reading.notes.append("the metadata could not be read")
         return {}
-    found.pop("traceEvents", None)
-    return dict(found)
+    fields.pop("traceEvents", None)
+    return dict(fields)
 
 
 def _trailer(text: bytes, reading: Reading) -> None:

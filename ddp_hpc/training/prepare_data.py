@@ -11,7 +11,6 @@ from data_gen.progress import report_progress
 from ddp_hpc.base.errors import DataError, RequestError, stop_together
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.check_finite import first_bad_sample
-from ddp_hpc.data.check_in_child import first_bad_sample_in_child
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
@@ -108,13 +107,13 @@ def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Pa
 def _copy(path: Path, directory: Path, shows_progress: bool) -> Staged:
     """Copies the file and, if requested, shows the progress of a long copy."""
     begin_s = time.monotonic()
-    with report_progress(f"copying {path.name}") as report:
+    report = report_progress(f"copying {path.name}")
 
-        def show(done_bytes: int, total_bytes: int) -> None:
-            if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
-                report(done_bytes, total_bytes)
+    def show(done_bytes: int, total_bytes: int) -> None:
+        if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
+            report(done_bytes, total_bytes)
 
-        return stage_file(path, directory, progress=show)
+    return stage_file(path, directory, progress=show)
 
 
 def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
@@ -128,9 +127,7 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
         start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
         problem = ""
         try:
-            # The HDF5 library crashes on some damaged files, and memory-mapped files do not use it.
-            find = first_bad_sample_in_child if split.reader == "hdf5 chunked" else first_bad_sample
-            if bad := find(split, start, stop):
+            if bad := first_bad_sample(split, start, stop):
                 problem = (
                     f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
                     "Fix the file, or omit --check-data"
@@ -156,9 +153,6 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
         distribution="learnable" if config.model.name == "linear" else "uniform",
     )
     path = config.data.data_dir / default_file_name(recipe)
-    with report_progress(f"making {path.name}") as report:
-        made = generate(recipe, path, progress=report, comm=group.comm)
-    if made.note:
-        progress.say(f"warning: {made.note}")
+    made = generate(recipe, path, progress=report_progress(f"making {path.name}"), comm=group.comm)
     progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
     return path

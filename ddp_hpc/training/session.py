@@ -52,11 +52,11 @@ AFTER_PARTS_S = 15.0
 class Watching:
     """How the heartbeat watches the ranks.
 
-    `stuck_s` and `first_s` are the time limits for one position after the first step, and until its end.
+    `hang_s` and `first_s` are the time limits for one position after the first step, and until its end.
     `stacks` is the directory for the stack traces of hanging ranks; None: none are written.
     """
 
-    stuck_s: float
+    hang_s: float
     first_s: float
     stacks: Path | None
 
@@ -175,11 +175,11 @@ def introduce(group: Group, heartbeat: Heartbeat, progress: Progress) -> None:
 
 def watching_of(config: TrainConfig) -> Watching:
     """Returns how the heartbeat watches a training with these options."""
-    stuck_s = config.health.hang_timeout_s
+    hang_s = config.health.hang_timeout_s
     directories = find_run_directories(config, os.environ)
     return Watching(
-        stuck_s=stuck_s,
-        first_s=max(config.process_group.timeout_s, stuck_s),
+        hang_s=hang_s,
+        first_s=max(config.process_group.timeout_s, hang_s),
         stacks=None if directories is None else directories.stacks,
     )
 
@@ -193,7 +193,7 @@ def _start_heartbeat(
         SingleComm() if link is None else link.comm,
         "" if link is None else link.endpoint.host,
         "" if link is None else link.endpoint.listen,
-        stuck_s=watching.stuck_s,
+        hang_s=watching.hang_s,
         first_s=watching.first_s,
         connect_s=config.init_timeout_s + AFTER_PARTS_S,
         stacks=watching.stacks,

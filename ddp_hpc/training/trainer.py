@@ -37,7 +37,7 @@ from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.lifecycle import RunLifecycle
 from ddp_hpc.training.run.resumable import Losses
 from ddp_hpc.training.run.save_schedule import CONTINUE, Decision
-from ddp_hpc.training.run.stop_requests import next_exchange
+from ddp_hpc.training.run.stop_protocol import ExchangeSchedule
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
 from ddp_hpc.training.tasks.flops import flops_per_sample, peak_flops_per_s
@@ -132,7 +132,8 @@ class Trainer:
             config.optimization, group, self.batches, self.strategy, self.dtype, self.clock,
             self.heartbeat, self.lr_ranks, self.total,
         )  # fmt: skip
-        self.exchange_at, self.warned, self.logs = 0, False, False
+        self.exchanges = ExchangeSchedule(0)
+        self.warned = self.logs = False
         self.test: Evaluation | None = None
         self.lifecycle.begin()
 
@@ -167,16 +168,11 @@ class Trainer:
         self.strategy = _distribute(task, group, config, self.initial)
         if config.optimization.compile is not None:
             self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch())}")
-        mesh, optimization = self.strategy.mesh, config.optimization
+        mesh = self.strategy.mesh
         # From here on, data-parallel ranks draw different dropout masks; ranks that share samples draw the
         # same ones. The parameters were initialized equally on all ranks.
         seed_generators(config.rank_seed(mesh.data_rank))
-        self.progress.say(
-            f"model: {config.model.name}, {self.num_parameters:,} parameters; "
-            f"{_OPTIMIZER_NAMES[optimization.optimizer]}, lr {optimization.scaled_lr(mesh.data_size):g} "
-            f"(--lr {optimization.lr:g}, --lr-scaling {optimization.lr_scaling}, "
-            f"data-parallel ranks: {mesh.data_size})"
-        )
+        self.progress.say(_described(config, self.num_parameters, mesh))
         if (name := _strategy_name(config, mesh)) not in ("single", "ddp"):
             self.progress.say(f"strategy: {name}")
 
@@ -239,7 +235,7 @@ class Trainer:
         decision = self._receive(is_last) if self.pending.is_sent else CONTINUE
         # A snapshot waits for the device anyway, and the metrics of all its steps must be written before.
         waits = is_last or saves or decision.save or not self.pending.delay
-        if logs or step >= self.exchange_at or saves or decision.save:
+        if logs or self.exchanges.is_due(step) or saves or decision.save:
             self.logs = self.logs or logs or every is None
             self._send(whole=waits)
             if waits and self.pending.is_sent:
@@ -280,7 +276,7 @@ class Trainer:
             line := self.slow_ranks.check(exchanged.reports.own_s(), slowest_s)
         ):
             self.progress.say(line)
-        self.exchange_at = next_exchange(step, slowest_s)
+        self.exchanges.exchanged(step, slowest_s)
         if exchanged.non_finite is not None:
             if not self.config.optimization.allow_non_finite_loss:
                 self.lifecycle.stop_failed(f"{exchanged.non_finite}: {_AGAINST_NON_FINITE}", tick)
@@ -353,6 +349,17 @@ def _distribute(task: Task, group: Group, config: TrainConfig, initial: InitialV
         if config.optimization.fp8:
             use_fp8(blocks_of(task.model))
         return make_strategy(task, group, config.parallel, config.optimization, initial)
+
+
+def _described(config: TrainConfig, num_parameters: int, mesh: Mesh) -> str:
+    """Returns the line about the model and the optimizer for the log."""
+    optimization = config.optimization
+    return (
+        f"model: {config.model.name}, {num_parameters:,} parameters; "
+        f"{_OPTIMIZER_NAMES[optimization.optimizer]}, lr {optimization.scaled_lr(mesh.data_size):g} "
+        f"(--lr {optimization.lr:g}, --lr-scaling {optimization.lr_scaling}, "
+        f"data-parallel ranks: {mesh.data_size})"
+    )
 
 
 def _listed(numbers: list[int]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DIRECTIVES = ("#PBS", "#SBATCH", "#flux:", "#$")
+DIRECTIVES = ("#PBS", "#SBATCH")
 
 # Prints the environment of the launched program as `KEY=value` entries that end with NUL. If it stands in for
 # the training, it writes the final state of the run as the training does, unless `then` writes one or fails.

@@ -59,7 +59,7 @@ def test_a_signal_for_the_script_alone_reaches_the_ranks_before_the_commands(
     assert (sandbox.work / "after").read_text() == "9\nmore\n"
 
 
-@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs", "tuolumne", "local"])
+@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs", "local"])
 def test_lint_and_shellcheck_accept_the_script(profile: str, tmp_path: Path) -> None:
     text = render(Job(walltime_s=600, after=AFTER), load_site(profile))
     assert [one for one in lint_script(text, load_site(profile)) if one.severity != "note"] == []

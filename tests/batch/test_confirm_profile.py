@@ -48,7 +48,6 @@ version = "2022.1.1"
 cores = 32
 threads = 64
 devices = 2
-local_folder = "/scratch"
 [launch]
 default = "mpiexec"
 dialect = "pals"

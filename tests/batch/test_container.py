@@ -39,7 +39,7 @@ def test_the_launcher_starts_the_program_in_the_container_and_the_supervisor_is_
 
 def test_torchruns_agents_run_in_the_container(tmp_path: Path) -> None:
     text = render(Job(container="a.sif", launcher="torchrun"), site(tmp_path))
-    assert "\n  apptainer exec --nv a.sif python -m ddp_hpc.torchrun_step python -m ddp_hpc.train " in text
+    assert "\n  apptainer exec --nv a.sif python -m ddp_hpc.torchrun.step python -m ddp_hpc.train " in text
     assert "\n# ddp-hpc must be installed in the container, too.\n" in text
 
 
@@ -87,7 +87,7 @@ def test_options_of_srun_start_the_container_of_torchruns_agents(tmp_path: Path)
     text = render(Job(container="a", launcher="torchrun", num_nodes=2), site(tmp_path, PYXIS))
     line = text.partition("\n  srun ")[2]
     assert line.index("--container-image=a ") < line.index(
-        "python -m ddp_hpc.torchrun_step python -m ddp_hpc"
+        "python -m ddp_hpc.torchrun.step python -m ddp_hpc"
     )
 
 

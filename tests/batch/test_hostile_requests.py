@@ -37,7 +37,6 @@ QUOTED = ("run_dir", "env", "command")
 MORE = [
     "\n#PBS -q x\n",
     "\n#$ -q x",
-    "\n#flux: -q x",
     "\0",
     "--",
     "-",
@@ -174,7 +173,6 @@ show() { printf '%s\\0' "$#" "$@"; }
 python() { show "$@"; }
 srun() { show "$@"; }
 ibrun() { show "$@"; }
-flux() { show "$@"; }
 num_nodes=2 num_ranks=2 mpiexec=show step_script=show per_node=(-x) hosts=hosts
 """
 

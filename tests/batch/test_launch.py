@@ -361,11 +361,6 @@ def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, ge
     assert f"Get one with {get_one}, or use --profile local" in refused(sandbox.environ(), profile)
 
 
-def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> None:
-    text = refused(sandbox.environ(), "tuolumne")
-    assert "uses Flux, but ddp-hpc launch works only in allocations of Slurm and PBS. Write a script" in text
-
-
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
     sandbox.program("sbatch", "")  # the machine of the tests can have it
     launch = planned(sandbox.environ(), num_ranks=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -32,70 +31,30 @@ BAD = [
     ("JOB003", 3, SLURM + "echo $((1 + 2\n"),
     ("JOB003", 5, SLURM + "for i in 1 2; do\n  echo $i\n"),
     ("JOB003", 4, SLURM + "cat <<EOF\nnever closed\n"),
-    ("JOB004", 4, PBS + "set -e\n#PBS -q debug\n"),
-    ("JOB004", 2, "cd /tmp\n#SBATCH --nodes=2\n"),
-    ("JOB005", 3, SLURM + "#SBACTH --nodes=2\n"),
-    ("JOB018", 3, SLURM + "#sbatch -N 2\n"),
     ("JOB005", 3, PBS + "#PBS-l select=2\n"),
     ("JOB005", 3, PBS + "#PBS: -l select=2\n"),
-    ("JOB018", 3, PBS + "#pbs -q debug\n"),
-    ("JOB006", 3, PBS + "#SBATCH --nodes=2\n"),
-    ("JOB007", 3, PBS + "#PBS -l walltime=02:00:00\n"),
-    ("JOB007", 4, PBS + "#PBS -q debug\n#PBS -q prod\n"),
-    ("JOB008", 3, SLURM + "#SBATCH --output=$HOME/log\n"),
-    ("JOB008", 3, PBS + "#PBS -N ddp_$USER\n"),
-    ("JOB008", 3, SLURM + "#SBATCH --chdir=~/work\n"),
     ("JOB009", 3, SLURM + "export AWS_SECRET_ACCESS_KEY='abcd1234efgh'\n"),
     ("JOB009", 3, SLURM + "HF_TOKEN=hf_0123456789 srun python train.py\n"),
-    ("JOB010", 1, "#!/bin/bash\n#PBS -l select=1\n"),
-    ("JOB011", 2, "#!/bin/bash\n#PBS -l walltime=1h\n"),
-    ("JOB011", 2, "#!/bin/bash\n#SBATCH -t one-hour\n"),
-    ("JOB012", 2, "#!/bin/bash\n#PBS -l select=1,walltime=30\n"),
-    ("JOB012", 2, "#!/bin/bash\n#PBS -l walltime=01:30\n"),
-    ("JOB013", 2, "#!/bin/bash\n#PBS -l walltime=00:00:00\n"),
-    ("RANK001", 6, TWO_NODES + "srun torchrun --nnodes=2 --nproc-per-node=4 train.py &\n"),
     ("RANK001", 6, CHUNKS + "mpiexec -n 8 --ppn 4 python -m torch.distributed.run --nnodes=2 train.py\n"),
-    ("RANK015", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),
-    ("RANK002", 6, TWO_NODES + "torchrun --nnodes=2 --nproc-per-node=4 train.py\n"),
-    ("RANK013", 6, TWO_NODES + "torchrun --nproc_per_node 4 train.py\n"),
-    ("RANK002", 6, TWO_NODES + "torchrun --nnodes=2 --nproc-per-node=4 train.py # for details see docs\n"),
+    ("RANK014", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),
     ("RANK003", 7, CHUNKS + "export MASTER_ADDR=$(hostname)\nmpiexec -n 16 --ppn 8 python train.py\n"),
-    (
-        "RANK003",
-        6,
-        TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 --nproc_per_node=8 train.py\n",
-    ),
     ("RANK004", 6, CHUNKS + "mpirun -np 4 python train.py\n"),
     ("RANK004", 6, TWO_NODES + "mpirun -np 4 python train.py\n"),
     ("RANK005", 6, CHUNKS + "export OMP_NUM_THREADS=64\nmpiexec -n 8 --ppn 4 ./a.out\n"),
     ("RANK006", 4, PBS + "trap 'kill $pid' TERM\nmpiexec -n 4 python train.py\n"),
     ("RANK006", 4, SLURM + "trap stop SIGUSR1\nsrun python train.py | tee log\n"),
     ("RANK007", 3, SLURM + "trap stop SIGCONT\n"),
-    ("RANK008", 3, SLURM + "export MASTER_PORT=29500\n"),
     ("RANK008", 3, SLURM + "torchrun --nproc-per-node=2 --master_port 29500 train.py\n"),
     ("RANK009", 6, TWO_NODES + "export MASTER_ADDR=127.0.0.1\n"),
     ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
-    ("PBS005", 4, PBS + "#PBS -l select=2\n#PBS -l ngpus=4\n"),
     ("PBS006", 3, PBS + f"#PBS -N {'n' * 231}\n"),
-    ("PBS008", 3, PBS + "#PBS -l filesystem=home\n"),
-    ("PBS008", 3, PBS + "#PBS -l select=2:ngpu=4\n"),
-    ("PBS009", 3, PBS + "#PBS -l place=scatter:exclusive\n"),
-    ("PBS010", 3, PBS + "#PBS -k always\n"),
-    ("PBS010", 3, PBS + "#PBS -r yes\n"),
+    ("PBS010", 3, PBS + "#PBS -l place=scatter:exclusive\n"),
     ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n"),
     ("PBS012", 6, CHUNKS + "NUM_NODES=`cat $PBS_NODEFILE | wc -l`\n"),
     ("PBS013", 3, PBS + "qsub -W depend=afterok:$PBS_JOBID next.pbs\n"),
-    ("PBS016", 3, PBS + 'here=$(dirname "${BASH_SOURCE[0]}")\n'),
-    ("SLURM002", 3, SLURM + "#SBATCH --gpu-per-node=4\n"),
-    ("SLURM002", 3, SLURM + "#SBATCH --cpus_per_task=4\n"),
-    ("SLURM016", 4, SLURM + "#SBATCH --gres=gpu:a100:4\n#SBATCH --gpus-per-node=4\n"),
-    ("SLURM005", 6, TWO_NODES + "srun --gpus-per-task=1 python train.py\n"),
-    ("SLURM006", 6, TWO_NODES + "srun --gpu-bind=single:1 python train.py\n"),
     ("SLURM008", 3, SLURM + "#SBATCH --signal=SIGUSR1@60\ntrap stop USR1\n"),
     ("SLURM010", 3, SLURM + "scontrol requeue $SLURM_JOB_ID\n"),
-    ("RANK013", 6, TWO_NODES + "python3 train.py\n"),
     ("SLURM013", 5, SLURM + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH -n 4\n"),
-    ("SLURM014", 6, TWO_NODES + "srun python train.py\n"),
 ]
 
 REQUESTS = [
@@ -203,8 +162,6 @@ def test_the_jobs_in_the_repository_have_no_finding(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.toml")), ids=lambda path: path.stem)
 def test_rendered_scripts_have_no_finding(path: Path) -> None:
     site = load_site(path.stem)
-    # lint reports that it does not check the directives of these.
-    noted = {"JOB014"} if site.scheduler in ("flux", "age") else set()
     queue = next((entry for entry in site.queues if entry.name == site.default_queue), None)
     num_nodes = 1 if site.scheduler == "local" else max(2, queue.min_nodes if queue else 1)
     num_nodes = min(num_nodes, (queue.max_nodes if queue else 0) or largest_num_nodes(site) or num_nodes)
@@ -218,19 +175,15 @@ def test_rendered_scripts_have_no_finding(path: Path) -> None:
             if launcher:
                 continue  # not every site supports every launcher
             raise
-        assert [finding for finding in found if finding.check not in noted] == [], launcher
+        assert found == [], launcher
 
 
 HOSTILE = {
     "binary": "".join(map(chr, range(256))) * 4000,
     "nul": "\0" * 1_000_000,
     "ten megabytes": SLURM + "echo hello world\n" * 600_000,
-    "one long line": SLURM + "a" * 5_000_000,
-    "open quotes": SLURM + "'\"`" * 300_000,
     "open substitutions": SLURM + "$($(" * 200_000,
-    "open braces": SLURM + "${${" * 200_000,
     "here-documents": SLURM + "<<A <<B\n" * 100_000,
-    "backslashes": SLURM + "\\" * 1_000_001,
     "directives": "#!/bin/bash\n" + "#SBATCH --nodes=2 # x\n#PBS -l select=1:a=b\n" * 20_000,
     "long directive": "#!/bin/bash\n#SBATCH --" + "x" * 1_000_000 + "\n#PBS -l " + "a=b," * 100_000 + "\n",
     "surrogates": SLURM + "#SBATCH --output=\udc80\udcff$x\nexport API_KEY=\udc80aaaaaaaaa\n",
@@ -264,13 +217,6 @@ def test_the_command_prints_one_line_per_finding_and_exits_with_1(tmp_path: Path
     done = run_cli("lint", "job.sh", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.startswith(b"job.sh:4: error JOB004: this directive comes after the first command")
-
-
-def test_only_warnings_exit_with_0_and_json_is_a_list(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(SLURM + "export MASTER_PORT=29500\n")
-    done = run_cli("lint", "job.sh", "--json", cwd=tmp_path)
-    assert done.returncode == 0
-    assert [(f["check"], f["line"]) for f in json.loads(done.stdout)] == [("RANK008", 3)]
 
 
 @pytest.mark.parametrize(

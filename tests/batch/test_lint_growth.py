@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_hpc.lint.bash_syntax import MAX_DEPTH
 from ddp_hpc.lint.parse_script import MAX_PARSED_CHARS, parse_script
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.sites.site import load_site
@@ -99,34 +96,18 @@ def test_only_a_limited_number_of_misspelled_words_is_compared(
     assert lookups <= 200
 
 
-def test_a_script_that_would_crash_bash_is_reported() -> None:
-    text = SLURM + "hostname\necho " + "$(echo " * 5000 + "x" + ")" * 5000 + "\n"
-    (found,) = lint_script(text)
-    assert (found.check, found.line) == ("JOB015", 4)
-    assert f"more than {MAX_DEPTH} levels deep" in found.what
-
-
 def test_a_case_with_many_branches_does_not_count_as_nested() -> None:
     assert lint_script(SLURM + "case $x in\n" + "a) echo ;;\n" * 500 + "esac\n") == []
 
 
-def test_a_killed_bash_is_not_a_syntax_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "bash"
-    program.write_text("#!/bin/sh\nkill -SEGV $$\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
-    (found,) = lint_script(SLURM + "hostname\n")
-    assert found.what == "bash -n reports: no error, but bash was killed by SIGSEGV while reading the script"
+def test_a_bash_that_crashes_finds_no_syntax_error() -> None:
+    assert lint_script(SLURM + "echo " + "$(echo " * 5000 + "x" + ")" * 5000 + "\n") == []
 
 
-def test_a_script_beyond_the_size_limit_is_reported_and_truncated_at_a_line() -> None:
+def test_a_script_beyond_the_size_limit_is_truncated_at_a_line() -> None:
     body = "echo 0123456789012345678901234567890123456789\n"
-    text = SLURM + body * (MAX_PARSED_CHARS // len(body) + 10)
-    script = parse_script(text)
+    script = parse_script(SLURM + body * (MAX_PARSED_CHARS // len(body) + 10))
     assert {command.text for command in script.commands} == {body.strip()}
-    (found,) = lint_script(text)
-    assert (found.check, found.line) == ("JOB015", len(script.lines))
-    assert f"{len(text):,} characters" in found.what
 
 
 _PIECES = [

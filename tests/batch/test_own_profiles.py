@@ -18,14 +18,11 @@ from ddp_hpc.render.validate_site_profile import faults_of
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.profile_tables import (
     Account,
-    Age,
     Detect,
     Env,
     Fabric,
     Fallback,
-    Flux,
     Launch,
-    Lustre,
     Node,
     Pbs,
     Proxy,
@@ -227,7 +224,7 @@ def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("account.option = '-B'", "option must be one of '-A', '-P', '-W group_list=', '-g', '' (got '-B')"),
+        ("account.option = '-B'", "option must be one of '-A', '-P', '-W group_list=', '' (got '-B')"),
         ("confidence = 'sure'", 'confidence must be "high", "medium" or "low" (got \'sure\')'),
         ("pbs.resources = ['select={node}']", 'unknown placeholder {node} (did you mean "nodes"?)'),
         ("pbs.options = ['-v A=$HOME']", "is not allowed in a directive"),
@@ -353,11 +350,10 @@ class TestThePage:
     def test_it_names_every_key(self) -> None:
         named = set(re.findall(r"`\[*([a-z_]+)\]*", self.PAGE))
         tables = {"account": Account, "detect": Detect, "node": Node, "queues": Queue, "pbs": Pbs}
-        tables |= {"slurm": Slurm, "flux": Flux, "age": Age, "launch": Launch, "env": Env}
+        tables |= {"slurm": Slurm, "launch": Launch, "env": Env}
         tables |= {
             "fallbacks": Fallback,
             "fabric": Fabric,
-            "lustre": Lustre,
             "proxy": Proxy,
             "sources": Source,
         }

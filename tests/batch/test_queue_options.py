@@ -1,7 +1,6 @@
 """Options of jobs that become directives: what each scheduler writes, what it refuses, and hostile values.
 
-The expected options are those of sbatch(1), of qsub(1B) and pbs_resources(7B) of OpenPBS, of
-flux-batch(1), and of the qsub(1) of Grid Engine.
+The expected options are those of sbatch(1), and of qsub(1B) and pbs_resources(7B) of OpenPBS.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import DIRECTIVES, run_cli
 
-SLURM, PBS, FLUX, AGE = "generic_slurm", "generic_pbs", "tuolumne", "tsubame4"
+SLURM, PBS = "generic_slurm", "generic_pbs"
 
 
 def directives(profile: str, **options: object) -> list[str]:
@@ -41,24 +40,17 @@ def added(profile: str, **options: object) -> list[str]:
         (PBS, {"mem": "64G"}, ["-l select=1:ncpus=1:mpiprocs=1:mem=64gb"]),
         (SLURM, {"exclusive": True}, ["--exclusive"]),
         (PBS, {"exclusive": True}, ["-l place=scatter:exclhost"]),
-        (FLUX, {"exclusive": True}, []),
         (SLURM, {"constraint": "[a100|h100]"}, ["--constraint=[a100|h100]"]),
-        (FLUX, {"constraint": "a100"}, ["--requires=a100"]),
         (SLURM, {"reservation": "school"}, ["--reservation=school"]),
-        (AGE, {"reservation": "12"}, ["-ar 12"]),
         (SLURM, {"dependency": "afterok:1:2,afterany:3_4"}, ["--dependency=afterok:1:2,afterany:3_4"]),
         (PBS, {"dependency": "afterok:1.pbs:2[].pbs"}, ["-W depend=afterok:1.pbs:2[].pbs"]),
-        (FLUX, {"dependency": "afterok:f1:f2"}, ["--dependency=afterok:f1", "--dependency=afterok:f2"]),
-        (AGE, {"dependency": "afterany:1:2"}, ["-hold_jid 1,2"]),
         (SLURM, {"mail_type": "end,time_limit_80"}, ["--mail-type=END,TIME_LIMIT_80"]),
         (SLURM, {"mail_type": "END", "mail_user": "a@b.org"}, ["--mail-user=a@b.org", "--mail-type=END"]),
         (PBS, {"mail_type": "END,FAIL", "mail_user": "a@b.org"}, ["-M a@b.org", "-m ea"]),
         (PBS, {"mail_type": "ALL"}, ["-m bea"]),
         (PBS, {"mail_type": "none"}, ["-m n"]),
-        (AGE, {"mail_type": "END"}, ["-m e"]),
         (SLURM, {"array": "0-3,7%2"}, ["--array=0-3,7%2", "--output=%x-%A_%a.out"]),
         (PBS, {"array": "0-8:2%3"}, ["-J 0-8:2%3"]),
-        (AGE, {"array": "1-4%2"}, ["-t 1-4", "-tc 2"]),
     ],
 )
 def test_an_option_becomes_the_directives_of_its_scheduler(
@@ -80,16 +72,8 @@ def test_an_option_becomes_the_directives_of_its_scheduler(
             {"mem": "8G", "queue": "by-gpu", "ranks_per_node": 2},
             "does not request one chunk per node",
         ),
-        (FLUX, {"mem": "8G"}, "Flux allocates whole nodes with their memory"),
-        (FLUX, {"reservation": "r"}, "Flux has no reservations"),
-        (FLUX, {"mail_type": "END"}, "Flux sends no mail"),
-        (AGE, {"mem": "8G"}, "only if the site defines a resource for it"),
-        (AGE, {"exclusive": True}, "only if the site defines a resource for it"),
-        (AGE, {"dependency": "afterok:1"}, "Use afterany."),
         (PBS, {"array": "1,2"}, "only a single range with at least two indices"),
         (PBS, {"array": "3"}, "only a single range with at least two indices"),
-        (AGE, {"array": "0-3"}, "indices of Grid Engine begin at 1"),
-        (FLUX, {"array": "0-3"}, "flux batch has no arrays"),
         ("frontera_rtx", {"array": "0-3"}, "--array was given, but Frontera rtx (TACC) does not accept it"),
         ("frontera_rtx", {"mem": "8G"}, "--mem was given, but Frontera rtx (TACC) does not accept it"),
         ("local", {"exclusive": True}, "without a scheduler a job starts at once"),

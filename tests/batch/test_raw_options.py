@@ -31,8 +31,6 @@ def refused(profile: str, **options: object) -> str:
         ("generic_slurm", "#SBATCH --switches=1 ", "#SBATCH --switches=1"),
         ("generic_slurm", '--comment="two words"', '#SBATCH --comment="two words"'),
         ("generic_pbs", "-W sandbox=PRIVATE", "#PBS -W sandbox=PRIVATE"),
-        ("tuolumne", "--setattr=thp=always", "#flux: --setattr=thp=always"),
-        ("tsubame4", "#$ -p -4", "#$ -p -4"),
     ],
 )
 def test_a_raw_directive_is_written_once_and_accepted_by_lint(
@@ -70,8 +68,6 @@ def test_a_raw_directive_replaces_the_option_of_the_profile() -> None:
         ("generic_slurm", "#PBS -l mem=1gb", "the directives of Slurm begin with #SBATCH"),
         ("generic_pbs", "-l select=3", "ddp-hpc writes '-l select=1:ncpus=1:mpiprocs=1' itself"),
         ("generic_pbs", "-j eo", "ddp-hpc writes '-j oe' itself"),
-        ("tuolumne", "--nodes=3", "ddp-hpc writes '--nodes=1' itself"),
-        ("tsubame4", "-l h_rt=1", "ddp-hpc writes '-l h_rt=00:10:00' itself"),
         ("frontera_rtx", "--mem=8G", "does not accept it"),
         ("local", "--mem=8G", "without a scheduler"),
     ],
@@ -109,8 +105,6 @@ def test_a_raw_directive_that_is_not_one_line_is_refused(directive: str) -> None
     [
         ("#SBATCH --mem=8G", "Use --directive --mem=8G."),
         ("#PBS -l mem=8gb", "Use --directive '-l mem=8gb'."),
-        ("#flux: --requires=a", "Use --directive --requires=a."),
-        ("#$ -l mem=8G", "Use --directive '-l mem=8G'."),
     ],
 )
 def test_a_directive_in_setup_is_refused_with_the_option_for_it(line: str, use: str) -> None:
@@ -121,7 +115,7 @@ def test_a_comment_in_setup_is_not_a_directive() -> None:
     assert "\n# the modules\n" in render(Job(setup=("# the modules",)), load_site("generic_slurm"))
 
 
-@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs", "tuolumne", "tsubame4"])
+@pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs"])
 def test_launcher_arguments_are_the_last_options_of_the_launcher(profile: str) -> None:
     given = ("--x 'a b'", "--y=$(id)")
     text = render(Job(walltime_s=600, launcher_arg=given), load_site(profile))

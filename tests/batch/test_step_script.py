@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ddp_hpc.render.render_script import render_step
+from ddp_hpc.torchrun.step import Rendezvous
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for
 
-# Runs the step, in which the same program replaces torchrun and torchrun_endpoint.
+# Runs the step, in which the same program replaces torchrun and the endpoint.
 STEP = (
-    "import os; from ddp_hpc import torchrun_step as step; run = step.run_step; "
+    "import os; from ddp_hpc.torchrun import step; run = step.run_step; "
     "step.run_step = lambda *args: run(*args, python=os.environ['STAND_IN']); step.main()"
 )
 PYTHON = f"""#!/bin/bash
 case $2 in
-  ddp_hpc.torchrun_step) STAND_IN=$0 exec {sys.executable} -c "{STEP}" "${{{{@:3}}}}" ;;
-  ddp_hpc.rendezvous.torchrun_endpoint)
+  ddp_hpc.torchrun.step) STAND_IN=$0 exec {sys.executable} -c "{STEP}" "${{{{@:3}}}}" ;;
+  ddp_hpc.torchrun.endpoint)
     printf '%s\\0' "$@" >"$RECORD.endpoint"
     {{endpoint}}
     ;;
@@ -35,8 +38,16 @@ esac
 """
 # Runs until its parent has ended; the /proc/PID/exe of a zombie cannot be read.
 STAY = "while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done"
-HEAD = f'echo "head.fast 45123 0 10.0.0.1 /tmp/x/key"; {STAY}'
-OTHER = 'echo "head.fast 45123 1 10.0.0.2 /tmp/y/key"'
+
+
+def _answer(node_rank: int, address: str, key_file: str) -> str:
+    """The line of an endpoint."""
+    line = json.dumps(asdict(Rendezvous("head.fast", 45123, node_rank, address, key_file)))
+    return f"echo '{line}'"
+
+
+HEAD = f"{_answer(0, '10.0.0.1', '/tmp/x/key')}; {STAY}"
+OTHER = _answer(1, "10.0.0.2", "/tmp/y/key")
 
 
 @pytest.fixture
@@ -93,7 +104,7 @@ def test_what_torchrun_cannot_run_is_refused_in_one_line(step: Sandbox, args: li
     assert not step.record.exists()
 
 
-def test_the_agents_use_the_rendezvous_of_torchrun_endpoint(step: Sandbox) -> None:
+def test_the_agents_use_the_rendezvous_of_their_endpoint(step: Sandbox) -> None:
     run(step, SLURM_STEP_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_STEP_ID="3", DDP_HPC_INIT_TIMEOUT_S="60")
     words = step.words()
     assert words[:2] == ["-m", "ddp_hpc.torchrun"]
@@ -140,7 +151,7 @@ def test_an_impossible_minimum_number_of_nodes_is_refused(step: Sandbox, min_nod
     assert not (step.work / "canary").exists()
 
 
-def test_torchrun_endpoint_ends_with_the_script(sandbox: Sandbox) -> None:
+def test_the_endpoint_ends_with_the_script(sandbox: Sandbox) -> None:
     sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
     # capture_output waits until stderr is closed, so a remaining process would cause a timeout.
     done = run(sandbox)

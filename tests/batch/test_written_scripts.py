@@ -48,7 +48,7 @@ def test_a_shipped_job_can_be_executed(script: Path) -> None:
 
 
 # The other sites' scripts differ from these in exported values and in the lines of their profiles.
-CHECKED_EACH_TIME = ("generic_", "local-", "polaris-2", "perlmutter-2", "tsubame4-", "tuolumne-")
+CHECKED_EACH_TIME = ("generic_", "local-", "polaris-2", "perlmutter-2")
 
 
 @pytest.mark.parametrize(

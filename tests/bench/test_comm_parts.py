@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Hashable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.comm import timing
-from ddp_hpc.bench.comm.baseline import describe, key_of, read_baseline, slower_rows
-from ddp_hpc.bench.comm.gradient_buckets import buckets_of, make_model
-from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_ranks_per_node, parse_sizes
-from ddp_hpc.bench.comm.rank_subsets import Division, divide
+from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_sizes
 from ddp_hpc.bench.comm.timing import speeds
 from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
 from ddp_hpc.bench.comm.verification_data import PERIOD, fill_pattern, sum_table, table
@@ -140,140 +131,10 @@ def test_a_table_can_be_repeated_from_any_position() -> None:
 # Groups of ranks.
 
 
-def test_one_rank_per_node_and_all_ranks() -> None:
-    found, notes = divide(["a", "a", "b", "b"], parse_ranks_per_node("1,all"))
-    assert found == [Division((0, 2), 1), Division((0, 1, 2, 3), 2)]
-    assert notes == []
-
-
-def test_nodes_of_different_sizes_have_no_number_per_node() -> None:
-    found, _ = divide([0, 0, 0, 1], (2, None))
-    assert found == [Division((0, 1, 3), None), Division((0, 1, 2, 3), None)]
-    assert str(found[0]) == "3 ranks"
-
-
-def test_ranks_may_be_assigned_to_nodes_round_robin() -> None:
-    found, _ = divide(["a", "b", "a", "b"], (1,))
-    assert found == [Division((0, 1), 1)]
-
-
-def test_one_rank_per_node_is_skipped_on_a_single_node() -> None:
-    found, notes = divide(["a", "a"], parse_ranks_per_node("1,all"))
-    assert found == [Division((0, 1), 2)]
-    assert notes == ["--ranks-per-node 1: skipped, since it is a single rank on one node"]
-
-
-def test_no_group_is_an_error() -> None:
-    with pytest.raises(RequestError, match=r"single rank on one node\. Use a larger number"):
-        divide(["a", "a"], (1,))
-
-
 # The buckets of a model.
 
 
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("cap_mib", [None, 25.0, 0.5, 0.1])
-def test_buckets_are_those_that_ddp_logs_after_its_second_step(
-    world_of_one: None, cap_mib: float | None
-) -> None:
-    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(11)))
-    model[3].requires_grad_(False)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mib)  # type: ignore[arg-type]
-    for _ in range(3):  # DDP logs the buckets after the third step
-        ddp(torch.ones(2, 256)).sum().backward()
-    logged = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]  # type: ignore[operator]
-    found = [bucket.num_elements * 4 for bucket in buckets_of(model, cap_mib)]
-    assert found == [int(size) for size in logged.split(",")]
-    assert sum(found) == 10 * 256 * 256 * 4
-    assert len(found) == {None: 2, 25.0: 1, 0.5: 5, 0.1: 10}[cap_mib]
-
-
-def test_gradients_of_two_dtypes_are_in_separate_buckets() -> None:
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False).to(torch.bfloat16))
-    assert {(b.num_elements, b.dtype) for b in buckets_of(model, None)} == {(16, "float32"), (16, "bfloat16")}
-
-
-def test_a_model_is_created_as_in_training() -> None:
-    model = make_model(model="linear", src_shape=(6,), tgt_shape=(2,))
-    assert [tuple(p.shape) for p in model.parameters()] == [(2, 6), (2,)]
-
-
 # Baselines.
-
-SETTINGS = {"ranks": 4, "backend": "gloo", "device": "cpu"}
-
-
-def row(name: str, median_us: float, **other: Any) -> dict[str, Any]:
-    fields = {"name": name, "bytes": 1024, "dtype": "float32", "ranks": 4, "ranks_per_node": 2}
-    return {**fields, "median_us": median_us, **other}
-
-
-def write(path: Path, **other: Any) -> Path:
-    result = {"name": "comm", "settings": SETTINGS, "rows": [row("reduce", 100.0)], **other}
-    path.write_text(json.dumps(result))
-    return path
-
-
-def test_a_row_is_slower_only_beyond_the_tolerance(tmp_path: Path) -> None:
-    medians = read_baseline(write(tmp_path / "b.json"), SETTINGS)
-    assert slower_rows([row("reduce", 119.9), row("broadcast", 1e9)], medians, 0.2) == []
-    (line,) = slower_rows([row("reduce", 150.0)], medians, 0.2)
-    assert line == "reduce of 1.0 KiB on 4 ranks: 100 us -> 150 us (+50%)"
-
-
-@pytest.mark.parametrize(
-    "other", [{"bytes": 2048}, {"dtype": "float16"}, {"ranks": 2}, {"ranks_per_node": 1}]
-)
-def test_only_matching_rows_are_compared(tmp_path: Path, other: dict[str, Any]) -> None:
-    medians: dict[Hashable, float] = read_baseline(write(tmp_path / "b.json"), SETTINGS)
-    assert slower_rows([row("reduce", 1e9, **other)], medians, 0.2) == []
-    assert key_of(row("reduce", 1.0)) in medians
-
-
-def test_of_many_slower_rows_only_a_few_are_listed() -> None:
-    line = describe([f"row {i}" for i in range(8)], Path("b.json"), 0.1)
-    assert line.startswith("8 rows are slower than --baseline b.json by more than 10%: row 0; ")
-    assert line.endswith("row 4; and 3 more")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "was not written by bench comm"),
-        ("{", "was not written by bench comm"),
-        ("[]", "was not written by bench comm"),
-        ("[" * 100_000, "was not written by bench comm"),
-        ('{"name": "io"}', "was written by bench io"),
-        ('{"name": "comm", "rows": []}', "was not written by bench comm"),
-        (
-            f'{{"name": "comm", "settings": {json.dumps(SETTINGS)}, "rows": [{{}}]}}',
-            "was not written by bench comm",
-        ),
-    ],
-)
-def test_a_file_that_is_not_a_baseline_is_rejected(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "b.json").write_text(content)
-    with pytest.raises(RequestError, match=message):
-        read_baseline(tmp_path / "b.json", SETTINGS)
-
-
-def test_a_missing_baseline_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="cannot read"):
-        read_baseline(tmp_path / "none.json", SETTINGS)
-
-
-@pytest.mark.parametrize("other", [{"ranks": 8}, {"backend": "nccl"}, {"device": "cuda (NVIDIA H100)"}])
-def test_a_baseline_of_other_ranks_or_devices_is_rejected(tmp_path: Path, other: dict[str, Any]) -> None:
-    path = write(tmp_path / "b.json", settings={**SETTINGS, **other})
-    with pytest.raises(RequestError, match="is not comparable"):
-        read_baseline(path, SETTINGS)
-
 
 # Transports.
 

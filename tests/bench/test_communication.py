@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.bench.scaling.exposed_communication import communication_share
+from ddp_hpc.bench.scaling.results import communication_share
 
 MAIN, GLOO, STREAM = 1, 2, 7
 

@@ -174,9 +174,7 @@ def test_files_that_do_not_fit_on_the_disk_are_an_error(tmp_path: Path) -> None:
         (["--data", "none.h5"], "none.h5"),
         (["--data", "x.h5", "--num-samples", "9"], "cannot be combined with options for synthetic data"),
         (["--data", "x.h5", "--dir", "."], "cannot be combined with options for synthetic data"),
-        (["--picture", "io.jpg"], "unknown suffix '.jpg'; use .png or .svg"),
         (["--json", "/dev/null/io.json"], "cannot be written"),
-        (["--json", "io.svg", "--picture", "./io.svg"], "uses the same file"),
     ],
 )
 def test_an_invalid_request_is_rejected_before_anything_is_measured(args: list[str], message: str) -> None:
@@ -216,7 +214,7 @@ def test_the_examples_in_the_help_are_valid_and_cover_large_and_small_samples(tm
     assert "256 bytes" in text
 
 
-def test_a_run_writes_the_table_the_json_and_the_picture(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_writes_the_table_and_the_json(launch: Launch, tmp_path: Path) -> None:
     shapes = [
         "--num-samples",
         "64",
@@ -229,7 +227,7 @@ def test_a_run_writes_the_table_the_json_and_the_picture(launch: Launch, tmp_pat
         "--seconds",
         "0",
     ]
-    files = ["--json", tmp_path / "new/io.json", "--picture", tmp_path / "io.png"]
+    files = ["--json", tmp_path / "new/io.json"]
     ways = ["--formats", "hdf5", "--workers", "0", "--workers", "1"]
     argv = [sys.executable, "-m", "ddp_hpc", "bench", "io", *shapes, *files, *ways]
     done = launch(argv, cwd=tmp_path, env={"TMPDIR": str(tmp_path)}, timeout_s=60)
@@ -238,8 +236,7 @@ def test_a_run_writes_the_table_the_json_and_the_picture(launch: Launch, tmp_pat
     rows = json.loads((tmp_path / "new/io.json").read_text())["rows"]
     assert [row["name"] for row in rows] == names
     assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:]] == names
-    assert (tmp_path / "io.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["io.png", "new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 @pytest.mark.parametrize(

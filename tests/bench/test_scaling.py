@@ -9,12 +9,13 @@ import shlex
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_hpc.bench.scaling import output as scaling_report
+from ddp_hpc.bench.scaling import output as scaling_output
 from ddp_hpc.bench.scaling.results import NotMeasuredError, differences, read_point, rows
 from ddp_hpc.commands.bench import scaling as bench_scaling
 from tests.bench.scaling_points import STEPS, WARM_UP, point, settings, write_mpiexec, write_point
@@ -90,7 +91,6 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_point(tmp_path: Pa
         ({"world": {"world_size": 1, "num_nodes": 1}}, "the run used 1 rank; "),
         ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks need for one step"),
         ({"world": None}, "is damaged"),
-        ({"model": {}}, "is damaged"),
     ],
 )
 def test_the_results_of_another_run_are_rejected(
@@ -108,10 +108,6 @@ def test_the_results_of_another_run_are_rejected(
     [
         ("summary.json", ""),
         ("summary.json", "[]"),
-        ("summary.json", "[" * 100_000),
-        ("metrics.jsonl", "\n"),
-        ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": NaN, "step_s": 1}\n' * 4),
-        ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 0}\n' * 4),
         ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 1}\n{"st'),
         ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 1}\n'),
     ],
@@ -178,10 +174,10 @@ def test_gathering_starts_nothing(here: Path, run: Run, monkeypatch: pytest.Monk
     scaling(run, "--mode", "weak", "--ranks", "1,2")
     (here / "scaling" / "ranks2-batch8" / "summary.json").unlink()
     (here / "scaling" / "ranks2-batch8" / "log.txt").unlink()
-    done = run("bench", "scaling", "--gather", "--markdown", "s.md")
+    done = run("bench", "scaling", "--gather")
     assert done.code == 1
     assert done.err.splitlines()[-1] == "2 ranks, batches of 8: missing, not started"
-    assert len((here / "s.md").read_text().splitlines()) == 5, "a table of one row, and its caption"
+    assert len(done.out.splitlines()) == 2, "a table of one row"
 
 
 def test_ranks_can_be_added_to_a_directory(here: Path, run: Run) -> None:
@@ -257,6 +253,7 @@ def test_a_signal_ends_the_point_and_keeps_the_others(
     argv = [sys.executable, "-m", "ddp_hpc", "bench", "scaling", "--profile", "local", *SHORT]
     env = {"DDP_HPC_MPIEXEC": os.environ["DDP_HPC_MPIEXEC"], "STEP_S": "1=0.1 2=hangs"}
     argv += ["--mode", "weak", "--ranks", "1,2"]
+    before = _processes_in(here)
     process = launch.start(argv, cwd=here, env={**env, "DDP_HPC_RUN_DIR": "directory of the surrounding job"})
     while not (here / "up").exists():
         assert process.poll() is None, process.communicate()
@@ -267,15 +264,20 @@ def test_a_signal_ends_the_point_and_keeps_the_others(
     assert "1 finished point kept; run the same command again" in ended.stderr
     assert (here / "scaling" / "ranks1-batch8" / "summary.json").exists()
     assert not list((here / "scaling" / "ranks2-batch8").iterdir())
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"ranks2-batch8" in _read(path)]
-    assert not left
+    end_s = time.monotonic() + 30
+    while _processes_in(here) - before:  # a process that was killed can end a moment later
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def _processes_in(directory: Path) -> set[str]:
+    """Returns the processes whose working directory is `directory`."""
+    pids = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            if (path / "cwd").readlink() == directory:
+                pids.add(path.name)
+    return pids
 
 
 # Invalid requests
@@ -312,12 +314,9 @@ def _read(path: Path) -> bytes:
         (["--ranks", "1", "--", "python", "mine.py"], "'python' after -- is not an option"),
         (["--ranks", "1,4", "--", "--num-samples", "31"], "the largest point uses 32 samples per step"),
         (["--ranks", "1", "--walltime", "10m"], "--walltime requires --submit"),
-        (["--ranks", "1", "--wait"], "--wait requires --gather"),
         (["--ranks", "1", "--dir", "a_file"], "cannot use --dir a_file (Not a directory)"),
         (["--ranks", "1", "--dir", "precious"], "--dir precious contains files, but not scaling.json"),
-        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "is also given with another option"),
-        (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and was not written by this command"),
-        (["--ranks", "1", "--picture", "s.jpg"], "unknown suffix '.jpg'"),
+        (["--ranks", "1", "--json", "precious/thesis.md"], "exists and is not JSON"),
         (["--gather"], "--gather only reads results from --dir; omit --batch-size"),
     ],
 )
@@ -356,18 +355,7 @@ def test_a_directory_with_other_points_is_rejected(
     assert (here / "scaling" / "scaling.json").read_text() == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{}",
-        "[]",
-        '{"kind": "request of ddp-hpc bench scaling"}',
-        "[" * 100_000,
-        "\x00",
-        '{"kind": 1e999}',
-    ],
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": "request of ddp-hpc bench scaling"}'])
 def test_a_damaged_request_is_rejected(here: Path, run: Run, text: str) -> None:
     (here / "scaling").mkdir()
     (here / "scaling" / "scaling.json").write_text(text)
@@ -377,21 +365,6 @@ def test_a_damaged_request_is_rejected(here: Path, run: Run, text: str) -> None:
         assert done.err.splitlines()[-1].startswith(
             "error: scaling/scaling.json was not written by ddp-hpc bench scaling"
         )
-
-
-def test_invalid_numbers_in_a_request_are_rejected(here: Path, run: Run) -> None:
-    scaling(run, "--ranks", "1")
-    path = here / "scaling" / "scaling.json"
-    good = path.read_text()
-    for old, new in (
-        ('"ranks": 1', '"ranks": 0'),
-        ('"global_batch": 8', '"global_batch": 0'),
-        ('"steps": 4', '"steps": "4"'),
-        ('"weak"', '"week"'),
-    ):
-        assert old in good
-        path.write_text(good.replace(old, new))
-        assert run("bench", "scaling", "--gather").code == 2
 
 
 def test_gathering_an_empty_directory_is_an_error(work: Path, run: Run) -> None:
@@ -433,36 +406,11 @@ def test_the_examples_in_the_help_are_valid(run: Run) -> None:
         bench_scaling.make_context("scaling", arguments)
 
 
-def test_the_markdown_is_a_table_with_a_description(here: Path, run: Run) -> None:
-    done = scaling(run, "--ranks", "1,2", "--markdown", "s.md", "--", "--threads", "1")
-    lines = (here / "s.md").read_text().splitlines()
-    assert lines[0].startswith("| scaling | ranks | nodes | batch per rank | batch | samples/s | step ms |")
-    assert lines[3] == "| weak | 2 | 1 | 8 | 16 | 128 | 125 | 1.60 | 80% | - | 10.0% |"
-    assert {line.count("|") for line in lines[:6]} == {12}
-    assert lines[-1].startswith(
-        "linear, 21 parameters (--threads 1), on up to 2 ranks of 1 node, 2 per node, Some CPU"
-    )
-    assert "; measured 2026-11-21." in lines[-1]
-    assert lines[-1] in done.err
-    # The file can be overwritten by the same command.
-    assert scaling(run, "--ranks", "1,2", "--markdown", "s.md", "--", "--threads", "1").code == 0
-
-
-@pytest.mark.parametrize(("name", "begins"), [("s.png", b"\x89PNG\r\n\x1a\n"), ("s.svg", b"<?xml")])
-def test_the_picture_has_a_line_for_each_mode(here: Path, run: Run, name: str, begins: bytes) -> None:
-    assert scaling(run, "--ranks", "1,2", "--picture", name).code == 0
-    content = (here / name).read_bytes()
-    assert content.startswith(begins)
-    if name == "s.svg":
-        for label in (b"weak scaling", b"strong scaling", b"ideal"):
-            assert b"<!-- " + label + b" -->" in content
-
-
 def test_rates_and_times_have_three_significant_digits() -> None:
     row: dict[str, Any] = {"name": "weak", "ranks": 1, "nodes": 1, "batch_size": 1, "global_batch": 1}
     row |= {"samples_per_s": 1234567.8, "step_s": 0.000234567, "speedup": 1.0, "efficiency": 1.0}
     row |= {"comm_share": None, "data_share": 0.0}
-    assert scaling_report.table({"rows": [row]}).splitlines()[1].split() == [
+    assert scaling_output.table({"rows": [row]}).splitlines()[1].split() == [
         *("weak", "1", "1", "1", "1", "1,234,568", "0.235", "1.00", "100%", "-", "0.0%")
     ]
 

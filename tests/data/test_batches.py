@@ -121,21 +121,3 @@ def test_some_ranks_get_empty_shares_of_a_tail_smaller_than_the_world():
         (Share(10, 10, 2),),
         (Share(10, 10, 2),),
     ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (10, 2, 4, 4, 1, 0),
-        (10, 2, 4, -1, 1, 0),
-        (10, 2, 4, 0, 1, 10),
-        (10, 2, 4, 0, 1, -1),
-        (0, 2, 4, 0, 1, 0),
-        (10, 0, 4, 0, 1, 0),
-        (10, 2, 0, 0, 1, 0),
-        (10, 2, 4, 0, 0, 0),
-    ],
-)
-def test_arguments_out_of_range_are_an_error(arguments):
-    with pytest.raises(ValueError, match=r"rank|position|at least 1"):
-        micro_batches(*arguments)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ddp_hpc.base.errors import DataError
@@ -25,11 +22,6 @@ class Items:
         return self._make()
 
 
-def _fails_later() -> Iterator[np.ndarray]:
-    yield np.zeros(1)
-    raise OSError("the disk is damaged")
-
-
 def _fails() -> Any:
     raise OSError("the disk is damaged")
 
@@ -38,14 +30,9 @@ def _fails() -> Any:
     ("make", "words"),
     [
         (_fails, "dataset[0] raised OSError: the disk is damaged"),
-        (_fails_later, "dataset[0] raised OSError: the disk is damaged"),
-        (lambda: {"input_ids": [1], "labels": [2]}, "a dict with the keys 'input_ids', 'labels'; a pair"),
-        (lambda: UserDict(a=1, b=2), "returned a dict with the keys 'a', 'b'; a pair (src, tgt)"),
-        (lambda: dict.fromkeys("abcdefghij"), "'g', 'h', ...; a pair (src, tgt) of arrays is required"),
-        (lambda: "ab", "dataset[0] returned a value of type str; a pair"),
-        (lambda: 3, "dataset[0] returned a value of type int; a pair"),
-        (lambda: ([1], [2], [3]), "dataset[0] returned 3 values; a pair"),
-        (lambda: count(), "dataset[0] returned a value of type count; a pair"),
+        (lambda: {"input_ids": [1], "labels": [2]}, "returned a dict with 2 values; a pair (src, tgt)"),
+        (lambda: "ab", "dataset[0] returned a str; a pair"),
+        (lambda: ([1], [2], [3]), "dataset[0] returned a tuple with 3 values; a pair"),
     ],
 )
 def test_an_item_that_is_not_a_pair_is_described(make: Callable[[], Any], words: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -94,23 +93,6 @@ def neighbors_are_independent(rounds: int, view: Callable) -> float:
     return pairs_of_bins(orders[:, ::2], orders[:, 1::2], view)
 
 
-def a_position_is_independent_of_the_same_position_in_the_next_order(rounds: int, of: str) -> float:
-    orders = beginnings(rounds, of)
-    return pairs_of_bins(orders[::2], orders[1::2], high)
-
-
-def neighbors_are_not_correlated(rounds: int) -> float:
-    orders = beginnings(rounds, "epoch")
-    first, second = orders[:, :-1].ravel(), orders[:, 1:].ravel()
-    return float(np.corrcoef(first, second)[0, 1]) * math.sqrt(first.size)
-
-
-def half_of_all_steps_go_up(rounds: int) -> float:
-    ascents = int((np.diff(beginnings(rounds, "epoch")) > 0).sum())
-    variance = NUM_ORDERS * (NUM_POSITIONS + 1) / 12
-    return (ascents - NUM_ORDERS * (NUM_POSITIONS - 1) / 2) / math.sqrt(variance)
-
-
 def samples_stay_where_they_were_as_often_as_by_chance(rounds: int) -> float:
     """The number of fixed points of an order has a Poisson distribution of mean 1."""
     num_orders, positions = 600, np.arange(2003)
@@ -121,12 +103,6 @@ def samples_stay_where_they_were_as_often_as_by_chance(rounds: int) -> float:
     counts = np.bincount(np.minimum(fixed, 5), minlength=6)
     chance = np.array([math.exp(-1) / math.factorial(k) for k in range(5)])
     return chi_square(counts, num_orders * np.append(chance, 1 - chance.sum()), 5)
-
-
-def the_same_part_of_two_epochs_shares_few_samples(rounds: int, of: str) -> float:
-    orders = beginnings(rounds, of)
-    shared = sum(len(np.intersect1d(*two, assume_unique=True)) for two in pairwise(orders))
-    return poisson(shared, (NUM_ORDERS - 1) * NUM_POSITIONS**2 / SIZE)
 
 
 def neighbors_lie_at_any_distance(rounds: int) -> float:
@@ -163,12 +139,6 @@ STATISTICS = [
     (every_sample_is_as_likely_at_every_position, ("epoch", low), 2),
     (neighbors_are_independent, (high,), 3),
     (neighbors_are_independent, (low,), 2),
-    (neighbors_are_not_correlated, (), 1),
-    (half_of_all_steps_go_up, (), 1),
-    (a_position_is_independent_of_the_same_position_in_the_next_order, ("seed",), 1),
-    (a_position_is_independent_of_the_same_position_in_the_next_order, ("epoch",), 1),
-    (the_same_part_of_two_epochs_shares_few_samples, ("seed",), 1),
-    (the_same_part_of_two_epochs_shares_few_samples, ("epoch",), 1),
     (samples_stay_where_they_were_as_often_as_by_chance, (), 3),
     (neighbors_lie_at_any_distance, (), 4),
     (pairs_alike_in_the_high_digit_change_their_distance, (), 5),

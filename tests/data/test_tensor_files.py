@@ -16,31 +16,17 @@ from safetensors.numpy import save_file
 from ddp_hpc.data.open_file import open_samples
 
 
-def test_the_number_of_classes_of_a_pt_file(tmp_path):
-    path = tmp_path / "file.pt"
-    torch.save({"src": torch.zeros(3, 2), "tgt": torch.zeros(3), "num_classes": 10}, path)
-    assert open_samples(path).num_classes == 10
-
-
-def test_the_number_of_classes_of_a_safetensors_file(tmp_path, refusal):
+def test_the_number_of_classes(tmp_path, refusal):
+    torch.save({"src": torch.zeros(3), "tgt": torch.zeros(3), "num_classes": 10}, tmp_path / "file.pt")
+    assert open_samples(tmp_path / "file.pt").num_classes == 10
     path = tmp_path / "file.safetensors"
     arrays = {"src": np.zeros((3, 2)), "tgt": np.zeros(3)}
     save_file(arrays, path, metadata={"num_classes": "10"})
     assert open_samples(path).num_classes == 10
-    save_file(arrays, path, metadata={"num_classes": "ten"})
-    assert "num_classes is 'ten'" in refusal(path)
-
-
-@pytest.mark.parametrize("number", ["9" * 5000, "9" * 19])
-def test_a_number_of_classes_that_no_model_has(tmp_path, refusal, number):
-    # Beyond 4300 digits Python refuses to convert a number at all.
-    arrays = {"src": np.zeros((3, 2)), "tgt": np.zeros(3)}
-    save_file(arrays, tmp_path / "file.safetensors", metadata={"num_classes": number})
-    assert "it must be an integer of at least 1" in refusal(tmp_path / "file.safetensors")
-    if len(number) < 4300:  # torch.load rejects longer ones
-        value = int(number)
-        torch.save({"src": torch.zeros(3), "tgt": torch.zeros(3), "num_classes": value}, tmp_path / "file.pt")
-        assert "it must be an integer of at least 1" in refusal(tmp_path / "file.pt")
+    # Python refuses to convert more than 4300 digits.
+    for text in ("ten", "9" * 5000):
+        save_file(arrays, path, metadata={"num_classes": text})
+        assert f"num_classes is '{text[:40]}'; it must be an integer" in refusal(path)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -124,23 +110,13 @@ def test_a_command_in_a_pt_file_is_not_executed(tmp_path, refusal, saved_by):
     assert "safe_globals" not in said
 
 
-def test_a_pt_file_of_the_old_format(tmp_path, refusal):
-    path = tmp_path / "file.pt"
-    torch.save({"src": torch.zeros(3), "tgt": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
-    assert "save a dict of tensors with torch.save." in refusal(path)
-
-
 @pytest.mark.parametrize(
     "entry",
     [
         {"dtype": "F32", "shape": [3], "data_offsets": [0, 1200]},
-        {"dtype": "F32", "shape": [300], "data_offsets": [0, 12]},
         {"dtype": "F32", "shape": [-3], "data_offsets": [0, 12]},
-        {"dtype": "F32", "shape": [3], "data_offsets": [12, 0]},
         {"dtype": "float", "shape": [3], "data_offsets": [0, 12]},
         {"dtype": "BF16", "shape": [6], "data_offsets": [0, 12]},
-        {"dtype": "F32", "shape": "3", "data_offsets": [0, 12]},
-        {},
         None,
     ],
 )
@@ -150,10 +126,4 @@ def test_a_safetensors_header_with_a_wrong_entry(tmp_path, refusal, entry):
     ).encode()
     path = tmp_path / "file.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
-    refusal(path)
-
-
-def test_a_safetensors_header_without_end(tmp_path, refusal):
-    path = tmp_path / "file.safetensors"
-    path.write_bytes(struct.pack("<Q", 2**63) + b"{}" + bytes(100))
     refusal(path)

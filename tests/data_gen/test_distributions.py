@@ -40,18 +40,6 @@ def tokens(num_samples: int = 400, shape: tuple[int, ...] = (50,), **fields: obj
     )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_normal_values_have_mean_0_and_standard_deviation_1(dtype):
-    recipe = Recipe(num_samples=4000, src_shape=(50,), tgt_shape=(50,), dtype=dtype, distribution="normal")
-    for found in values(recipe).values():
-        found = floats(found) if dtype == "bfloat16" else found.astype(np.float64)
-        # The tolerance is 6 standard errors of 200,000 values.
-        assert abs(found.mean()) < 6 / np.sqrt(found.size)
-        assert abs(found.std() - 1) < 6 / np.sqrt(2 * found.size)
-        assert abs((np.abs(found) < 1).mean() - 0.6827) < 0.007
-        assert np.isfinite(found).all()
-
-
 def test_uniform_bfloat16_stays_below_1():
     recipe = Recipe(num_samples=4000, src_shape=(64,), tgt_shape=(1,), dtype="bfloat16")
     found = floats(values(recipe)["src"])
@@ -85,18 +73,15 @@ def test_tokens_follow_the_rule_except_for_a_tenth(dtype, vocab_size):
     assert abs(follows.mean() - (0.9 + 0.1 / vocab_size)) < 6 * np.sqrt(0.09 / follows.size)
 
 
-def test_the_rule_of_tokens_is_the_same_for_every_seed():
-    for seed in (0, 1):
-        found = values(tokens(seed=seed, vocab_size=1000))
-        assert ((found["tgt"] == (3 * found["src"] + 1) % 1000).mean()) > 0.85
-
-
-# First digits of the SHA-256 of src and tgt. If the values change, increase FORMAT_VERSION.
+# First digits of the SHA-256 of src and tgt. If the values change, increase FORMAT_VERSION. Learnable values
+# do not depend on the BLAS library.
 VALUES = {
-    ("normal", "float16"): "ba0888271ec8204e",
-    ("normal", "bfloat16"): "25d82caa8c86a00c",
-    ("normal", "float32"): "75782c1a544a5857",
-    ("normal", "float64"): "bdbd5c599dba6456",
+    ("uniform", "float16"): "5e250616d9006560",
+    ("uniform", "float32"): "9d4bfa6559899122",
+    ("uniform", "float64"): "474ab032ccb15540",
+    ("learnable", "float16"): "e7ca794bc6f9f2da",
+    ("learnable", "float32"): "9e4cc78081d24619",
+    ("learnable", "float64"): "ffdc2a98193804de",
     ("uniform", "bfloat16"): "4357d0bc61577adb",
     ("learnable", "bfloat16"): "539b70f3b0e77cbe",
     ("tokens", "uint8"): "1eb06df112de645e",
@@ -125,7 +110,7 @@ def test_the_values_of_a_seed_are_fixed_for_any_buffer_size(monkeypatch, distrib
     ("fields", "message"),
     [
         ({"dtype": "float32"}, "tokens values cannot have dtype float32; use uint8, int16, int32, int64"),
-        ({"distribution": "normal"}, "normal values cannot have dtype int32"),
+        ({"distribution": "uniform"}, "uniform values cannot have dtype int32"),
         ({"dtype": "uint8", "vocab_size": 257}, "range 2 to 256 for dtype uint8 (got 257)"),
         ({"dtype": "int16", "vocab_size": 2**15 + 1}, "range 2 to 32768"),
         ({"dtype": "int64", "vocab_size": 2**28 + 1}, "range 2 to 268435456"),

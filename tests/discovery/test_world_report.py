@@ -82,7 +82,7 @@ def test_a_launch_error_is_one_line_and_exit_code_2(launch: Launch, case: str, s
 
 def test_discovery_imports_no_large_packages(launch: Launch) -> None:
     program = (
-        "import sys, ddp_hpc.rendezvous.connect_ranks, ddp_hpc.rendezvous.torchrun_endpoint\n"
+        "import sys, ddp_hpc.rendezvous.connect_ranks, ddp_hpc.torchrun.endpoint\n"
         "import ddp_hpc.discovery.world_report\n"
         "from ddp_hpc.discovery.world import discover\n"
         "import os; discover(dict(os.environ))\n"

@@ -12,6 +12,9 @@ from ddp_hpc.cli import cli
 
 from ..trace.browser import chromium
 
+# `make check` also runs `make docs`.
+pytestmark = pytest.mark.check
+
 ROOT = Path(__file__).parents[2]
 KINDS = ("Tutorials", "How-to guides", "Reference", "Explanation")
 

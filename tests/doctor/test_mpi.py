@@ -1,4 +1,4 @@
-"""Checks of mpi4py and mpiexec with two real MPI libraries, and of an all-reduce over gloo."""
+"""Checks of mpi4py and mpiexec with two real MPI libraries, and of the launcher's variables."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.discovery import local_mpi
-from ddp_hpc.doctor import allreduce, mpi
+from ddp_hpc.doctor import mpi
 from ddp_hpc.doctor.check_result import Here
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from tests.conftest import Launch, clean_environ
@@ -112,19 +112,35 @@ def test_under_mpiexec_one_rank_per_node_prints_results(launch: Launch, mpiexec:
     assert ended.exit_code == 0
 
 
-def test_the_allreduce_of_two_ranks_succeeds() -> None:
-    found = allreduce.two_ranks(Here(clean_environ()))
-    assert found.status == "ok", found.what
+# The launcher's variables
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
 
 
-def test_two_hanging_ranks_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce, "LIMIT_S", 0.5)
-    monkeypatch.setattr(allreduce, "_PROGRAM", "import time; time.sleep(60)")
-    found = allreduce.two_ranks(Here(clean_environ()))
-    assert (found.status, "no result within 0.5 s" in found.what) == ("fail", True)
+def test_a_rank_is_detected_without_mpi() -> None:
+    assert mpi.launch(Here(STEP)).what == "rank 3 of 4, started by slurm"
 
 
-def test_a_rank_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce, "_PROGRAM", "raise SystemExit('gloo: no such device')")
-    found = allreduce.two_ranks(Here(clean_environ()))
-    assert (found.status, "(gloo: no such device)" in found.what) == ("fail", True)
+def test_ranks_of_one_launch_do_not_count_as_different() -> None:
+    assert mpi.launch(Here(STEP)).compared_by == mpi.launch(Here(STEP | {"SLURM_PROCID": "2"})).compared_by
+
+
+def test_contradictory_launch_variables_are_a_failure() -> None:
+    found = mpi.launch(Here(STEP | {"SLURM_PROCID": "9"}))
+    assert found.status == "fail"
+    assert "SLURM_PROCID=9" in found.what
+
+
+def test_a_batch_shell_is_a_warning() -> None:
+    found = mpi.launch(Here({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
+    assert found.status == "warn"
+    assert "put `srun` in front" in found.what

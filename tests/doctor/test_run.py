@@ -89,6 +89,6 @@ def test_names_are_unique_and_limits_are_finite() -> None:
 
 
 def test_no_fast_check_is_aborted_on_this_machine() -> None:
-    slow = ("torch", "nccl", "mpi4py", "mpi-launcher", "allreduce", "hdf5-locking")
+    slow = ("torch", "nccl", "mpi4py", "mpi-launcher")
     results = list(run_checks(chosen((), slow), Here(dict(os.environ))))
     assert not [result.line for result in results if "aborted" in result.what]

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,12 +38,6 @@ def test_a_case_contains_no_directory_of_the_recording_machine(case: Case) -> No
             assert sys.prefix not in value, f"{name}={value}"
 
 
-def test_all_ranks_of_a_case_differ() -> None:
-    for case in cases():
-        ranks = [tuple(sorted(load(case.name, rank).items())) for rank in range(case.num_ranks)]
-        assert len(set(ranks)) == case.num_ranks, case.name
-
-
 def test_the_recorded_cases_match_the_list_of_recordings() -> None:
     listed = {r.name: (r.launcher, r.command, r.num_ranks, r.ranks_per_node) for r in RECORDINGS}
     recorded = [case for case in cases() if case.origin == "recorded"]
@@ -54,19 +47,3 @@ def test_the_recorded_cases_match_the_list_of_recordings() -> None:
 def test_the_readme_lists_every_case() -> None:
     rows = re.findall(r"^\| `(\S+)` \| (\S+) \| (\S+) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted((case.name, case.launcher, case.origin) for case in cases())
-
-
-def test_an_unknown_case_is_an_error() -> None:
-    with pytest.raises(FileNotFoundError, match="nosuch"):
-        load("nosuch", 0)
-
-
-@pytest.mark.parametrize("text", ["NAME", "[rank 0]\nNAME", "[rank 0]\nA=1\nA=2", "A=1\n[rank 0]\n"])
-def test_a_damaged_file_is_an_error_with_its_line(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    header = "".join(f"# {key}: 1\n" for key in ("launcher", "origin", "ranks", "ranks per node"))
-    (tmp_path / "broken.env").write_text(f"{header}# versions: 1\n# command: 1\n{text}\n")
-    monkeypatch.setattr("tests.environments.FOLDER", tmp_path)
-    with pytest.raises(ValueError, match=r"broken.env, line \d: .* is no NAME=value of one rank"):
-        load("broken", 0)

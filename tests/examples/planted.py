@@ -1,15 +1,13 @@
 """An example of docs/examples/rpc with a fault planted in one rank, in the middle of the training.
 
 `PLANT=kill:1 python planted.py with_rpc.py` kills rank 1 in its 20th step, `stop:1` stops it there, and
-`raise:1` raises an error in it. On rank 0, the server, the fault occurs with the 20th gradient. `slow:1`
-is slow in every step.
+`raise:1` raises an error in it. On rank 0, the server, the fault occurs with the 20th gradient.
 """
 
 import os
 import runpy
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,9 +33,7 @@ def plant() -> None:
 
     def at(world: ConnectedWorld) -> Callable[[int], None]:
         def step_begins(step: int) -> None:
-            if kind == "slow" and world.rank == int(rank):
-                time.sleep(0.1)
-            elif step == WHEN and world.rank == int(rank):
+            if step == WHEN and world.rank == int(rank):
                 fail()
             at_as_it_is(world)(step)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -13,16 +12,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.base import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
-from ddp_hpc.rehearse.pbs import arrays
+from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.rehearsal_adapter import STAND_IN
-from ddp_hpc.rehearse.pbs.server import Settings
 
 __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 
 PROJECT = Path(__file__).resolve().parents[2]
+NODES = ("x3001c0s1b0n0.hsn.cm.pbs.lab", "x3001c0s1b1n0.hsn.cm.pbs.lab")
 
+# A command of PBS: the stand-in of `ddp-hpc rehearse`, with the faults that tests plant.
+_COMMAND = """#!/bin/bash
+if [[ -e {root}/server_is_down ]]; then
+  printf 'Connection refused\n{name}: cannot connect to server pbs-srv (errno=111)\n' >&2
+  exit {code}
+fi
+if [[ {name} == qstat && ${{!#}} == *"[]"* && -e {root}/submitted_array ]]; then
+  printf 'Job Id: %s\n    Submit_arguments = %s\n' "${{!#}}" "$(<{root}/submitted_array)"
+  exit 0
+fi
+exec {real}/{name} "$@"
+"""
+# A server that does not keep finished jobs (job_history_enable).
+_QSTAT_WITHOUT_HISTORY = """#!/bin/bash
+if [[ $1 == -x* ]]; then
+  echo '{{}}'
+  echo "qstat: PBS is not configured to maintain job history ${{!#}}" >&2
+  exit 0
+fi
+{real}/qstat "$@" || {{ echo "qstat: Unknown Job Id ${{!#}}" >&2; exit 153; }}
+"""
 # Stand-ins for `module` and `conda`, which are functions of the login shell at real sites too.
 _DOTFILE = """module() {{ echo "module $*" >>"$HOME/software.log"; }}
 conda() {{
@@ -90,37 +111,48 @@ class Site:
 
     def submit(self, *argv: str | Path, cwd: Path | None = None) -> str:
         """Submits a job with qsub and returns its ID."""
+        if "-J" in argv:  # for qstat, as the stand-in has no record of the whole array
+            (self.root / "submitted_array").write_text(shlex.join(map(str, argv)))
         done = self.run("qsub", *argv, cwd=cwd)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         return done.stdout.removesuffix("\n")
 
+    @property
+    def server_is_down(self) -> Path:
+        """While this file exists, the commands cannot reach the server."""
+        return self.root / "server_is_down"
+
     def requeue(self, job_id: str, grace_s: float = 7.0) -> None:
         """Ends a job and runs it again, as after qrerun or preemption. A lost node gives no grace period."""
-        request = jobs.rerun_request(self.root, int(job_id.partition(".")[0]))
+        request = jobs.rerun_request(self.root, server.job_number("", job_id, self.root))
         request.with_suffix(".new").write_text(str(grace_s))
         request.with_suffix(".new").replace(request)
+
+    def signal(self, job_id: str, number: int) -> None:
+        """Sends a signal to all processes of the job's session, as qsig does."""
+        process_control.send(number, process_control.of_session(self.job(job_id)["session_id"]))
+
+    def change_walltime(self, job_id: str, limit_s: int) -> None:
+        """Changes the walltime of a job, as `qalter -l walltime` does."""
+        number = server.job_number("", job_id, self.root)
+        resources = {**jobs.load(self.root, number)["Resource_List"], "walltime": server.clock(limit_s)}
+        jobs.change(self.root, number, _walltime_s=limit_s, Resource_List=resources)
 
     def num_jobs(self) -> int:
         """Returns the number of jobs that were ever submitted."""
         return len(jobs.numbers(self.root))
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """Returns a job's attributes from `qstat -xf`, also if the server keeps no job history."""
-        if not Settings.read(self.root).history:
-            number, _, index = job_id.partition(".")[0].removesuffix("]").partition("[")
-            return jobs.load(self.root, arrays.subjob(int(number), int(index)) if index else int(number))
-        done = self.run("qstat", "-xf", "-F", "json", job_id)
-        assert done.returncode == 0, done.stderr
-        attributes: dict[str, Any] = json.loads(done.stdout)["Jobs"][job_id]
-        return attributes
+        """Returns a job's attributes, also if the server keeps no job history."""
+        return jobs.load(self.root, server.job_number("", job_id, self.root))
 
-    def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "FX") -> dict[str, Any]:
+    def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "F") -> dict[str, Any]:
         """Waits until a job has ended, or is in one of `states`, and returns its attributes."""
         end_s = time.monotonic() + timeout_s
         while (job := self.job(job_id))["job_state"] not in states:
             assert time.monotonic() < end_s, f"{job_id} is not over after {timeout_s:g} s\n{self.logs()}"
-            time.sleep(0.1)
+            time.sleep(0.05)
         return job
 
     def log(self, job: Mapping[str, Any], name: str = "Output_Path") -> str:
@@ -134,36 +166,43 @@ class Site:
 
     def close(self) -> None:
         """Ends all jobs, and waits for their end."""
-        Settings(keeper_pid=0, obituary_s=0.0).write(self.root)
         end_s = time.monotonic() + 15.0
         while True:
             # The list is read again each time, because a job may submit another one shortly before its end.
-            numbers = jobs.numbers(self.root)
-            for number in numbers:
-                jobs.delete_request(self.root, number).touch()
-            if not any(_may_run(jobs.load(self.root, number)) for number in numbers):
+            with jobs.locked(self.root / "schedule.lock"):
+                ended = [self._is_ended(number) for number in jobs.numbers(self.root)]
+            if all(ended):
                 return
             assert time.monotonic() < end_s, self.logs()
             time.sleep(0.05)
 
+    def _is_ended(self, number: int) -> bool:
+        job = jobs.load(self.root, number)
+        if job["_started"]:
+            jobs.delete_request(self.root, number).touch()
+        elif job["job_state"] != "F":
+            jobs.change(self.root, number, job_state="F")
+        return not job["_started"] or job["job_state"] not in "QR"
 
-def install(root: Path, settings: Settings) -> Site:
+
+def install(root: Path, *, history: bool = True, **settings: Any) -> Site:
     """Creates a machine with these settings below `root`, with an empty home and an empty work directory."""
     site = Site(root)
     for folder in (site.home, site.work, site.pbs_bin, site.pals_bin):
         folder.mkdir(parents=True)
-    settings.write(root)
-    STAND_IN.install(root, site.pbs_bin)
+    known = {"server": "pbs-srv", "first_job": 12, "nodes": NODES, "all_tasks": True}
+    server.Settings(**{**known, "keeper_pid": os.getpid(), **settings}).write(root)
+    real = root / "opt" / "pbs" / "real"
+    STAND_IN.install(root, real)
+    for name in STAND_IN.commands:
+        code = 255 if name == "qstat" else 111
+        program(site.pbs_bin / name, _COMMAND.format(root=root, name=name, code=code, real=real))
+    if not history:
+        program(site.pbs_bin / "qstat", _QSTAT_WITHOUT_HISTORY.format(real=real))
+    (real / "mpiexec").rename(site.pbs_bin / "mpiexec")
     install_mpiexec(root, site.pals_bin, "pals")
     site.dotfile(site.pbs_bin, site.pals_bin)
     return site
-
-
-def _may_run(job: Mapping[str, Any]) -> bool:
-    """Returns whether a job runs or can start at once. A job that must wait has a comment."""
-    if "_indices" in job or ("array_index" in job and arrays.is_waiting(job)):
-        return False
-    return job["job_state"] == "R" or (job["job_state"] == "Q" and "comment" not in job)
 
 
 def words_of(path: Path) -> Sequence[str]:

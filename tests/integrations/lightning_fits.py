@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.library import deadline
+from ddp_hpc.training.run import stop_protocol
 
-deadline._MOST_CALLS = 1  # each step exchanges signals, so that the step of the interruption is known
+stop_protocol.EXCHANGE_S = 0.0  # each step exchanges signals, so that the step of the interruption is known
 warnings.filterwarnings("ignore")
 environment = DdpHpcEnvironment()
 is_signaled = environment.global_rank() == environment.world_size() - 1

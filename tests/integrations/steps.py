@@ -7,12 +7,10 @@ import time
 
 import tests.gloo_exit  # noqa: F401 - for the examples that do not use ddp-hpc
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.library import deadline
-from ddp_hpc.training.run import stop_requests
+from ddp_hpc.training.run import stop_protocol
 
 # Ranks exchange requests after each step, so that the run stops after the step with the signal.
-deadline._MOST_CALLS = 1
-stop_requests.EXCHANGE_S = 0.0
+stop_protocol.EXCHANGE_S = 0.0
 _count = itertools.count(1)
 
 

@@ -53,11 +53,10 @@ def test_an_interrupted_run_has_the_same_weights(
     stopped = run_example(name, launcher=launcher, signal_at=13)
     assert stopped.exit_code == (0 if launcher == "torchrun" else 75), stopped.stdout + stopped.stderr
     word, step, reason = state(tmp_path)
-    signaled = "rank 1" if name == "library_loop.py" else "a rank"
-    assert (word, reason.strip()) == ("requeue", f"{signaled} received SIGTERM")
+    assert (word, reason.strip()) == ("requeue", "rank 1 received SIGTERM")
     assert step == "13"
     if name != "library_loop.py":  # whose snapshots the supervisor finds
-        assert f"Stopping at step {step}: a rank received SIGTERM. Checkpoint saved" in stopped.stderr
+        assert f"Stopping at step {step}: rank 1 received SIGTERM. Checkpoint saved" in stopped.stderr
         assert (tmp_path / "progress").read_text() == f"{step}\n"
     resumed = run_example(name, launcher=launcher)
     assert resumed.exit_code == 0, resumed.stderr
@@ -80,7 +79,8 @@ def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path
     stopped = run_example("deadline_loop.py", launcher="mpiexec", left_s=5, step_s=0.05, num_steps=1000)
     assert stopped.exit_code == 75, stopped.stdout + stopped.stderr
     word, step, reason = state(tmp_path)
-    assert (word, reason.strip()) == ("requeue", "the job's time limit is near (DDP_HPC_DEADLINE)")
+    assert word == "requeue"
+    assert reason.startswith("the job's time limit is near (DDP_HPC_DEADLINE; ")
     assert steps(stopped) == list(range(int(step)))
 
 

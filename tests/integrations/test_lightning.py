@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import Ended, Launch, skip_without
 
 skip_without("lightning", "torchdata")
+# make test runs the example of test_examples.py.
+pytestmark = pytest.mark.check
 
 FITS = Path(__file__).with_name("lightning_fits.py")
 # The step after which each interrupted run stops.
@@ -49,38 +51,17 @@ def fits(ended: Ended) -> Fits:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(fits: Fits, name: str) -> None:
-    interrupted = fits[name][1]
+def test_a_resumed_run_is_like_an_uninterrupted_one(fits: Fits, name: str) -> None:
+    whole, interrupted, resumed = fits[name]
     assert (interrupted["code"], interrupted["step"]) == (75, STOPPED[name])
     assert interrupted["files"] == [f"deadline-step={STOPPED[name]}.ckpt"]
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_resumed_run_has_the_steps_and_weights_of_an_uninterrupted_one(fits: Fits, name: str) -> None:
-    whole, _, resumed = fits[name]
     assert (resumed["code"], resumed["step"]) == (None, whole["step"])
-    assert resumed["weights"] == whole["weights"]
-    assert resumed["average"] == whole["average"]
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_no_validation_is_omitted_or_repeated(fits: Fits, name: str) -> None:
-    whole, interrupted, resumed = fits[name]
+    for key in ("weights", "average", "later"):
+        assert resumed[key] == whole[key], key
     assert whole["validated"]
-    assert interrupted["validated"] + resumed["validated"] == whole["validated"]
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_the_hook_at_the_end_of_an_epoch_is_called_once_per_epoch(fits: Fits, name: str) -> None:
-    whole, interrupted, resumed = fits[name]
-    assert interrupted["ended"] + resumed["ended"] == whole["ended"]
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_the_hooks_of_the_module_and_of_later_callbacks_are_called_once(fits: Fits, name: str) -> None:
-    whole, interrupted, resumed = fits[name]
-    assert interrupted["batches"] + resumed["batches"] == whole["batches"]
-    assert resumed["later"] == whole["later"]
+    # No hook of the module is omitted or called twice.
+    for key in ("validated", "ended", "batches"):
+        assert interrupted[key] + resumed[key] == whole[key], key
 
 
 @pytest.mark.parametrize("name", COMPLETED)
@@ -90,15 +71,9 @@ def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, nam
     assert signaled["ended"] == whole["ended"]
 
 
-def test_a_trainer_with_another_number_of_devices_is_refused(ended: Ended) -> None:
-    assert ended.stdout.count("refused: Trainer(devices=4, num_nodes=1) needs 4 ranks") == 2
-
-
-def test_an_epoch_of_one_step_with_max_steps_is_a_warning(ended: Ended) -> None:
+def test_what_cannot_be_resumed_is_refused_or_a_warning(ended: Ended) -> None:
     assert "an epoch of one step cannot be resumed exactly with Trainer(max_steps=4)" in ended.stderr
-
-
-def test_ranks_that_would_train_separately_are_refused(ended: Ended) -> None:
+    assert ended.stdout.count("refused: Trainer(devices=4, num_nodes=1) needs 4 ranks") == 2
     assert ended.stdout.count("refused: 2 ranks were started, but the Trainer trains separately") == 2
 
 
@@ -112,6 +87,7 @@ def test_incomplete_checkpoints_are_skipped(tmp_path: Path) -> None:
     content = buffer.getvalue()
     stop = StopBeforeDeadline(tmp_path)
     assert stop.newest_checkpoint() is None
+    assert StopBeforeDeadline(tmp_path / "missing").newest_checkpoint() is None
     (tmp_path / "complete [1] ü.ckpt").write_bytes(content)
     (tmp_path / "half.ckpt").write_bytes(content[: len(content) // 2])
     (tmp_path / "empty.ckpt").touch()
@@ -120,9 +96,3 @@ def test_incomplete_checkpoints_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "link.ckpt").symlink_to("nowhere")
     (tmp_path / "other.tmp").write_bytes(content)
     assert stop.newest_checkpoint() == str(tmp_path / "complete [1] ü.ckpt")
-
-
-def test_a_missing_directory_contains_no_checkpoint(tmp_path: Path) -> None:
-    from ddp_hpc.integrations.lightning import StopBeforeDeadline
-
-    assert StopBeforeDeadline(tmp_path / "missing").newest_checkpoint() is None

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import Ended, Launch, skip_without
 
 skip_without("transformers", "accelerate")
+# make test runs the example of test_examples.py.
+pytestmark = pytest.mark.check
 
 FITS = Path(__file__).with_name("trainer_fits.py")
 # The step after which each interrupted run stops.
@@ -50,31 +52,12 @@ def fits(ended: Ended) -> Fits:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_signal_to_one_rank_stops_all_ranks_after_the_same_step(fits: Fits, name: str) -> None:
-    _, interrupted, resumed = fits[name]
+def test_a_resumed_run_is_like_an_uninterrupted_one(fits: Fits, name: str) -> None:
+    whole, interrupted, resumed = fits[name]
     assert (interrupted["code"], interrupted["step"]) == (75, STOPPED[name])
     assert resumed["resumed"] == f"checkpoint-{STOPPED[name]}"
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_resumed_run_has_the_steps_and_weights_of_an_uninterrupted_one(fits: Fits, name: str) -> None:
-    whole, _, resumed = fits[name]
-    assert (resumed["code"], resumed["step"]) == (None, whole["step"])
-    assert resumed["weights"] == whole["weights"]
-
-
-def test_an_evaluation_that_a_signal_reaches_is_completed_once(fits: Fits) -> None:
-    whole, interrupted, resumed = fits["during an evaluation"]
-    assert (whole["evaluated"], interrupted["evaluated"], resumed["evaluated"]) == (
-        [10, 20, 30],
-        [10],
-        [20, 30],
-    )
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_no_evaluation_is_omitted_or_repeated(fits: Fits, name: str) -> None:
-    whole, interrupted, resumed = fits[name]
+    assert (resumed["code"], resumed["step"], resumed["weights"]) == (None, whole["step"], whole["weights"])
+    # No evaluation is omitted or repeated.
     assert interrupted["evaluated"] + resumed["evaluated"] == whole["evaluated"]
 
 
@@ -85,8 +68,7 @@ def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, nam
 
 
 def test_a_signal_ends_the_program_again_after_the_training(fits: Fits) -> None:
-    whole = fits["in the middle of the second epoch"][0]
-    assert whole["is_signal_default"]
+    assert fits["in the middle of the second epoch"][0]["is_signal_default"]
 
 
 def test_checkpoints_without_an_optimizer_are_refused(ended: Ended) -> None:

@@ -19,9 +19,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.integrations.transformers import StopBeforeDeadline, newest_checkpoint
-from ddp_hpc.library import deadline
+from ddp_hpc.training.run import stop_protocol
 
-deadline._MOST_CALLS = 1  # each step exchanges signals, so that the step of the interruption is known
+stop_protocol.EXCHANGE_S = 0.0  # each step exchanges signals, so that the step of the interruption is known
 transformers.logging.set_verbosity_error()
 is_signaled = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
 

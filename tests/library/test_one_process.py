@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import ddp_hpc
-from ddp_hpc.base.run_state import RunState, State, read_state
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, read_state
 from ddp_hpc.data.sample_order import EpochOrder
 
 

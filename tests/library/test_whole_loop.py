@@ -87,7 +87,7 @@ def test_a_program_that_requests_another_job_ends_with_75_and_without_an_error(
     ended = launch([mpiexec, "-n", "2", sys.executable, "own.py"], cwd=tmp_path, env=env, timeout_s=60)
     assert ended.exit_code == 75, ended.stderr
     assert "error" not in ended.stderr
-    assert "Stopping at step 7: a rank received SIGUSR1. Checkpoint saved" in ended.stderr
+    assert "Stopping at step 7: rank 1 received SIGUSR1. Checkpoint saved" in ended.stderr
     state = read_state(tmp_path)
     assert state is not None
     assert (state.state, state.step) == ("requeue", 7)

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import ddp_hpc
-from ddp_hpc.training.run import stop_requests
+from ddp_hpc.training.run import stop_protocol
 
-stop_requests.EXCHANGE_S = 0.0  # each step exchanges signals
+stop_protocol.EXCHANGE_S = 0.0  # each step exchanges signals
 NUM_SAMPLES = 42
 
 

@@ -7,9 +7,7 @@ import pytest
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.sites.site import load_site
 from tests.lint.labelled import (
-    ACCEPTED_BY_NEW_VERSIONS,
     ACCEPTED_BY_SBATCH,
-    REJECTED_BY_NEW_VERSIONS,
     REJECTED_BY_ONE_VERSION,
     REJECTED_BY_SBATCH,
     SCRIPTS,
@@ -55,18 +53,6 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     # Without a version, the directive is a warning, as the site may have a version that accepts it.
     assert errors(text) == []
     assert {"SLURM017", "SLURM022", "SLURM023"} & {found.check for found in lint_script(text)}
-
-
-@pytest.mark.parametrize(("check", "directives"), REJECTED_BY_NEW_VERSIONS)
-def test_new_options_are_checked_too(check: str, directives: str) -> None:
-    assert check in errors(script_of(directives), "26.05")
-    assert "SLURM022" in errors(script_of(directives), "22.05")
-
-
-@pytest.mark.parametrize("directives", ACCEPTED_BY_NEW_VERSIONS)
-def test_a_directive_that_new_versions_accept_has_no_error(directives: str) -> None:
-    assert errors(script_of(directives), "26.05") == []
-    assert errors(script_of(directives), "22.05")
 
 
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)

@@ -14,9 +14,7 @@ import pytest
 
 from ddp_hpc.schedulers.versions import is_between
 from tests.lint.labelled import (
-    ACCEPTED_BY_NEW_VERSIONS,
     ACCEPTED_BY_SBATCH,
-    REJECTED_BY_NEW_VERSIONS,
     REJECTED_BY_ONE_VERSION,
     REJECTED_BY_SBATCH,
 )
@@ -92,15 +90,3 @@ def test_sbatch_rejects_the_directive_in_one_version(
     is_new = is_between(version, changed, "")
     answer = answer_of(directives, configuration, tmp_path)
     assert (NO_CONTROLLER not in answer) == (is_new == (rejects == "26.05"))
-
-
-@pytest.mark.parametrize(
-    ("accepts", "directives"),
-    [(True, label) for label in ACCEPTED_BY_NEW_VERSIONS]
-    + [(False, label) for _, label in REJECTED_BY_NEW_VERSIONS],
-)
-def test_sbatch_accepts_the_directive_only_in_new_versions(
-    accepts: bool, directives: str, version: str, configuration: Path, tmp_path: Path
-) -> None:
-    accepts = accepts and is_between(version, "26.05", "")
-    assert (NO_CONTROLLER in answer_of(directives, configuration, tmp_path)) == accepts

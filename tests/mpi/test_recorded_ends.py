@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.base.rank_ends import first_failure, rank_0_end
+from ddp_hpc.base.attempt_end import rank_0_end, read_end
+from ddp_hpc.base.run_outcomes import Cause
 from tests.conftest import Launch, clean_environ
 from tests.waiting import wait_until
 
@@ -27,23 +28,23 @@ def job(run_dir: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("program", "exit_code", "signal_number"),
+    ("program", "exit_code", "cause"),
     [
-        ("os._exit(3)", 3, 0),
-        ("os.kill(os.getpid(), 9)", 137, 9),
+        ("os._exit(3)", 3, Cause.EXITED),
+        ("os.kill(os.getpid(), 9)", 137, Cause.LOST_RANK),
     ],
 )
 def test_the_rank_that_fails_first_is_recorded(
-    launch: Launch, mpiexec: Path, tmp_path: Path, program: str, exit_code: int, signal_number: int
+    launch: Launch, mpiexec: Path, tmp_path: Path, program: str, exit_code: int, cause: Cause
 ) -> None:
     text = f"import os, sys, time\nif os.environ['RANK'] == '1': {program}\ntime.sleep(60)"
     # The launcher's exit code is lost, as in `mpiexec ... | tee log`.
     lost = ["sh", "-c", 'mpiexec=$1; shift; "$mpiexec" "$@"; exit 0', "sh", mpiexec, "-n", "2"]
     with_init = "import mpi4py.MPI\n" + text  # without MPI_Init, Hydra lets the other rank continue
     assert launch([*lost, *EXEC, with_init], env=job(tmp_path)).exit_code == 0
-    end = first_failure(tmp_path, ATTEMPT)
+    end = read_end(tmp_path, ATTEMPT)
     assert end is not None
-    assert (end.rank, end.world_size, end.exit_code, end.signal) == (1, 2, exit_code, signal_number)
+    assert (end.rank, end.exit_code, end.cause) == (1, exit_code, cause)
     assert rank_0_end(tmp_path, ATTEMPT) is None  # it was terminated
 
 
@@ -56,7 +57,7 @@ def test_a_rank_ends_as_its_program_ended(launch: Launch, tmp_path: Path) -> Non
 
 def test_exit_code_75_is_not_a_failure(launch: Launch, tmp_path: Path) -> None:
     assert launch([*EXEC, "exit(75)"], env=job(tmp_path)).exit_code == 75
-    assert (rank_0_end(tmp_path, ATTEMPT), first_failure(tmp_path, ATTEMPT)) == (75, None)
+    assert (rank_0_end(tmp_path, ATTEMPT), read_end(tmp_path, ATTEMPT)) == (75, None)
 
 
 def test_a_signal_reaches_the_program_once_and_its_end_is_not_a_failure(
@@ -76,7 +77,7 @@ def test_a_signal_reaches_the_program_once_and_its_end_is_not_a_failure(
     os.killpg(process.pid, signal.SIGTERM)  # launchers send signals to the whole process group
     ended = launch.end(process)
     assert (ended.stdout, ended.exit_code) == ("1\n", 9)
-    assert (rank_0_end(tmp_path, ATTEMPT), first_failure(tmp_path, ATTEMPT)) == (9, None)
+    assert (rank_0_end(tmp_path, ATTEMPT), read_end(tmp_path, ATTEMPT)) == (9, None)
 
 
 def test_a_program_in_a_terminal_can_read_from_it_and_gets_ctrl_c_once(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_program_whose_mpi_knows_all_ranks_is_done(launch: Launch, mpiexec: Pa
     ended = launch([mpiexec, "-n", "2", *EXEC, MPI_SIZE], env=job(tmp_path))
     assert ended.stdout == "size 2\nsize 2\n"
     assert "warning: 2 ranks were started, but rank 0's program uses" not in ended.stderr
-    assert first_failure(tmp_path, ATTEMPT) is None
+    assert read_end(tmp_path, ATTEMPT) is None
 
 
 def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
@@ -134,7 +135,7 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
     ended = launch(argv, env=job(tmp_path, **OPENMPI_SETTINGS))
     assert ended.stdout == "size 1\nsize 1\n"
     assert ended.stderr.count("warning: 2 ranks were started, but rank 0's program uses Open MPI") == 1
-    end = first_failure(tmp_path, ATTEMPT)
+    end = read_end(tmp_path, ATTEMPT)
     assert end is not None
     assert "each of the 2 ranks is an MPI world of its own" in end.reason
     assert end.exit_code == 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.pbs.server import Settings
 from tests.fakes.site import Site, install
 
 MakeSite = Callable[..., Site]
@@ -22,7 +20,7 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
 
     def make(**settings: Any) -> Site:
         root = tmp_path / f"pbs{len(made)}"
-        made.append(install(root, Settings(**{"keeper_pid": os.getpid(), "obituary_s": 0.0, **settings})))
+        made.append(install(root, **settings))
         return made[-1]
 
     yield make
@@ -32,11 +30,11 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
 
 @pytest.fixture
 def site(make_site: MakeSite) -> Site:
-    """A machine with the defaults of OpenPBS: no hook, one core per chunk."""
+    """A machine with the defaults of OpenPBS: one core per chunk."""
     return make_site()
 
 
 @pytest.fixture
 def alcf(make_site: MakeSite) -> Site:
-    """A machine with ALCF's hook and whole nodes."""
-    return make_site(alcf_hook=True, default_chunk_ncpus=64, default_chunk_ngpus=4)
+    """A machine with whole nodes, as those of ALCF."""
+    return make_site(default_chunk_ncpus=64, default_chunk_ngpus=4)

@@ -27,6 +27,7 @@ def losing_site(make_site: MakeSite) -> Site:
     return site
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("code", "state"),
     [(0, "done 0\n"), (3, f"failed 0 rank 1 on {socket.gethostname()} exited with code 3\n")],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.jobs import render
 
@@ -17,15 +19,7 @@ def submit(site: Site, *options: str, command: tuple[str, ...] = ("true",)) -> s
     return site.submit(render(site, "generic_pbs", *WALLTIME, *options, command=command))
 
 
-def test_a_job_has_the_memory_and_the_hosts_that_it_requested(site: Site) -> None:
-    job = site.wait(submit(site, "--nodes", "2", "--mem", "3G", "--exclusive"))
-    requested = job["Resource_List"]
-    assert job["Exit_status"] == 0
-    assert requested["select"].startswith("2:")
-    assert requested["select"].endswith(":mem=3gb")
-    assert requested["place"] == "scatter:exclhost"
-
-
+@pytest.mark.check
 def test_a_job_waits_for_the_jobs_of_its_dependency(site: Site) -> None:
     first = site.submit(
         program(site.work / "first", "#!/bin/sh\nsleep 2; echo end >$PBS_O_WORKDIR/first_ended\n")
@@ -37,19 +31,6 @@ def test_a_job_waits_for_the_jobs_of_its_dependency(site: Site) -> None:
     assert "end\n" in site.log(job)
 
 
-def test_mail_and_other_directives_are_attributes_of_the_job(site: Site) -> None:
-    mail = ["--mail-type", "begin,fail", "--mail-user", "me@x.org"]
-    job = site.wait(submit(site, *mail, "--directive", "-p 10", "--directive", "#PBS -W group_list=physics"))
-    assert (sorted(job["Mail_Points"]), job["Mail_Users"]) == (["a", "b"], "me@x.org")
-    assert (job["Priority"], job["group_list"]) == (10, "physics")
-
-
-def test_a_reservation_is_a_queue(site: Site) -> None:
-    done = site.run("qsub", render(site, "generic_pbs", *WALLTIME, "--queue", "R123", command=["true"]))
-    assert done.returncode == 170, done.stderr
-    assert "Unknown queue" in done.stderr
-
-
 def test_the_launcher_gets_its_arguments_and_commands_run_after_the_job(site: Site) -> None:
     options = ["--ranks-per-node", "2", "--launcher-arg", "--label", "--after", 'echo "after $code"']
     job = site.wait(submit(site, *options, "--env-style", "none", command=("sh", "-c", "exit 3")))
@@ -59,6 +40,7 @@ def test_the_launcher_gets_its_arguments_and_commands_run_after_the_job(site: Si
     assert job["Exit_status"] == 3
 
 
+@pytest.mark.check
 def test_the_program_runs_in_the_container(site: Site) -> None:
     image = site.work / "image"
     program(image / "bin" / "show", '#!/bin/sh\necho "rank $PALS_RANKID in $APPTAINER_CONTAINER"\n')

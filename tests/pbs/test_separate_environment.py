@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.site import Site
 from tests.pbs.jobs import render
 from tests.separate_environment import make_environment
+
+pytestmark = pytest.mark.check
 
 REQUEST = ("--profile", "generic_pbs", "--nodes", "1", "--ranks-per-node", "1", "--walltime", "00:05:00")
 # Stops once, so that a successor completes the run.
@@ -25,14 +29,6 @@ def environment(site: Site, folder: Path) -> Path:
     (site.home / ".bash_profile").write_text(f"export PATH={site.pals_bin}:{site.pbs_bin}:/usr/bin:/bin\n")
     (site.work / "program.py").write_text(PROGRAM)
     return make_environment(folder)
-
-
-def test_a_job_uses_the_environment_of_the_ddp_hpc_that_submitted_it(site: Site, tmp_path: Path) -> None:
-    ddp_hpc = environment(site, tmp_path / "my env")
-    done = site.run(ddp_hpc, "submit", *REQUEST, "--", "python", "-c", "import sys; print(sys.prefix)")
-    log = site.log(site.wait(done.stdout.strip(), timeout_s=60.0))
-    assert log.splitlines()[-1] == f"{tmp_path}/my env"
-    assert f"note: ddp-hpc is installed in {tmp_path}/my env, so the job runs " in done.stderr
 
 
 def test_a_portable_script_gets_the_environment_from_qsub_and_so_does_its_successor(

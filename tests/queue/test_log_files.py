@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
-import pytest
-
 from ddp_hpc.queue.log_files import Reader, log_paths, read_tail, usual_logs
-from ddp_hpc.queue.training_progress import Progress, read_progress
+from ddp_hpc.queue.training_progress import Progress, progress_in
 from tests.queue.answers import slurm, slurm_job
 
 LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"
@@ -62,20 +59,7 @@ def test_the_last_progress_line_is_used() -> None:
     log = (
         LINE.format(step=10, loss="29.95", eta="?") + LINE.format(step=20, loss="1.5", eta="1:10:12") + "x\n"
     )
-    assert read_progress(log, None, "") == Progress(step=20, num_steps=640, loss=1.5, left_s=4212)
-    first = read_progress(LINE.format(step=10, loss="nonsense", eta="?"), None, "")
+    assert progress_in(log) == Progress(step=20, num_steps=640, loss=1.5, left_s=4212)
+    first = progress_in(LINE.format(step=10, loss="nonsense", eta="?"))
     assert first == Progress(step=10, num_steps=640)
-    assert read_progress("no such line", None, "") is None
-
-
-@pytest.mark.parametrize("words", ["--metrics m.jsonl", "--metrics=m.jsonl"])
-def test_without_a_log_progress_is_read_from_the_metrics(tmp_path: Path, words: str) -> None:
-    """Without `-k doe`, PBS keeps the log on the node until the job ends."""
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\nmpiexec -n 2 \\\n  python -m ddp_hpc.train {words} &\n")
-    assert read_progress("", tmp_path, str(tmp_path)) is None
-    (tmp_path / "m.jsonl").write_text('{"step": 7, "loss": 0.5}\n{"step": 8, "loss": 0.25}\n{"step": 9, "lo')
-    assert read_progress("", tmp_path, str(tmp_path)) == Progress(step=8, loss=0.25)
-    assert read_progress("", tmp_path, str(tmp_path), after_step=8) is None, (
-        "the metrics of the previous attempt"
-    )
-    assert read_progress("", tmp_path, str(tmp_path), since_s=int(time.time()) + 60) is None
+    assert progress_in("no such line") is None

@@ -166,12 +166,6 @@ def test_text_output_is_used_if_the_json_is_invalid(programs: Programs, tmp_path
     assert programs.called() == ["qstat -xf -F json 67", "qstat -xfw 67"]
 
 
-def test_invalid_output_in_both_formats_is_quoted(programs: Programs) -> None:
-    programs.answers("qstat", "core dumped\n")
-    with pytest.raises(DdpHpcError, match="unexpected output of qstat for job 12: 'core dumped"):
-        read_job("12")
-
-
 def test_without_job_history_only_existing_jobs_are_queried(programs: Programs) -> None:
     (programs.folder / "answer").write_text(json.dumps(pbs()))
     refuses = 'echo "qstat: PBS is not configured to maintain job history" >&2; exit 1'
@@ -185,14 +179,6 @@ def test_a_job_unknown_to_pbs_is_none(programs: Programs) -> None:
     programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12.pbs-srv\n")
     assert read_job("12") is None
     assert programs.called()[0] == "qstat -xf -F json 12"
-
-
-def test_another_error_of_qstat_is_reported(programs: Programs) -> None:
-    programs.answers("qstat", "", code=1, err="qstat: illegally formed job identifier: 12\n")
-    with pytest.raises(
-        DdpHpcError, match=r"qstat failed: qstat: illegally formed job identifier: 12. Try it manually"
-    ):
-        read_job("12")
 
 
 def test_an_array_has_one_state_for_each_task_that_has_started_and_each_range_of_others(
@@ -262,15 +248,6 @@ def test_an_array_can_be_given_by_its_number_and_in_the_text_output(
         "qstat -xtf -F json 12[].pbs-srv",
         "qstat -xtfw 12[].pbs-srv",
     ]
-
-
-def test_a_large_array_is_read(programs: Programs) -> None:
-    """qstat prints 15 MB for an array of 10,000 tasks, the limit of OpenPBS."""
-    answer = pbs_array()
-    running = answer["Jobs"]["12[4].pbs-srv"]
-    answer["Jobs"] |= {f"12[{index}].pbs-srv": running for index in range(10, 10_000)}
-    programs.answers("qstat", json.dumps(answer, indent="\t"))
-    assert len(read_jobs("12[]")) == 8 + 9_990
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.base.rank_ends import RankEnd
-from ddp_hpc.base.run_state import RunState, State
-from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState
+from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine
 from ddp_hpc.schedulers.job_state import End, JobState
 
 BANNER = "ddp-hpc: job 12: srun --nodes=2 --ntasks=4 python -m ddp_hpc.train\n"
@@ -96,11 +97,17 @@ OPEN_MPI = (
 )
 
 
-def failed(log: str, state: RunState | None = None, next_job: str = "", **changes: object) -> PostMortem:
+def failed(
+    log: str,
+    state: RunState | None = None,
+    next_job: str = "",
+    recorded: AttemptEnd | None = None,
+    **changes: object,
+) -> PostMortem:
     """Returns the findings for a job that ended with exit code 1, or in the given state."""
-    known: dict[str, object] = {"end": "failed", "exit_code": 1, **changes}
-    job = JobState(job_id="12", scheduler="slurm", phase="ended", word="FAILED", walltime_s=3600, **known)  # type: ignore[arg-type]
-    found = examine(job, state, log, next_job)
+    known: dict[str, object] = {"scheduler": "slurm", "end": "failed", "exit_code": 1, **changes}
+    job = JobState(job_id="12", phase="ended", word="FAILED", walltime_s=3600, **known)  # type: ignore[arg-type]
+    found = examine(job, Evidence(log=log, state=state, next_job=next_job, recorded=recorded))
     assert found is not None
     return found
 
@@ -226,13 +233,31 @@ def test_a_rank_that_was_terminated_first_has_not_failed_first() -> None:
 
 def test_the_rank_that_exec_recorded_first_is_reported() -> None:
     """Slurm can report the ends of several ranks in another order."""
-    job = JobState(job_id="12", scheduler="slurm", phase="ended", word="FAILED", end="failed", exit_code=143)
     log = f"{TRACEBACK}srun: error: n1: task 0: Exited with exit code 9\n"
-    end = RankEnd(rank=1, world_size=2, host="n2", exit_code=1, signal=0, at_s=1.0)
-    found = examine(job, None, log, "", recorded=end)
-    assert found is not None
+    end = AttemptEnd(cause=Cause.EXITED, exit_code=1, reason="rank 1 exited with code 1", rank=1, host="n2")
+    found = failed(log, recorded=end, exit_code=143)
     assert (found.what, found.rank, found.host) == ("exit code 1", 1, "n2")
-    assert found.lines[-2:] == ("ValueError: the data is odd", "rank 1 on n2: exit code 1")
+    assert found.lines[-2:] == ("ValueError: the data is odd", "rank 1 exited with code 1")
+
+
+def _with_record(cause: Cause, exit_code: int) -> PostMortem:
+    end = AttemptEnd(cause=cause, exit_code=cause.exit_code, reason="rank 1 is stuck", rank=1, host="n2")
+    return failed("", recorded=end, exit_code=exit_code)
+
+
+def test_the_recorded_cause_says_what_to_do() -> None:
+    found = _with_record(Cause.HANG, 1)
+    assert (found.cause, found.rank, found.host) == ("hang", 1, "n2")
+    assert "raise --hang-timeout" in found.remedy
+    assert found.lines == ("rank 1 is stuck",)
+    assert _with_record(Cause.REFUSED, 2).remedy == "correct the request, then submit it again"
+
+
+def test_a_lost_rank_is_not_reported_as_an_intended_stop() -> None:
+    lost = "it lost a rank or a node after it had saved a snapshot"
+    assert _with_record(Cause.LOST_RANK, 75).what == lost
+    assert _with_record(Cause.STOPPED, 75).what == "it saved its state and stopped on purpose"
+    assert failed("", RunState(State.RUNNING, 9, ""), exit_code=75).what == lost
 
 
 @pytest.mark.parametrize("requeued", [REQUEUED, REQUEUED_26])
@@ -304,13 +329,7 @@ def test_walltime_exit_code_and_the_reason_of_the_run_are_reported() -> None:
 def test_without_ssh_the_launcher_of_the_scheduler_is_named(scheduler: str, tool: str) -> None:
     """A Hydra from PyPI on a PBS machine whose nodes have no ssh."""
     log = "ddp-hpc: job 12: mpiexec -n 2\nssh: connect to host n2 port 22: Connection refused\n"
-    found = examine(
-        JobState(job_id="12", scheduler=scheduler, phase="ended", word="F", end="failed", exit_code=255),
-        None,
-        log,
-        "",
-    )
-    assert found is not None
+    found = failed(log, scheduler=scheduler, exit_code=255)
     assert found.what.startswith("mpiexec could not start ranks on another node with ssh")
     assert tool in found.remedy
 
@@ -334,8 +353,9 @@ def test_ranks_ended_by_the_scheduler_have_not_failed() -> None:
 
 def test_a_successful_or_running_job_has_no_post_mortem() -> None:
     job = JobState(job_id="12", scheduler="slurm", phase="ended", word="COMPLETED", end="done")
-    assert examine(job, None, OOM, "") is None
-    assert examine(JobState(job_id="12", scheduler="slurm", phase="running", word="R"), None, OOM, "") is None
+    evidence = Evidence(log=OOM)
+    assert examine(job, evidence) is None
+    assert examine(JobState(job_id="12", scheduler="slurm", phase="running", word="R"), evidence) is None
 
 
 @pytest.mark.parametrize(
@@ -349,8 +369,10 @@ def test_a_successful_or_running_job_has_no_post_mortem() -> None:
             "the job can never start",
         ),
         ("job held, too many failed attempts to run", "check that the directory of its log exists"),
+        # PBS holds and releases whole arrays only.
+        ("it is held by its user", "release the job with: qrls '12[]'"),
     ],
 )
 def test_there_is_advice_for_waiting_jobs_that_cannot_start(reason: str, advice: str) -> None:
-    job = JobState(job_id="12", scheduler="pbs", phase="waiting", word="Q", reason=reason)
+    job = JobState(job_id="12[3]", scheduler="pbs", phase="waiting", word="Q", reason=reason)
     assert (advice in advice_while_waiting(job)) if advice else advice_while_waiting(job) == ""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.base.run_state import RunState, State, write_state
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState, write_state
 from tests.conftest import clean_environ
 from tests.queue.conftest import Programs, Run
 
@@ -31,7 +32,7 @@ def sbatch(programs: Programs) -> Programs:
     return programs
 
 
-def test_only_the_job_id_is_printed_and_the_script_is_that_of_render(
+def test_only_the_job_id_is_printed_and_the_job_is_recorded_with_the_script_of_render(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     rendered = run("render", *REQUEST, "--", "python", "train.py").out
@@ -40,12 +41,7 @@ def test_only_the_job_id_is_printed_and_the_script_is_that_of_render(
     [script] = (work / "runs" / "train").glob("job-*.sh")
     assert script.read_text() == rendered
     assert sbatch.called("sbatch") == [f"sbatch --parsable {script}"]
-
-
-def test_the_submission_is_recorded_in_the_run_directory(work: Path, sbatch: Programs, run: Run) -> None:
-    run("submit", *REQUEST)
-    [script] = (work / "runs" / "ddp").glob("job-*.sh")
-    line = json.loads((work / "runs" / "ddp" / "submitted").read_text())
+    line = json.loads((work / "runs" / "train" / "submitted").read_text())
     assert (line["job_id"], line["scheduler"], line["work_dir"]) == ("12", "slurm", str(work))
     assert line["argv"] == ["sbatch", "--parsable", str(script)]
     assert line["sha256"].startswith(script.stem.removeprefix("job-"))
@@ -63,12 +59,11 @@ def test_the_job_gets_the_umask_of_the_user(work: Path, programs: Programs, run:
     assert programs.called("qsub")[-1].startswith("qsub -W umask=027 ")
 
 
-@pytest.mark.parametrize("command", [("submit",), ("render", "-o", "job.sh")])
 def test_one_line_says_that_no_job_resumes_the_program_and_what_to_do(
-    work: Path, sbatch: Programs, run: Run, command: tuple[str, ...]
+    work: Path, sbatch: Programs, run: Run
 ) -> None:
     (work / "train.py").write_text("import torch\n")
-    done = run(*command, *REQUEST, "--walltime", "00:02:00", "--", "python", "train.py")
+    done = run("submit", *REQUEST, "--walltime", "00:02:00", "--", "python", "train.py")
     assert done.code == 0
     [line] = [line for line in done.err.splitlines() if "resumed" in line]
     assert line.startswith("warning: ")
@@ -85,19 +80,14 @@ def test_no_gpus_can_be_requested(run: Run, work: Path, profile: str, directives
     assert "no GPUs" not in done.err
 
 
-def test_a_dry_run_prints_script_and_command_and_changes_nothing(
-    work: Path, sbatch: Programs, run: Run
+def test_a_dry_run_prints_script_and_command_changes_nothing_and_needs_no_scheduler(
+    work: Path, programs: Programs, run: Run
 ) -> None:
     rendered = run("render", *REQUEST).out
     done = run("submit", *REQUEST, "--dry-run")
     assert (done.code, done.out) == (0, rendered)
     assert "would run: sbatch --parsable " in done.err
     assert not list(work.iterdir())
-    assert not sbatch.called()
-
-
-def test_a_dry_run_needs_no_scheduler(work: Path, programs: Programs, run: Run) -> None:
-    assert run("submit", *REQUEST, "--dry-run").code == 0
 
 
 def test_the_users_own_script_is_submitted_unchanged(work: Path, sbatch: Programs, run: Run) -> None:
@@ -108,17 +98,11 @@ def test_the_users_own_script_is_submitted_unchanged(work: Path, sbatch: Program
     assert [path.name for path in work.iterdir()] == ["job.sh"], "the script sets no run directory"
 
 
-def test_a_script_whose_name_looks_like_an_option_is_a_file(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "--wrap=x").write_text(SCRIPT)
-    run("submit", "./--wrap=x")
-    assert sbatch.called() == ["sbatch --parsable ./--wrap=x"]
-
-
 def test_nothing_in_a_script_or_its_name_is_run_by_a_shell(work: Path, sbatch: Programs, run: Run) -> None:
-    name = "a b;touch canary;$(touch canary).sh"
+    name = "--wrap=a b;touch canary;$(touch canary).sh"
     (work / name).write_text(SCRIPT + "touch canary\n")
-    assert run("submit", name).code == 0
-    assert sbatch.called() == [f"sbatch --parsable {name}"]
+    assert run("submit", f"./{name}").code == 0
+    assert sbatch.called() == [f"sbatch --parsable ./{name}"]
     assert not (work / "canary").exists()
 
 
@@ -224,6 +208,25 @@ def test_a_script_without_support_for_chains_is_not_chained(work: Path, sbatch: 
     assert not sbatch.called()
 
 
+@pytest.mark.parametrize(
+    ("num_jobs", "said"),
+    [
+        ("0", "0 is not in the range 1<=x<=1000"),
+        ("x[$(touch canary)]", "is not a valid integer range"),
+        ("21", "--chain 21 was given, but the script runs at most 20 attempts"),
+    ],
+)
+def test_an_invalid_chain_is_refused_and_nothing_is_queued(
+    work: Path, programs: Programs, run: Run, num_jobs: str, said: str
+) -> None:
+    programs.answers("qsub", "12.srv\n")
+    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
+    done = run("submit", "job.pbs", "--chain", num_jobs)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert not programs.called("qsub")
+
+
 def test_without_the_scripts_scheduler_the_missing_command_is_named(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
@@ -278,14 +281,6 @@ def test_messages_of_the_site_before_the_id_are_ignored(
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == job_id
 
 
-def test_messages_of_the_site_before_the_id_of_qsub_are_ignored(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.answers("qsub", "Welcome\nJobs 3\n12.srv\n")
-    (work / "job.pbs").write_text(PBS_SCRIPT)
-    assert run("submit", "--profile", "generic_pbs", "job.pbs").out == "12.srv\n"
-
-
 def start(work: Path, programs: Programs, *args: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "ddp_hpc", "submit", *args]
     environ = {**clean_environ(), "PATH": str(programs.folder)}
@@ -305,18 +300,6 @@ def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, program
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == "12"
 
 
-def test_a_second_ctrl_c_ends_the_wait_and_warns_of_a_queued_job(work: Path, programs: Programs) -> None:
-    programs.program("sbatch", "echo >up; sleep 20; echo 12")
-    with start(work, programs, *REQUEST) as process:
-        wait_for(work / "up")
-        process.send_signal(signal.SIGINT)
-        read_until(process, "Ctrl-C again to give up")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-    assert (process.returncode, out) == (1, "")
-    assert "It is unknown whether a job was queued. Check your jobs" in err
-
-
 def read_until(process: subprocess.Popen[str], words: str) -> None:
     assert process.stderr is not None
     assert any(words in line for line in process.stderr)
@@ -329,6 +312,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.check
 def test_if_the_reader_of_the_output_exits_the_queued_jobs_are_reported(
     work: Path, programs: Programs
 ) -> None:
@@ -457,12 +441,6 @@ def test_a_complete_run_in_the_run_directory_is_a_warning(work: Path, sbatch: Pr
     ) in done.err
 
 
-def test_a_damaged_state_is_no_warning(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "runs" / "ddp").mkdir(parents=True)
-    (work / "runs" / "ddp" / "state").write_bytes(b"\xff\x00")
-    assert "warning: " not in run("submit", *REQUEST).err
-
-
 def test_options_override_the_directives_of_a_slurm_script(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(SCRIPT)
     options = ["--nodes", "4", "--walltime", "90m", "--queue", "gpu", "--qos", "high", "--name", "big"]
@@ -536,16 +514,6 @@ def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Pro
     assert "warning: RANK007, line 4:" in with_time
 
 
-def test_the_full_stop_of_the_schedulers_message_is_not_repeated(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.answers("qsub", "", code=32, err="qsub: Account_Name is required to be set.\n")
-    (work / "job.pbs").write_text(PBS_SCRIPT)
-    assert "rejected the job: Account_Name is required to be set. No job was queued. " in (
-        run("submit", "job.pbs").err
-    )
-
-
 def test_json_describes_each_job_on_a_line(work: Path, programs: Programs, run: Run) -> None:
     programs.program("qsub", f'echo x >>"{programs.folder}/n"; echo "1$(wc -l <"{programs.folder}/n").srv"')
     (programs.folder / "wc").symlink_to("/usr/bin/wc")
@@ -561,9 +529,3 @@ def test_json_describes_each_job_on_a_line(work: Path, programs: Programs, run: 
         }
         for job_id in ("11.srv", "12.srv")
     ]
-
-
-def test_json_of_a_dry_run_is_refused(work: Path, sbatch: Programs, run: Run) -> None:
-    done = run("submit", *REQUEST, "--json", "--dry-run")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: --json cannot be combined with --dry-run")

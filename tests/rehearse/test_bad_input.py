@@ -11,6 +11,8 @@ import pytest
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.rehearse import command
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.slurm import sbatch
 from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]
@@ -21,34 +23,56 @@ NO_SCRIPTS = [
     (b"echo hello\n", "is not a job script: it contains neither #PBS nor #SBATCH lines"),
     (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS or Slurm"),
     (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS or Slurm"),
-    (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
-    (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
-    (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
-    (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not support --hold"),
-    (b"#SBATCH --nodes=1\ntrue\n", "This does not look like a batch script"),
-    (b"#!/bin/bash\n#PBS -l select=1 # one\ntrue\n", "qsub: directive error: -l select=1 # one"),
-    (b"#!/bin/bash\n#PBS -l walltime=foo\n", "Illegal attribute or resource value Resource_List.walltime"),
-    (b"#!/bin/bash\r\n#PBS -l select=1\r\n", "qsub: script contains cr, lf"),
-    (b"#!/bin/bash\n#PBS -N $(touch${IFS}x)\n", "qsub: illegal -N value"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "said"), NO_SCRIPTS, ids=[case[1][:30] for case in NO_SCRIPTS])
-def test_an_unsuitable_file_is_refused_in_one_line(
-    rehearse: Rehearse, tmp_path: Path, text: bytes, said: str
-) -> None:
+def test_an_unsuitable_file_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
     (tmp_path / "job").write_bytes(text)
-    done = rehearse("job")
+    with pytest.raises(RequestError, match=re.escape(said)):
+        command.main([str(tmp_path / "job")], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "directive", "said"),
+    [
+        ("slurm", "--frob=1", "sbatch: unrecognized option '--frob=1'"),
+        ("pbs", "-l select=1 # one", "qsub: directive error: -l select=1 # one"),
+    ],
+)
+def test_a_refusal_of_the_scheduler_is_one_line(
+    rehearse: Rehearse, script: Script, scheduler: str, directive: str, said: str
+) -> None:
+    done = rehearse(script(scheduler, directive, "true"))
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert done.stderr.splitlines()[-1].startswith("error: the script was rejected: ")
     assert said in done.stderr.splitlines()[-1]
 
 
-def test_a_directory_a_pipe_and_a_missing_file_are_refused(rehearse: Rehearse, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("#!/bin/bash\n#SBATCH --nodes=x\n", 'sbatch: error: "x" is not a valid node count'),
+        ("#!/bin/bash\n#SBATCH --time=foo\n", "sbatch: error: Invalid --time specification"),
+        (
+            "#!/bin/bash\n#SBATCH --array=3-1\n",
+            "Batch job submission failed: Invalid job array specification",
+        ),
+        ("#!/bin/bash\n#SBATCH -H\n", "the stand-in does not support --hold"),
+        ("#SBATCH --nodes=1\n", "This does not look like a batch script"),
+    ],
+)
+def test_sbatch_refuses(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "job").write_text(text)
+    with pytest.raises(RefusedError, match=re.escape(said)):
+        sbatch.main([str(tmp_path / "job")], {}, tmp_path)
+
+
+def test_a_directory_a_pipe_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "pipe", "nothing", "/dev/zero"):
-        assert rehearse(name, timeout_s=10.0).exit_code == 2
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "nothing", "/dev/zero"):
+        with pytest.raises(RequestError):
+            command.main([str(path)], standalone_mode=False)
 
 
 OPTIONS = [
@@ -70,13 +94,12 @@ def test_options_that_do_not_fit_are_refused(script: Script, options: list[str],
         command.main([str(script("pbs", "-l select=2", "true")), *options], standalone_mode=False)
 
 
-def test_a_script_without_a_scheduler_has_no_walltime(rehearse: Rehearse, script: Script) -> None:
-    assert (
-        "is not written for a scheduler that enforces a walltime"
-        in rehearse(script("", "true"), "--walltime-s", "5").stderr
-    )
+def test_a_script_without_a_scheduler_has_no_walltime(script: Script) -> None:
+    with pytest.raises(RequestError, match="is not written for a scheduler that enforces a walltime"):
+        command.main([str(script("", "true")), "--walltime-s", "5"], standalone_mode=False)
 
 
+@pytest.mark.check
 def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, script: Script) -> None:
     job = script("pbs", "-l select=500:mpiprocs=4", "-j oe", "sort -u $PBS_NODEFILE | wc -l", "true")
     done = rehearse(job, "--nodes", "2")
@@ -88,6 +111,7 @@ def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, 
     assert done.exit_code == 0
 
 
+@pytest.mark.check
 def test_a_hostile_name_is_only_a_name(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
     name = "a b\n$(touch hacked)'\";`touch hacked`.pbs"
     for scheduler, asks in (("pbs", "-l select=1 -N job"), ("slurm", "--nodes=1"), ("", "")):
@@ -96,6 +120,7 @@ def test_a_hostile_name_is_only_a_name(rehearse: Rehearse, script: Script, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.check
 def test_a_script_that_kills_itself_has_the_exit_code_of_its_scheduler(
     rehearse: Rehearse, script: Script
 ) -> None:
@@ -115,6 +140,7 @@ def test_exit_code_75_on_pbs_is_a_request_to_resume_and_not_a_failure(
     assert done.exit_code == 75
 
 
+@pytest.mark.check
 def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Script) -> None:
     for scheduler, asks in (("pbs", "-l select=1 -k doe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "yes"))
@@ -122,6 +148,7 @@ def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Sc
         assert "wrote more than 64.0 MiB to their logs" in done.stderr
 
 
+@pytest.mark.check
 def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_reported(
     rehearse: Rehearse, script: Script
 ) -> None:

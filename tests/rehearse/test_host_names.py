@@ -42,6 +42,7 @@ def test_the_names_of_the_fast_network_mean_this_machine_in_a_rehearsal_only(
     assert launch(["getent", "hosts", f"{os.uname().nodename}{SUFFIX}"]).exit_code == 2
 
 
+@pytest.mark.check
 @needs_user_namespaces
 def test_if_the_kernel_refuses_a_mount_namespace_the_names_are_said_not_to_exist(
     launch: Launch, script: Script, temp: Path
@@ -56,6 +57,7 @@ def test_if_the_kernel_refuses_a_mount_namespace_the_names_are_said_not_to_exist
     ) in done.stderr
 
 
+@pytest.mark.check
 @needs_user_namespaces
 def test_a_user_who_is_not_root_gets_the_names_and_keeps_the_user_id(tmp_path: Path) -> None:
     # A user who is not root gets a mount namespace only together with a user namespace.
@@ -73,6 +75,7 @@ def test_a_user_who_is_not_root_gets_the_names_and_keeps_the_user_id(tmp_path: P
     assert done.stdout.split() == ["True", "127.0.0.1", "True"], done.stderr
 
 
+@pytest.mark.check
 @needs_user_namespaces
 def test_if_the_mount_is_refused_the_process_stays_in_its_namespaces(tmp_path: Path) -> None:
     code = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import PROJECT
 from tests.rehearse.conftest import Rehearse
 
@@ -26,11 +28,7 @@ def test_a_script_that_reads_the_node_file_runs_as_in_qsub_i(rehearse: Rehearse,
     ) in done.stderr
 
 
-def test_the_number_of_nodes_of_an_interactive_job_is_chosen(rehearse: Rehearse, script: Script) -> None:
-    done = rehearse(script("", 'echo "nodes $(wc -l <"$PBS_NODEFILE")"'), "--nodes", "1")
-    assert done.stdout == "nodes 1\n"
-
-
+@pytest.mark.check
 def test_a_script_with_options_of_pals_and_no_variable_of_pbs_runs_in_a_job(
     rehearse: Rehearse, script: Script
 ) -> None:
@@ -38,6 +36,7 @@ def test_a_script_with_options_of_pals_and_no_variable_of_pbs_runs_in_a_job(
     assert sorted(done.stdout.split()) == ["0", "1"], done.stdout + done.stderr
 
 
+@pytest.mark.check
 def test_a_script_that_starts_srun_runs_as_in_salloc(rehearse: Rehearse, script: Script) -> None:
     done = rehearse(script("", "srun bash -c 'echo task $SLURM_PROCID of $SLURM_NTASKS'"))
     assert sorted(done.stdout.splitlines()) == ["task 0 of 2", "task 1 of 2"], done.stdout + done.stderr
@@ -52,6 +51,7 @@ def test_a_script_with_a_default_for_each_variable_of_a_job_runs_without_one(
     assert "job local: exit code 0" in done.stderr
 
 
+@pytest.mark.check
 def test_with_here_an_interactive_script_finds_its_own_directory_and_leaves_no_log(
     rehearse: Rehearse, script: Script
 ) -> None:
@@ -62,12 +62,7 @@ def test_with_here_an_interactive_script_finds_its_own_directory_and_leaves_no_l
     assert sorted(path.name for path in job.parent.iterdir()) == ["data.txt", "job.sh"]
 
 
-def test_the_exit_code_of_an_interactive_script_is_reported(rehearse: Rehearse, script: Script) -> None:
-    done = rehearse(script("", "exit $((3 + 0$PBS_NODENUM))"))
-    assert done.exit_code == 1
-    assert "Exit_status 3" in done.stderr
-
-
+@pytest.mark.check
 def test_the_program_of_the_tutorial_runs_to_its_end_on_the_names_of_the_fast_network(
     rehearse: Rehearse, script: Script
 ) -> None:

@@ -30,13 +30,13 @@ def test_every_shipped_job_is_tested() -> None:
 
 # They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site, and tests/slurm runs a
 # job like generic_slurm_torchrun.
-ALIKE = {"generic_pbs_ddp.pbs", "generic_slurm_torchrun.sbatch", "perlmutter_ddp.sbatch"}
+ALIKE = {"generic_pbs_ddp.pbs", "polaris_ddp.pbs", "generic_slurm_torchrun.sbatch", "perlmutter_ddp.sbatch"}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *sorted(LAUNCHERS.keys() - ALIKE - {"polaris_ddp.pbs"}),
+        *(pytest.param(name, marks=pytest.mark.check) for name in sorted(LAUNCHERS.keys() - ALIKE)),
         *(pytest.param(name, marks=pytest.mark.soak) for name in sorted(ALIKE)),
     ],
 )
@@ -75,6 +75,7 @@ def test_the_simulation_is_described_once_and_not_in_the_jobs_log(rehearse: Rehe
     )
 
 
+@pytest.mark.check
 def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, tmp_path: Path) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text('#!/bin/bash\n#SBATCH --nodes=1\necho "$SLURM_JOB_ID"\n')
@@ -82,14 +83,6 @@ def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, t
     both = [launch.start(words, env={"TMPDIR": str(temp)}, cwd=tmp_path) for _ in range(2)]
     # Ranks without MPI find each other by the id of the job.
     assert len({launch.end(process).stdout for process in both}) == 2
-
-
-def test_each_rehearsal_of_a_pbs_script_prints_its_own_log(rehearse: Rehearse, tmp_path: Path) -> None:
-    script = tmp_path / "job.pbs"
-    script.write_text("#!/bin/bash\n#PBS -N one -j oe\ndate +%s%N\n")
-    first, second = (rehearse(script).stdout for _ in range(2))
-    assert first != second
-    assert sorted(path.read_text() for path in tmp_path.glob("one.o*")) == sorted([first, second])
 
 
 def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stand_ins(

@@ -87,6 +87,13 @@ def test_torchrun_agents_start_at_most_the_limited_number_of_ranks() -> None:
     assert (found["DDP_HPC_RANKS_PER_NODE"], found["SLURM_GPUS_ON_NODE"]) == ("2", "1")
 
 
+def test_ranks_have_no_gpu_and_no_fast_network() -> None:
+    far = {"MASTER_ADDR": "node1", "NCCL_SOCKET_IFNAME": "hsn", "DDP_HPC_FABRIC_SUFFIX": ".hsn"}
+    found = LIMITS.environment({**far, "CUDA_VISIBLE_DEVICES": "3"})
+    assert (found["MASTER_ADDR"], found["CUDA_VISIBLE_DEVICES"]) == ("127.0.0.1", "")
+    assert not {"NCCL_SOCKET_IFNAME", "DDP_HPC_FABRIC_SUFFIX"} & found.keys()
+
+
 def test_options_of_srun_are_read_in_all_their_spellings() -> None:
     line = read_line(["-N2", "-n", "4", "--ntasks-per-no=2", "--cpus-per-task", "8", "-l", "a", "-n"], SRUN)
     expected = {"nodes": "2", "ntasks": "4", "ntasks-per-node": "2", "cpus-per-task": "8", "label": ""}

@@ -67,12 +67,14 @@ def test_a_run_on_slurm_is_resumed_in_the_same_job(
     assert ": COMPLETED, ExitCode 0:0, started 2 times" in done.stderr
 
 
+@pytest.mark.check
 def test_at_most_max_jobs_are_run(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
     done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3", "--max-jobs", "1")
     assert re.search(r"job \d+.rehearsal was not started, because --max-jobs 1 was reached", done.stderr)
     assert "attempt 2 of" not in done.stdout
 
 
+@pytest.mark.check
 def test_a_script_that_ignores_sigterm_is_killed_after_the_sites_delay(
     rehearse: Rehearse, script: Script, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_script_that_ignores_sigterm_is_killed_after_the_sites_delay(
     assert "TIMEOUT, ExitCode 0:9" in done.stderr
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("option", "told"),
     [("B:USR1@1", ["shell"]), ("USR1@1", ["rank 0", "rank 1"])],
@@ -103,6 +106,7 @@ def test_the_signal_before_the_end_reaches_the_batch_shell_or_the_steps(
     assert sorted(re.findall(r"^(?:shell|rank \d)$", done.stdout, re.MULTILINE)) == told
 
 
+@pytest.mark.check
 def test_a_requeued_job_has_its_restart_count(rehearse: Rehearse, script: Script) -> None:
     lines = ['echo "count ${SLURM_RESTART_COUNT-none}"', "scontrol requeue $SLURM_JOB_ID", "sleep 9"]
     job = script("slurm", "--nodes=1", "--open-mode=append", "--requeue", *lines)
@@ -112,6 +116,7 @@ def test_a_requeued_job_has_its_restart_count(rehearse: Rehearse, script: Script
     assert done.exit_code == 75
 
 
+@pytest.mark.check
 def test_a_job_without_requeue_is_not_requeued(rehearse: Rehearse, script: Script) -> None:
     job = script("slurm", "--nodes=1", "--no-requeue", "scontrol requeue $SLURM_JOB_ID")
     done = rehearse(job)
@@ -119,6 +124,7 @@ def test_a_job_without_requeue_is_not_requeued(rehearse: Rehearse, script: Scrip
     assert done.exit_code == 1
 
 
+@pytest.mark.check
 def test_a_job_that_does_not_end_is_killed_at_the_time_limit(rehearse: Rehearse, script: Script) -> None:
     for scheduler, asks in (("pbs", "-l select=1"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "sleep 60"), "--limit-s", "1", timeout_s=20.0)

@@ -15,7 +15,7 @@ from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.rendezvous import address as module
 from ddp_hpc.rendezvous import connect_ranks as rendezvous_module
 from ddp_hpc.rendezvous.address import RendezvousPoint, choose_address, rendezvous_point, with_suffix
-from ddp_hpc.rendezvous.connect_ranks import Endpoint, join_store, rendezvous
+from ddp_hpc.rendezvous.connect_ranks import Endpoint, Joining, rendezvous
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 
@@ -344,7 +344,7 @@ def test_a_rank_number_already_in_use_is_an_error_after_the_time_limit() -> None
     key, _ = rendezvous_module.shared_secret(STEP, point.launch)
     taken = RendezvousPoint(point.host, [endpoints[0].port], "", "")
     with pytest.raises(RendezvousError, match="another process has already joined as rank"):
-        join_store(taken, lambda: key, 1, "rank 1", 1.0, 1.0)
+        Joining(taken, lambda: key, 1, "rank 1").connect(1.0)
     close_all(endpoints)
 
 
@@ -361,23 +361,6 @@ def test_a_rank_of_a_launch_with_another_number_of_ranks_does_not_join() -> None
     assert isinstance(other, RendezvousError)
     assert "the store on this port belongs to another job" in str(other)
     close_all(endpoints)
-
-
-def test_a_second_process_with_the_same_rank_is_reported_by_rank_0(capsys: pytest.CaptureFixture) -> None:
-    environ = LOOPBACK | {"MASTER_PORT": str(closed_port())}
-    endpoints = meet(environ, 2)
-    with pytest.raises(RendezvousError, match="whose ranks may now be mixed with those of this one"):
-        rendezvous(world(1, 2), environ, 1.0, quiet())
-    said, end_s = "", time.monotonic() + 10
-    while "warning" not in said and time.monotonic() < end_s:
-        said += capsys.readouterr().err
-        time.sleep(0.01)
-    close_all(endpoints)
-    name = short_hostname()
-    assert said.startswith(
-        f"[rank 0/2 {name}] warning: node {name} (rank 1) tried to join as rank 1, which had"
-    )
-    assert said.endswith("or export a different DDP_HPC_LAUNCH in each\n")
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])

@@ -15,7 +15,7 @@ from .nodes import wait_for
 from .test_queue import ddp_hpc, end_soon, status
 
 # The jobs end after about 30 s, and the controller forgets them within 20 s more.
-pytestmark = [pytest.mark.slurm(accounting=True), pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slurm(accounting=True), pytest.mark.check, pytest.mark.timeout(480)]
 
 # In the array `half`, task 3 runs until it is cancelled; in the array `whole`, it ends too.
 TASK = """\
@@ -123,20 +123,10 @@ def test_a_forgotten_task_is_read_from_the_accounting_while_another_task_runs(jo
     assert jobs.status("half")["counts"] == {"done": 1, "cancelled": 1, "running": 1, "failed": 1}
 
 
-def test_the_logs_of_all_tasks_are_printed(jobs: Jobs) -> None:
-    array = jobs.ids["whole"]
-    texts = ["fine\n", "ValueError: odd\n", None, "fine\n"]
-    out = jobs.ddp_hpc("logs", "whole").stdout
-    for index, text in enumerate(texts):
-        path = jobs.folder / f"slurm-{array}_{index}.out"
-        assert f"==> {path} <==\n{text or ''}" in out
-
-
-@pytest.mark.parametrize("name", ["done", "failed", "timeout", "cancelled"])
-def test_a_forgotten_job_is_not_cancelled_again(jobs: Jobs, name: str) -> None:
-    done = jobs.ddp_hpc("cancel", name)
+def test_a_forgotten_job_is_not_cancelled_again(jobs: Jobs) -> None:
+    done = jobs.ddp_hpc("cancel", "failed")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"job {jobs.ids[name]} has already ended (")
+    assert done.stderr.startswith(f"job {jobs.ids['failed']} has already ended (")
 
 
 def test_only_the_live_tasks_of_an_array_are_cancelled(jobs: Jobs) -> None:

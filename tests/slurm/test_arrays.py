@@ -16,7 +16,7 @@ from .cluster import Cluster
 from .survival_runs import PROJECT
 from .test_queue import ddp_hpc, status
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 REQUEST = [*submission.REQUEST, "--nodes", "1", "--ranks-per-node", "1"]
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}

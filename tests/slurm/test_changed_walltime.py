@@ -11,7 +11,7 @@ from .cluster import Cluster
 from .nodes import wait_for
 from .survival_runs import PROJECT, PYTHON
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
 # Continues until the scheduler has told of a later end.
@@ -26,16 +26,6 @@ end_s = time.monotonic() + 15
 while deadline.left_s() < 1000 and not deadline.should_stop() and time.monotonic() < end_s:
     time.sleep(0.05)
 print("an hour is left:", deadline.left_s() > 3000, "stops:", deadline.should_stop())
-"""
-# Waits for a signal in its first attempt, and completes in its second.
-SAVES = """#!/bin/bash
-say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
-read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
-if [[ $step != 0 ]]; then say done 20; exit 0; fi
-trap 'say requeue 10 SIGTERM; exit 75' TERM
-say running 10
-touch up
-while :; do sleep 0.1; done
 """
 
 
@@ -59,16 +49,3 @@ def test_a_program_in_a_job_that_was_extended_does_not_stop_early(cluster: Clust
     (tmp_path / "altered").touch()
     assert cluster.wait(job_id).state == "COMPLETED"
     assert "an hour is left: True stops: False\n" in cluster.job_output(job_id)
-
-
-@pytest.mark.soak  # Slurm checks time limits twice a minute, and its shortest limit is a minute
-def test_a_job_that_was_shortened_is_resumed_like_one_at_its_walltime(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    (tmp_path / "saves.sh").write_text(SAVES)
-    job_id = submit(cluster, tmp_path, "00:10:00", "bash", "saves.sh")
-    change_walltime(cluster, job_id, 1)
-    assert cluster.wait(job_id, 150, requeues_at_once=True).state == "COMPLETED", cluster.job_output(job_id)
-    assert "ddp-hpc: stopped at step 10: SIGTERM; attempt 2 resumes the run in this job\n" in (
-        cluster.job_output(job_id)
-    )

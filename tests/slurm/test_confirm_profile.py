@@ -10,7 +10,7 @@ import pytest
 
 from .cluster import Cluster
 
-pytestmark = pytest.mark.slurm(accounting=True)
+pytestmark = [pytest.mark.slurm(accounting=True), pytest.mark.check]
 
 # Right: the version, the walltime of urgent, and the cores. Wrong: the walltime of debug, the number of
 # devices, and a partition that does not exist.

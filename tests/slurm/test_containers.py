@@ -15,7 +15,7 @@ from .nodes import SYSTEM_PATH
 from .test_arrays import submit_with
 from .test_training import BIN, ENVIRONMENT, PROJECT
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 TRAINS = PROJECT / "tests" / "mpi" / "trains.py"
 STAND_IN = PROJECT / "tests" / "fakes" / "containers" / "apptainer.py"
@@ -84,7 +84,7 @@ def stand_in(tmp_path: Path) -> str:
     return f'command = ["{command}", "exec", "--nv", "{{image}}"]'
 
 
-@pytest.mark.parametrize("options", [(), ("--launcher", "torchrun"), ("--standalone",)], ids=" ".join)
+@pytest.mark.parametrize("options", [(), ("--launcher", "torchrun")], ids=" ".join)
 def test_the_ranks_in_containers_are_one_world(
     cluster: Cluster, tmp_path: Path, stand_in: str, options: tuple[str, ...]
 ) -> None:
@@ -93,20 +93,8 @@ def test_the_ranks_in_containers_are_one_world(
     assert output.count(f"in {tmp_path}/image.sif ") == 4
 
 
-def test_a_missing_image_fails_the_job_with_the_message_of_the_runtime(
-    cluster: Cluster, tmp_path: Path, stand_in: str
-) -> None:
-    with pytest.raises(AssertionError, match=r"could not open image .*/missing\.sif"):
-        submit(cluster, tmp_path, stand_in, "--container", "missing.sif")
-
-
 @NEEDS_CHARLIECLOUD
-@pytest.mark.parametrize(
-    "options", [(), pytest.param(("--launcher", "torchrun"), marks=pytest.mark.soak)], ids=" ".join
-)
-def test_the_ranks_in_containers_of_charliecloud_are_one_world(
-    cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_the_ranks_in_containers_of_charliecloud_are_one_world(cluster: Cluster, tmp_path: Path) -> None:
     image = tmp_path / "image"
     # The image consists of directories of this machine.
     top = {f"/{Path(path).resolve().parts[1]}" for path in (sys.base_prefix, sys.prefix, PROJECT, tmp_path)}
@@ -117,7 +105,7 @@ def test_the_ranks_in_containers_of_charliecloud_are_one_world(
         (image / "etc" / name).touch()
     words = ["ch-run", *(word for mount in mounts for word in ("-b", f"{mount}:{mount}"))]
     words += ["-c", "{directory}", "{image}", "--"]
-    output = submit(cluster, tmp_path, f"command = {json.dumps(words)}", "--container", str(image), *options)
+    output = submit(cluster, tmp_path, f"command = {json.dumps(words)}", "--container", str(image))
     assert ranks(output) == [(rank, 4) for rank in range(4)], output
     roots = {line.split()[2] for line in output.splitlines() if line.startswith("in ")}
     assert str(Path("/").stat().st_ino) not in roots

@@ -9,7 +9,7 @@ import pytest
 from .cluster import Cluster
 from .test_queue_options import submit
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 
 @pytest.mark.parametrize("gpus", [2, 4])

@@ -42,14 +42,23 @@ def places(done: subprocess.CompletedProcess[str]) -> list[tuple[int, ...]]:
 TWO_BY_TWO = [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
 
 
-@pytest.mark.parametrize("python", [PYTHON, OPENMPI / "python"], ids=["mpich", "openmpi"])
-@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
+@pytest.mark.parametrize(
+    ("mpi", "python"),
+    [
+        ("none", PYTHON),
+        pytest.param("pmi2", PYTHON, marks=pytest.mark.check),
+        pytest.param("pmix", PYTHON, marks=pytest.mark.check),
+        pytest.param("pmix", OPENMPI / "python", marks=pytest.mark.check),
+    ],
+    ids=["none", "pmi2", "pmix", "openmpi"],
+)
 def test_tasks_of_srun_detect_their_ranks(cluster: Cluster, mpi: str, python: Path) -> None:
     done = run(cluster, *STEP, f"--mpi={mpi}", python, *ENV)
     assert places(done) == TWO_BY_TWO
     assert {each["launcher"] for each in reported(done)} == {"slurm"}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("program", "python", "launcher"),
     [
@@ -68,28 +77,19 @@ def test_ranks_of_mpiexec_in_an_allocation_are_detected(
         assert any("Slurm step started" in note for note in each["notes"])
 
 
+@pytest.mark.check
 def test_three_tasks_on_two_nodes_detect_the_number_of_tasks_on_their_node(cluster: Cluster) -> None:
     done = run(cluster, "srun", "--nodes=2", "--ntasks=3", PYTHON, *ENV)
     assert places(done) == [(0, 3, 0, 2, 0, 2), (1, 3, 1, 2, 0, 2), (2, 3, 0, 1, 1, 2)]
 
 
-@pytest.mark.parametrize("tasks", [["--ntasks-per-node=2"], []], ids=["tasks asked for", "nodes alone"])
-def test_a_batch_shell_is_refused(cluster: Cluster, tasks: list[str]) -> None:
+def test_a_batch_shell_is_refused(cluster: Cluster) -> None:
     text = f"#!/bin/sh\nexec {PYTHON} -m ddp_hpc env\n"
-    job_id = cluster.sbatch(text, "--nodes=2", *tasks, env=ROOT)
+    job_id = cluster.sbatch(text, "--nodes=2", "--ntasks-per-node=2", env=ROOT)
     assert cluster.wait(job_id).exit_code == 2
     output = cluster.job_output(job_id)
-    assert (
-        f"error: this is the batch shell of Slurm job {job_id}, not one of its {4 if tasks else 2} tasks"
-        in output
-    )
+    assert f"error: this is the batch shell of Slurm job {job_id}, not one of its 4 tasks" in output
     assert output.count("\n") == 1
-
-
-def test_a_shell_of_salloc_is_refused(cluster: Cluster) -> None:
-    done = run(cluster, *ALLOCATED, PYTHON, *ENV)
-    assert done.returncode == 2
-    assert "not one of its 4 tasks" in done.stderr
 
 
 def the_endpoint(done: subprocess.CompletedProcess[str]) -> tuple[str, int, str]:
@@ -111,6 +111,7 @@ def test_ranks_on_two_nodes_connect_without_mpi(cluster: Cluster) -> None:
     assert 20000 <= port < 32000
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
 def test_ranks_on_two_nodes_connect_over_mpi(cluster: Cluster, mpi: str) -> None:
     python = PYTHON if mpi == "pmi2" else OPENMPI / "python"
@@ -118,6 +119,7 @@ def test_ranks_on_two_nodes_connect_over_mpi(cluster: Cluster, mpi: str) -> None
     assert (host, why) == (cluster.node_names[0], "host name")
 
 
+@pytest.mark.check
 def test_two_simultaneous_steps_on_the_same_nodes_are_separate_worlds(cluster: Cluster) -> None:
     step = f"srun --overlap --mem=0 --nodes=2 --ntasks-per-node=2 {PYTHON} -m tests.mpi.connect"
     done = run(cluster, *ALLOCATED, "sh", "-c", f"{step} & {step}; wait", CONNECT_HOLDS_S="1")
@@ -126,6 +128,7 @@ def test_two_simultaneous_steps_on_the_same_nodes_are_separate_worlds(cluster: C
     assert len(set(ports)) == 2
 
 
+@pytest.mark.check
 def test_a_master_addr_of_another_node_than_rank_0s_is_refused(cluster: Cluster) -> None:
     second = cluster.node_names[1]
     done = run(cluster, *STEP, "--kill-on-bad-exit=1", PYTHON, *CONNECT, MASTER_ADDR=second)
@@ -138,30 +141,31 @@ ENDPOINT = """
 import json, pathlib, socket, subprocess, sys
 from ddp_hpc.rendezvous.launch_secret import read_secret
 from ddp_hpc.rendezvous.store_client import connect
-module = "ddp_hpc.rendezvous.torchrun_endpoint"
+module = "ddp_hpc.torchrun.endpoint"
 argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
 # Slurm's PMI speaks over an open file, which a shell would pass on too.
 with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
-    host, port, node_rank, address, key_file = endpoint.stdout.readline().split()
+    found = json.loads(endpoint.stdout.readline())
+    host, port, node_rank = found["host"], found["port"], found["node_rank"]
     held = {}
-    if node_rank == "0":
+    if node_rank == 0:
         for reuse in (0, 1):
             with socket.socket() as other:
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
                 try:
-                    other.bind(("", int(port)))
+                    other.bind(("", port))
                     other.listen()
                     held[reuse] = "taken"
                 except OSError:
                     held[reuse] = "refused"
     if "c10d" not in argv:
-        store = connect(host, [int(port)], lambda: read_secret(pathlib.Path(key_file)), 20)
+        store = connect(host, [port], lambda: read_secret(pathlib.Path(found["key_file"])), 20)
         store.set(f"here/{node_rank}", b"", 5)
         store.get(["here/0", "here/1"], 20)
         store.close()
     assert endpoint.poll() is None
     endpoint.kill()
-print(json.dumps([host, int(port), int(node_rank), address, held]))
+print(json.dumps([host, port, node_rank, found["local_addr"], held]))
 """
 
 
@@ -173,44 +177,30 @@ def endpoints(cluster: Cluster, *options: str, backend: str = "ddp-hpc") -> list
     return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each[2])
 
 
-@pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_torchruns_agents_get_one_store_that_needs_their_key(cluster: Cluster, mpi: str) -> None:
-    head, other = endpoints(cluster, f"--mpi={mpi}")
+@pytest.mark.check
+def test_torchruns_agents_get_one_store_that_needs_their_key(cluster: Cluster) -> None:
+    head, other = endpoints(cluster, "--mpi=pmi2")
     assert head[:2] == other[:2]
     assert head[0] == cluster.node_names[0]
     assert [head[3], other[3]] == list(cluster.addresses.values())
     assert head[4] == {"0": "refused", "1": "refused"}
 
 
-@pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_for_torchs_own_rendezvous_a_port_is_reserved_for_its_store(cluster: Cluster, mpi: str) -> None:
-    head, other = endpoints(cluster, f"--mpi={mpi}", backend="c10d")
+@pytest.mark.check
+def test_for_torchs_own_rendezvous_a_port_is_reserved_for_its_store(cluster: Cluster) -> None:
+    head, other = endpoints(cluster, backend="c10d")
     assert head[:2] == other[:2]
     # Other programs cannot bind the port. A listener with SO_REUSEADDR, such as torch's store, can.
     assert head[4] == {"0": "refused", "1": "taken"}
 
 
+@pytest.mark.check
 def test_a_missing_node_is_an_error_of_the_endpoint_within_the_time_limit(cluster: Cluster) -> None:
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.torchrun.endpoint"]
     done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
     assert done.returncode == 1
     assert done.stdout == ""
     assert "1 of 2 ranks did not connect to rank 0" in done.stderr
-
-
-def test_an_endpoint_cannot_be_opened_in_a_batch_shell(cluster: Cluster) -> None:
-    argv = [
-        "salloc",
-        "--quiet",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        PYTHON,
-        "-m",
-        "ddp_hpc.rendezvous.torchrun_endpoint",
-    ]
-    done = run(cluster, *argv, "--nodes", "2")
-    assert done.returncode == 2
-    assert "error: this is the batch shell" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +210,7 @@ def loopback_names() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_ranks_connect_even_if_rank_0s_name_resolves_to_loopback_on_its_node(
     loopback_names: Cluster, mpi: str
@@ -229,6 +220,7 @@ def test_ranks_connect_even_if_rank_0s_name_resolves_to_loopback_on_its_node(
     assert host == loopback_names.node_names[0]
 
 
+@pytest.mark.check
 def test_torchruns_agents_get_an_address_that_other_nodes_can_reach(loopback_names: Cluster) -> None:
     head, other = endpoints(loopback_names)
     assert head[:2] == other[:2]
@@ -243,6 +235,7 @@ def two_networks() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.check
 def test_ranks_connect_on_the_profiles_network_interface(two_networks: Cluster) -> None:
     done = run(two_networks, *STEP, "--mpi=pmi2", PYTHON, *CONNECT, DDP_HPC_FABRIC_INTERFACE="ib0,hsn0")
     assert {each["host"] for each in reported(done)} == {"10.45.0.11"}
@@ -257,6 +250,7 @@ def broken_fabric(two_networks: Cluster) -> Iterator[Cluster]:
     two_networks.run(["ip", "link", "set", "hsn0", "up"], node=second)
 
 
+@pytest.mark.check
 def test_a_node_that_cannot_reach_rank_0_is_named_with_address_port_and_cause(broken_fabric: Cluster) -> None:
     env = {"DDP_HPC_FABRIC_INTERFACE": "hsn0", "CONNECT_LIMIT_S": "8"}
     done = run(broken_fabric, *STEP, "--mpi=pmi2", PYTHON, *CONNECT, **env)
@@ -269,6 +263,7 @@ def test_a_node_that_cannot_reach_rank_0_is_named_with_address_port_and_cause(br
     assert done.returncode == 1
 
 
+@pytest.mark.check
 def test_without_mpi_a_node_that_cannot_reach_rank_0_reports_it_itself(broken_fabric: Cluster) -> None:
     env = {"MASTER_ADDR": "10.45.0.11", "MASTER_PORT": "23456", "CONNECT_LIMIT_S": "8"}
     done = run(broken_fabric, *STEP, PYTHON, *CONNECT, **env)

@@ -11,7 +11,7 @@ from .cluster import Cluster
 from .submission import SUBMIT
 from .test_training import BIN, ENVIRONMENT, PROJECT
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 TRAINS = PROJECT / "tests" / "mpi" / "trains.py"
 

@@ -12,7 +12,7 @@ import pytest
 from .cluster import Cluster
 from .test_training import ENVIRONMENT, OPTIONS
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 LAUNCH = [sys.executable, "-m", "ddp_hpc", "launch"]
 FOUR = ["--nodes=2", "--ntasks-per-node=2"]
@@ -63,25 +63,6 @@ def test_launch_within_a_step_is_refused(cluster: Cluster, tmp_path: Path) -> No
     done = cluster.run(["srun", "--ntasks=2", *LAUNCH, "true"], env=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 2
     assert "SLURM_STEP_NUM_TASKS=2: this process is one of several ranks" in done.stderr
-
-
-@pytest.mark.soak  # test_training.py has a test with agents on two nodes
-def test_torchrun_starts_the_ranks_of_each_node(cluster: Cluster, tmp_path: Path) -> None:
-    options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
-    words = ["--launcher", "torchrun", "--ranks-per-node", "2", "--", *TRAIN]
-    done = salloc(cluster, tmp_path, options, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "placement: 4 ranks on 2 nodes, " in done.stdout
-
-
-@pytest.mark.soak  # also in tests/training/test_placement.py
-def test_a_rank_bound_to_one_of_the_jobs_two_cpus_causes_a_warning(cluster: Cluster, tmp_path: Path) -> None:
-    # srun >= 22.05 binds ranks in this way without --cpus-per-task; this cluster does not bind ranks.
-    command = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "taskset", "-c", "0", *TRAIN]
-    done = cluster.run(command, env=ENVIRONMENT, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    warning = f"warning: rank 0 on {cluster.node_names[0]} has CPU 0 of 2: all its threads and loader workers"
-    assert warning in done.stdout
 
 
 def test_the_shell_of_srun_pty_launches_on_its_own_cpus(cluster: Cluster, tmp_path: Path) -> None:

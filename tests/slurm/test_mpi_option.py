@@ -10,7 +10,7 @@ from .cluster import Cluster
 from .submission import SUBMIT
 from .test_training import BIN, ENVIRONMENT
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 PROGRAM = """from mpi4py import MPI
 world = MPI.COMM_WORLD

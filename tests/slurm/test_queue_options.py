@@ -8,9 +8,9 @@ import pytest
 
 from .cluster import Cluster
 from .nodes import wait_for
-from .test_arrays import ENVIRONMENT, submit_with, write
+from .test_arrays import submit_with, write
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 
 def submit(cluster: Cluster, folder: Path, *options: str) -> str:
@@ -29,12 +29,6 @@ def test_a_job_has_the_memory_the_nodes_and_the_features_that_it_requested(
     assert int(job["NumCPUs"]) == cluster.settings.cpus_per_node
 
 
-def test_a_feature_that_no_node_has_is_refused_by_sbatch(cluster: Cluster, tmp_path: Path) -> None:
-    script = write(cluster, tmp_path, "--constraint", "missing")
-    done = cluster.run(["sbatch", script], env=ENVIRONMENT, cwd=tmp_path)
-    assert "Invalid feature specification" in done.stderr
-
-
 def test_a_job_waits_for_the_jobs_of_its_dependency_and_sends_a_mail_at_its_end(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -50,14 +44,6 @@ def test_a_job_waits_for_the_jobs_of_its_dependency_and_sends_a_mail_at_its_end(
     mail = cluster.layout.mails.read_text()
     assert f"Job_id={second} Name=ddp Ended" in mail
     assert mail.rstrip().endswith(" me@x.org")
-
-
-def test_each_task_of_an_array_has_its_own_run_directory_and_log(cluster: Cluster, tmp_path: Path) -> None:
-    array = submit(cluster, tmp_path, "--array", "1-3:2")
-    for index in (1, 3):
-        assert cluster.wait(f"{array}_{index}").state == "COMPLETED"
-        assert f"in runs/ddp/task-{index} after" in (tmp_path / f"ddp-{array}_{index}.out").read_text()
-    assert sorted(path.name for path in (tmp_path / "runs" / "ddp").iterdir()) == ["task-1", "task-3"]
 
 
 def test_commands_after_the_job_run_when_it_was_cancelled(cluster: Cluster, tmp_path: Path) -> None:

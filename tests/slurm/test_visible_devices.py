@@ -10,7 +10,7 @@ from tests.batch.devices_seen import num_devices_seen
 
 from .cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
 # Slurm does not set the variable if it binds no GPUs, so all of them are visible.
 SCRIPT = """#!/bin/bash

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.queue.submission_ledger import runs_in
+from ddp_hpc.queue.run_directories import runs_in
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import SAY, calls, command, job
@@ -162,8 +162,6 @@ def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
         ("slurm", {"SLURM_ARRAY_TASK_ID": "0"}, "0"),
         ("pbs", {"PBS_ARRAY_INDEX": "12"}, "12"),
         ("pbs", {"PBS_ARRAYID": "4"}, "4"),
-        ("age", {"SGE_TASK_ID": "3"}, "3"),
-        ("age", {"SGE_TASK_ID": "undefined"}, ""),
         ("slurm", {"SLURM_ARRAY_TASK_ID": "../x"}, ""),
         ("local", {"SLURM_ARRAY_TASK_ID": "1"}, ""),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.base.rank_ends import RankEnd
-from ddp_hpc.base.run_state import State
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
@@ -15,12 +16,13 @@ from ddp_hpc.supervisor.launcher_patience import FINAL_S, Action, LauncherView, 
 from ddp_hpc.supervisor.run_files import SeenState
 
 ATTEMPT = Attempt(number=2, job_id="17", first_step=10, at_s=1700000000)
-FAILED = RankEnd(rank=1, world_size=2, host="n2", exit_code=3, signal=0, at_s=1.0)
-KILLED = RankEnd(rank=1, world_size=2, host="n2", exit_code=137, signal=9, at_s=1.0)
+FAILED = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 1 on n2 exited with code 3")
+KILLED = AttemptEnd(cause=Cause.LOST_RANK, exit_code=137, reason="rank 1 on n2 was killed by SIGKILL")
+HANG = AttemptEnd(cause=Cause.HANG, exit_code=1, reason="rank 1 hangs")
+ERROR = AttemptEnd(cause=Cause.FAILED, exit_code=31, reason="an error")
 LOOK = "look for the cause in the log"
 WITHOUT_STATE = "mpiexec exited with code 0, but the training has not written its final state"
 KILLED_LAUNCHER = "mpiexec did not end and was killed; look in the log for ranks that hang"
-ALONE = RankEnd(rank=0, world_size=2, host="n1", exit_code=1, signal=0, at_s=1.0, reason="has no other ranks")
 
 
 def end_of(**given: object) -> ProgramEnd:
@@ -45,9 +47,8 @@ def end_of(**given: object) -> ProgramEnd:
         # The launcher hides a failure.
         ({"failure": FAILED}, 3, "rank 1 on n2 exited with code 3"),
         ({"failure": KILLED, "is_recorded": True, "rank_0": 0}, 137, "rank 1 on n2 was killed by SIGKILL"),
-        ({"failure": ALONE}, 1, "rank 0 on n1 has no other ranks"),
         # The largest code is that of a rank that the launcher has terminated.
-        ({"failure": FAILED, "code": 143}, 143, "rank 1 on n2 exited with code 3"),
+        ({"failure": FAILED, "code": 143}, 3, "rank 1 on n2 exited with code 3"),
         # The program of rank 0 was killed together with its parent.
         ({"is_recorded": True}, 1, f"mpiexec exited with code 0, but rank 0 did not end; {LOOK}"),
         ({"writes_state": True}, 1, f"{WITHOUT_STATE}; {LOOK}"),
@@ -65,25 +66,76 @@ def test_how_a_program_ended(given: dict[str, object], code: int, reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("state", "step", "code", "expected"),
+    ("state", "step", "code", "end", "expected"),
     [
-        ("done", 60, 9, 0),
-        ("failed", 60, 0, 1),
-        ("failed", 60, 31, 31),
-        ("running", 10, 0, 1),
-        ("running", 10, 137, 137),
-        ("running", 60, 0, "mpiexec exited with code 0 and no rank reported a reason"),
-        ("running", 60, 137, "mpiexec exited with code 137 and no rank reported a reason"),
-        ("requeue", 60, 255, "no time left"),
+        ("done", 60, 9, None, 0),
+        ("failed", 60, 0, None, 1),
+        ("failed", 60, 31, None, 31),
+        ("failed", 60, 1, ERROR, 31),  # torchrun changes the exit code
+        ("running", 10, 0, decisions.end_without_record(0, "mpiexec"), 1),
+        ("running", 10, 137, KILLED, 137),
+        ("running", 60, 137, KILLED, "rank 1 on n2 was killed by SIGKILL"),
+        ("running", 60, 1, HANG, "rank 1 hangs"),
+        ("running", 60, 1, ERROR, 31),
+        ("requeue", 60, 255, None, "no time left"),
     ],
 )
 def test_a_run_without_a_final_state_is_resumed_only_after_progress(
-    state: str, step: int, code: int, expected: int | str
+    state: str, step: int, code: int, end: AttemptEnd | None, expected: int | str
 ) -> None:
-    found = decisions.outcome(code, 10, SeenState(State(state), step, "no time left"), "mpiexec")
+    found = decisions.outcome(code, end, 10, SeenState(State(state), step, "no time left"))
     assert (found if isinstance(found, int) else (found.state, found.reason)) == (
         expected if isinstance(expected, int) else ("requeue", expected)
     )
+
+
+# The start of an attempt. The last attempt was the second one, in job 17, and began at step 10.
+
+
+@pytest.mark.parametrize(
+    ("job_id", "number", "state", "step", "expected"),
+    [
+        # A manual submission, whatever the state is: the trainer decides.
+        ("18", "", "done", 60, 1),
+        ("18", "", "failed", 10, 1),
+        # A successor.
+        ("18", "3", "running", 60, 3),
+        ("18", "3", "requeue", 60, 3),
+        ("18", "3", "done", 60, "the training of 60 steps is complete; attempt 3 has nothing to do"),
+        ("18", "3", "failed", 60, "the previous attempt failed: loss is nan; fix the cause, then submit"),
+        ("18", "3", "requeue", 10, "the previous attempt made no progress, and the run is still at step 10"),
+        ("18", "3", None, 0, "the previous attempt made no progress, and the run is still at step 0"),
+        ("18", "21", "requeue", 60, "the run is at step 60 after 20 attempts, the maximum (--max-attempts)"),
+        # A requeued job runs in every state, since its node may have been lost.
+        ("17", "1", "running", 10, 3),
+        ("17", "1", "failed", 10, 3),
+        ("17", "1", "done", 60, "the training of 60 steps is complete; attempt 3 has nothing to do"),
+        # Wrong numbers.
+        ("18", "x[$(touch canary)]", "running", 60, "DDP_HPC_ATTEMPT is 'x[$(touch canary)]', but must be"),
+        ("18", "0", "running", 60, "DDP_HPC_ATTEMPT is '0', but must be a positive integer"),
+    ],
+)
+def test_which_attempt_begins_or_why_none_does(
+    job_id: str, number: str, state: str | None, step: int, expected: int | str
+) -> None:
+    seen = SeenState(None if state is None else State(state), step, "loss is nan")
+    found = _begun(job_id, seen, number)
+    if isinstance(expected, int):
+        assert found == (expected, job_id, step)
+    else:
+        assert str(found).startswith(expected)
+
+
+def _begun(job_id: str, seen: SeenState, number: str) -> tuple[int, str, int] | str:
+    """Returns the attempt that begins, or the message why none does."""
+    try:
+        begun = decisions.begin_attempt(job_id, seen, ATTEMPT, {"DDP_HPC_ATTEMPT": number}, 20)
+    except DdpHpcError as error:
+        return str(error)
+    if isinstance(begun, Attempt):
+        return begun.number, begun.job_id, begun.first_step
+    assert begun.code == (0 if seen.state is State.DONE else 75)
+    return begun.message
 
 
 @pytest.mark.parametrize(
@@ -118,7 +170,7 @@ def test_why_a_job_was_stopped(
         ("", {"chained": "3"}, "this was job 2 of a chain of 3"),
         ("", {"max_attempts": 2}, "attempt 2 was the last (--max-attempts)"),
         ("", {"may_submit": False}, "compute nodes cannot submit jobs at this site"),
-        ("", {"scheduler": SCHEDULERS["flux"]}, "no successor is submitted under Flux"),
+        ("", {"scheduler": SCHEDULERS["local"]}, "no successor is submitted under profile local"),
     ],
 )
 def test_why_no_other_job_is_requested(

@@ -75,7 +75,6 @@ def test_the_script_does_not_call_ddp_hpc(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("profile", "options", "said"),
     [
-        ("tuolumne", {}, "--standalone is not supported under Flux"),
         ("abci3", {}, "--standalone is not supported with Open MPI's mpiexec"),
         ("generic_slurm", {"requeue": "on-signal"}, "only the supervisor of ddp-hpc can requeue a job"),
     ],

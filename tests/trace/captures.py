@@ -64,7 +64,7 @@ def on_device(num_ranks: int = 2, **run: Any) -> Capture:
         )
         for trace in capture.ranks
     )
-    rows = (PathRow(1, "compute", KERNEL, 0.2, 96), PathRow(0, "wait", "for data", 0.05, 1))
+    rows = (PathRow("compute", KERNEL, 0.2, 96, 1), PathRow("wait", "for data", 0.05, 1, 0))
     return replace(
         capture_of("gpus", ranks),
         warnings=("Warning: worker1.pt.trace.json is cut off, so the times after the cut are missing.",),

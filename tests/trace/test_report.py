@@ -94,26 +94,6 @@ def test_with_a_page_only_the_names_of_the_files_are_printed(tmp_path):
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_the_merged_trace_has_one_process_per_rank_and_a_common_clock(tmp_path):
-    arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 7, "tid": 1, "ts": 1.0}
-    frame = event("python_function", "train.py(1): main", 0, 10)
-    for rank in (0, 1):
-        named = {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "ts": 0.0, "args": {"name": "python"}}
-        events = [named, arrow, frame, *step(2, 100)]
-        write(tmp_path / "run" / f"rank{rank}.json", events, rank, 2, base_ns=10**18 + rank * 10**6)
-    ended = _report("run", "--merged", "all.json.gz", cwd=tmp_path)
-    assert ended.stderr == "all.json.gz: 18 events of 2 ranks\n"
-    events = json.loads(gzip.decompress((tmp_path / "all.json.gz").read_bytes()))["traceEvents"]
-    assert {one["pid"] for one in events} == {0, 1000}
-    assert [one["args"]["name"] for one in events if one["name"] == "process_name"] == [
-        "rank 0 node1",
-        "rank 1 node1",
-    ]
-    assert [one["ts"] for one in events if one["name"] == "ProfilerStep#2"] == [100, 1100]
-    assert [one["id"] for one in events if one["name"] == "ac2g"] == ["0.5", "1.5"]
-    assert not any(one.get("cat") == "python_function" for one in events)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -124,8 +104,6 @@ def test_the_merged_trace_has_one_process_per_rank_and_a_common_clock(tmp_path):
         (["run", "-o", "notes.txt"], "exists and was not written by this option"),
         (["run", "-o", "run/rank00000-of-00002.json.gz"], "exists and was not written by this option"),
         (["run", "--json", "a", "-o", "a"], "name the same file"),
-        (["run", "--merged", "all.txt"], "must end with .json or .json.gz"),
-        (["run", "--merged", "run/all.json"], "would be read as the trace of a rank"),
         (["run", "--processes", "0"], "0"),
     ],
 )

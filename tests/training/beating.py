@@ -84,14 +84,14 @@ def main():
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     kind, faulty, *at_step = sys.argv[4].split(":")
     fault_step = int(at_step[0]) if at_step else 3
-    limits = {"stuck_s": 60.0, "silent_s": 60.0, "gone_s": 60.0, "first_s": 60.0}
+    limits = {"hang_s": 60.0, "silent_s": 60.0, "gone_s": 60.0, "first_s": 60.0}
     limits |= {name: float(value) for name, _, value in (word.partition("=") for word in sys.argv[5:])}
     world = World(
         rank=rank, world_size=size, local_rank=0, local_size=1, hostname=f"n{rank}", launcher="hand"
     )
 
-    def on_lost(text):
-        print(text, flush=True)
+    def on_lost(loss):
+        print(loss.text, flush=True)
         os._exit(LOST)
 
     comm = FileComm(rank, size, folder)

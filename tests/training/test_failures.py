@@ -7,16 +7,20 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.attempt_end import read_end
+from ddp_hpc.base.run_outcomes import Cause
 from tests.conftest import clean_environ
 
 from .runs import LINEAR, run, start, train
 
 SIZES = ["--num-samples", "96", "--epochs", "1", "--batch-size", "4", *LINEAR]
 SAVING = ["--snapshot-dir", "run", "--snapshot-every-steps", "1"]
+ATTEMPT = "1 7"
 PLANTED, MODULE = str(Path(__file__).with_name("planted.py")), "tests.training.planted"
 
 
@@ -109,7 +113,14 @@ def _by_hand(tmp_path, fault, *options, ranks=3, timeout_s=60):
 
 
 def _forked(forks, tmp_path, fault, *options, ranks=3):
-    return forks.start(*SIZES, *options, cwd=tmp_path, ranks=ranks, program=MODULE, env={"PLANT": fault})
+    env = {"PLANT": fault, "DDP_HPC_RUN_DIR": str(tmp_path / "run"), "DDP_HPC_THIS_ATTEMPT": ATTEMPT}
+    return forks.start(*SIZES, *options, cwd=tmp_path, ranks=ranks, program=MODULE, env=env)
+
+
+def _assert_recorded(tmp_path, **expected):
+    """Checks the record of the end, which the supervisor and `ddp-hpc status` read."""
+    end = asdict(read_end(tmp_path / "run", ATTEMPT))
+    assert {name: end[name] for name in expected} == expected
 
 
 def _without_progress(job):
@@ -125,6 +136,9 @@ def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     (line,) = _without_progress(job)
     assert line.startswith(f"[rank {fault[-1]}/3 ")
     assert "Error: planted " in line
+    exception = "RuntimeError" if fault == "pick:1" else "ValueError"
+    rank = int(fault[-1])
+    _assert_recorded(tmp_path, cause=Cause.FAILED, exit_code=1, rank=rank, exception=exception)
 
 
 def test_a_rank_that_dies_in_a_sharded_save_ends_the_run_at_once_with_the_older_snapshot(tmp_path, forks):
@@ -145,6 +159,7 @@ def test_a_rank_that_calls_exit_is_reported(tmp_path, forks):
     (line,) = _without_progress(job)
     assert line.startswith("[rank 1/3 ")
     assert "exit code 3" in line
+    _assert_recorded(tmp_path, cause=Cause.FAILED, exit_code=3, rank=1)
 
 
 def test_ranks_that_are_stuck_when_rank_0_dies_are_ended_with_one_line(tmp_path, forks):
@@ -159,6 +174,7 @@ def test_a_killed_rank_is_named(tmp_path, forks):
     assert job.wait() == [1, -9, 1]
     (line,) = job.errors()
     assert "rank 1 on " in line
+    _assert_recorded(tmp_path, cause=Cause.LOST_RANK, exit_code=1)
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])

@@ -33,7 +33,7 @@ from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
 from ddp_hpc.training.parallel.ddp import Ddp
 from ddp_hpc.training.parallel.make_strategy import make_strategy
-from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
+from ddp_hpc.training.process_group.errors_of_torch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.process_group.versions import versions
 from ddp_hpc.training.snapshots import host_buffer

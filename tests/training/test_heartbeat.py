@@ -63,12 +63,12 @@ def ranks(tmp_path):
 
 
 def test_working_ranks_are_not_reported_and_end_normally(ranks):
-    job = ranks("none:", "stuck_s=1", "silent_s=1", "gone_s=0.1", "first_s=5", size=3)
+    job = ranks("none:", "hang_s=1", "silent_s=1", "gone_s=0.1", "first_s=5", size=3)
     assert [job.words_of(rank) for rank in range(3)] == [("", 0)] * 3
 
 
 def test_a_sleeping_rank_is_reported_with_node_step_phase_and_code(ranks, tmp_path):
-    text, code = ranks("sleep:2", "stuck_s=0.4", size=3).words_of(0)
+    text, code = ranks("sleep:2", "hang_s=0.4", size=3).words_of(0)
     assert code == LOST
     assert text.count("\n") == 1
     found = re.match(
@@ -86,25 +86,25 @@ def test_a_sleeping_rank_is_reported_with_node_step_phase_and_code(ranks, tmp_pa
 def test_a_hanging_run_directory_does_not_delay_the_report(ranks, tmp_path):
     (tmp_path / "stacks").mkdir()
     os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # writing there blocks forever
-    text, code = ranks("sleep:1", "stuck_s=0.4").words_of(0)
+    text, code = ranks("sleep:1", "hang_s=0.4").words_of(0)
     assert code == LOST
     assert "read_from_a_dead_server) and all others wait; if the work was only slow" in text
 
 
 def test_a_hang_of_rank_0_is_reported(ranks):
-    text, _ = ranks("sleep:0", "stuck_s=0.4").words_of(0)
+    text, _ = ranks("sleep:0", "hang_s=0.4").words_of(0)
     assert text.startswith("rank 0 on n0 has been in step 3, data")
     assert "read_from_a_dead_server" in text
 
 
 def test_a_single_process_monitors_itself(ranks):
-    text, code = ranks("sleep:0", "stuck_s=0.4", size=1).words_of(0)
+    text, code = ranks("sleep:0", "hang_s=0.4", size=1).words_of(0)
     assert (text[: text.index(" for ")], code) == ("rank 0 on n0 has been in step 3, data", LOST)
     assert "others" not in text
 
 
 def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
-    text, _ = ranks("wait:all", "stuck_s=0.4").words_of(0)
+    text, _ = ranks("wait:all", "hang_s=0.4").words_of(0)
     assert re.match(
         r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\), "
         "and none is behind: check the network",
@@ -115,7 +115,7 @@ def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
 @pytest.mark.parametrize("kind", ["stop", "lock"])
 def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, kind):
     """A stopped process, and one that holds the GIL in C code."""
-    text, code = ranks(f"{kind}:1", "stuck_s=0.4").words_of(0)
+    text, code = ranks(f"{kind}:1", "hang_s=0.4").words_of(0)
     assert code == LOST
     assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
     assert "no answer: its process is stopped, or Python is blocked in a C call" in text
@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, k
 
 def test_the_limit_of_the_first_step_ends_with_it_even_if_the_rank_then_sends_nothing(ranks):
     """A rank that stops directly after its first step, in the interval between two beats."""
-    text, code = ranks("stop:1:1", "stuck_s=2", "first_s=60").words_of(0)
+    text, code = ranks("stop:1:1", "hang_s=2", "first_s=60").words_of(0)
     assert code == LOST
     assert text.startswith("rank 1 on n1 has been in step 1, data for ")
 
@@ -144,7 +144,7 @@ def test_other_ranks_learn_at_once_which_rank_is_gone(ranks):
     ("kind", "limit", "words"),
     [
         ("kill", "gone_s=0.3", "rank 0 on n0 is gone: its connection closed"),
-        ("stop", "stuck_s=0.4", "lost contact with rank 0 on n0: no message for "),
+        ("stop", "hang_s=0.4", "lost contact with rank 0 on n0: no message for "),
     ],
 )
 def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
@@ -163,7 +163,7 @@ def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
             r"lost contact with rank 0 on n0: the node or its network is down",
         ),
         (  # the kernel has not given up yet
-            "silent_s=60 stuck_s=1 first_s=1",
+            "silent_s=60 hang_s=1 first_s=1",
             r"rank 1 on n1 has been .*no answer: its node does not answer: the node, or the network ",
             r"lost contact with rank 0 on n0: no message for \S+ s, and its node does not answer: ",
         ),
@@ -197,7 +197,7 @@ def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path, limits, 
     ],
 )
 def test_ranks_that_make_progress_are_not_ended(ranks, fault, size):
-    job = ranks(fault, "stuck_s=1", "silent_s=1", size=size)
+    job = ranks(fault, "hang_s=1", "silent_s=1", size=size)
     assert [job.words_of(rank) for rank in range(size)] == [("", 0)] * size
 
 
@@ -221,7 +221,7 @@ class _Overhears:
 
 def _two_ranks(lost, **limits):
     comms = [_Overhears(comm) for comm in mpi_world(2, 2)]
-    limits = {"stuck_s": 0.4, "first_s": 60, "gone_s": 0.2} | limits
+    limits = {"hang_s": 0.4, "first_s": 60, "gone_s": 0.2} | limits
     heartbeats = on_all_ranks(
         lambda rank: start_heartbeat(
             _world(rank, 2), comms[rank], "127.0.0.1", "127.0.0.1", stacks=None, on_lost=lost.append, **limits
@@ -276,7 +276,7 @@ def test_silent_connections_are_closed_if_there_are_too_many(monkeypatch):
 
 def test_a_connection_without_the_nonce_is_rejected():
     listener = socket.create_server(("127.0.0.1", 0))
-    limits = Limits(silent_s=60, stuck_s=60, first_s=60, connect_s=60, gone_s=60, period_s=2, answer_s=5)
+    limits = Limits(silent_s=60, hang_s=60, first_s=60, connect_s=60, gone_s=60, period_s=2, answer_s=5)
     watch = Monitor(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
     watch.thread.start()
     answers = []
@@ -300,7 +300,7 @@ def test_a_rank_with_a_better_error_has_time_to_report_first():
     assert lost == []
     for heartbeat in heartbeats:
         heartbeat.thread.thread.join(5)
-    assert sorted(text[:6] for text in lost) == ["rank 0", "rank 1"]
+    assert sorted((loss.rank, loss.text[:6]) for loss in lost) == [(0, "rank 0"), (1, "rank 1")]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -332,7 +332,7 @@ def test_an_unreachable_port_disables_only_the_heartbeat(monkeypatch):
 
 def test_positions_are_ordered_by_step_micro_batch_and_phase():
     heartbeat = start_heartbeat(
-        _world(0, 1), SingleComm(), "", "", stuck_s=60, first_s=60, stacks=None, on_lost=print
+        _world(0, 1), SingleComm(), "", "", hang_s=60, first_s=60, stacks=None, on_lost=print
     )
     places = []
     for step, phase in [
@@ -351,7 +351,7 @@ def test_positions_are_ordered_by_step_micro_batch_and_phase():
 
 def test_the_first_step_has_a_separate_time_limit():
     heartbeat = start_heartbeat(
-        _world(0, 1), SingleComm(), "", "", stuck_s=10, first_s=90, stacks=None, on_lost=print
+        _world(0, 1), SingleComm(), "", "", hang_s=10, first_s=90, stacks=None, on_lost=print
     )
     limits = [heartbeat.now().limit_s]
     for step, phase in [(120, "data"), (120, "exchange"), (121, "data")]:

@@ -1,12 +1,9 @@
 """Parts of the training that need no second process."""
 
 import io
-import json
 import signal
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,18 +12,14 @@ from ddp_hpc.base.errors import RendezvousError, ReportedElsewhereError, Request
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.input.batch_loader import explain_lost_worker
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
-from ddp_hpc.training.process_group.error_election import ErrorElection
-from ddp_hpc.training.process_group.failure_watch import FailureWatch, explain_lost_contact
+from ddp_hpc.training.process_group.failure_watch import FailureWatch
 from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
+from ddp_hpc.training.process_group.print_error import ErrorElection
 from ddp_hpc.training.run.directories import find_run_directories
-from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.run.verdict import verdict
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
-from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
 from ddp_hpc.training.telemetry.progress_bar import Progress
 from ddp_hpc.training.telemetry.step_clock import StepClock
 from tests.stores import store_in_thread
@@ -85,7 +78,7 @@ def test_a_barrier_names_the_missing_ranks(store):
 
 def test_a_problem_of_one_rank_stops_all_and_rank_0_reports_it(store):
     def body(comm):
-        agree(comm, _world(comm.rank, comm.size), "disk full" if comm.rank == 2 else "", 2)
+        agree(comm, _world(comm.rank, comm.size), "disk full" if comm.rank == 2 else "")
 
     done = _on_ranks(store, 3, body)
     assert isinstance(done[0], RequestError)
@@ -136,19 +129,6 @@ def test_one_of_two_simultaneous_failures_is_reported(store, monkeypatch):
     first._store = Slow()
     assert first.run_election() is ErrorElection.WON
     assert claims["second"] is ErrorElection.LOST
-
-
-@pytest.mark.parametrize(
-    ("signal_name", "code", "words"),
-    [("Killed", 1, "DataLoader worker (pid 7)"), ("Terminated", 143, "SIGTERM")],
-)
-def test_a_lost_worker_is_one_line_in_every_error_of_torch(signal_name, code, words):
-    error = RuntimeError(f"DataLoader worker (pid 7) is killed by signal: {signal_name}. \nAnd more.")
-    assert explain_lost_worker(error)
-    exit_code, text = verdict(error, Parts(), 1.0)
-    assert exit_code == code
-    assert words in text
-    assert "\n" not in text
 
 
 def _ending_ranks(store, monkeypatch, size=3):
@@ -202,95 +182,6 @@ def test_without_a_store_each_rank_decides_alone(store, monkeypatch):
     time.sleep(1.5)
     assert [claim.name for claim in lost] == ["NO_STORE"] * 3
     assert signals == [signal.SIGTERM] * 3
-
-
-def test_unwritable_outputs_are_detected_before_the_training(tmp_path):
-    from ddp_hpc.training.telemetry.metrics_file import check_outputs
-
-    (tmp_path / "file").write_text("")
-    assert check_outputs({"--metrics": None, "--summary": tmp_path / "new" / "s.json"}, None) == ""
-    assert not (tmp_path / "new").exists()
-    for path in (tmp_path, tmp_path / "file" / "s.json"):
-        assert f"--summary {path}: cannot be written" in check_outputs({"--summary": path}, None)
-
-
-def test_no_output_overwrites_the_data_or_a_file_other_than_json(tmp_path):
-    from ddp_hpc.training.telemetry.metrics_file import check_outputs
-
-    data, old, notes = (tmp_path / name for name in ("train.h5", "old.json", "notes.txt"))
-    data.write_bytes(b"\x89HDF\r\n")
-    old.write_text('{"steps": 1}\n')
-    notes.write_text("mine")
-    assert "is the data" in check_outputs({"--metrics": data}, data)
-    assert "is not JSON" in check_outputs({"--summary": notes}, data)
-    assert "the same file" in check_outputs({"--metrics": old, "--summary": old}, data)
-    assert check_outputs({"--metrics": old, "--summary": tmp_path / "new.json"}, data) == ""
-    assert (data.read_bytes(), notes.read_text()) == (b"\x89HDF\r\n", "mine")
-
-
-def _record(step):
-    return StepRecord(step=step, epoch=1, loss=1.0, lr=0.1, samples=1, data_s=0.0, step_s=0.1)
-
-
-def test_a_full_disk_for_the_metrics_is_a_warning_that_names_the_missing_steps(capsys):
-    metrics = MetricsFile(Path("/dev/full"))
-    for step in (1, 2, 3):
-        metrics.write([_record(step)])
-    metrics.close()
-    first, last = capsys.readouterr().err.splitlines()
-    assert first == (
-        "warning: --metrics /dev/full: cannot be written (No space left on device); ddp-hpc tries again "
-        "after the next steps"
-    )
-    assert last.endswith("cannot be written (No space left on device); the steps 1 to 3 are missing")
-
-
-def _fill_disk(path):
-    with suppress(OSError), path.open("wb", buffering=0) as filled:
-        while True:
-            filled.write(bytes(4096))
-
-
-@pytest.mark.parametrize("max_waiting", [100, 2])
-def test_the_metrics_continue_when_there_is_space_again(tiny_disk, capsys, monkeypatch, max_waiting):
-    monkeypatch.setattr("ddp_hpc.training.telemetry.metrics_file._MAX_WAITING", max_waiting)
-    path, others = tiny_disk / "m.jsonl", tiny_disk / "others.bin"
-    metrics = MetricsFile(path)
-    metrics.write(
-        [_record(step) for step in range(1, 31)]
-    )  # almost a block, so that a line is cut at its end
-    _fill_disk(others)
-    for step in range(31, 71):
-        metrics.write([_record(step)])
-    others.unlink()
-    metrics.write([_record(71)])
-    metrics.close()
-    written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-    first, last = capsys.readouterr().err.splitlines()
-    assert "cannot be written (No space left on device)" in first
-    missing = sorted(set(range(1, 72)) - set(written))
-    assert written == [step for step in range(1, 72) if step not in missing]
-    if max_waiting == 100:
-        assert missing == []
-        assert last.endswith("can be written again; no steps are missing")
-    else:
-        assert len(missing) > 10
-        assert last.endswith(f"can be written again; the steps {missing[0]} to {missing[-1]} are missing")
-
-
-def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
-    error = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1\nframe #0")
-    text = explain_lost_contact(error, 30.0)
-    assert "another rank" in text
-    assert "frame" not in text
-    assert explain_lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 30.0) == ""
-    assert explain_lost_contact(ValueError("gloo: connection closed"), 30.0) == ""
-    nccl = "NCCL error in: x.cpp:1, remote process exited or there was a network error\nLast error:\npeer n2"
-    assert "Last error: peer n2" in explain_lost_contact(torch.distributed.DistBackendError(nccl), 30.0)
-    own = torch.distributed.DistBackendError(
-        "NCCL error in: x.cpp:1, invalid usage\nLast error:\nDuplicate GPU"
-    )
-    assert explain_lost_contact(own, 30.0) == "", "not caused by another rank"
 
 
 def test_auto_selects_an_available_device(no_gpu):

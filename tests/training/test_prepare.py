@@ -209,22 +209,3 @@ def test_an_empty_stage_directory_is_reported_as_an_unset_variable(tmp_path: Pat
     job = forks.start("--stage", "", cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
     assert "error: --stage is empty; give a directory" in job.words()
-
-
-def test_a_crash_of_the_hdf5_library_in_the_check_is_an_error_that_names_the_rank_and_the_file(
-    tmp_path: Path, forks: Forks
-) -> None:
-    """Two files whose virtual datasets contain each other."""
-    for name, other in (("a.h5", "b.h5"), ("b.h5", "a.h5")):
-        layout = h5py.VirtualLayout((8, 4), "f4")
-        layout[...] = h5py.VirtualSource(other, "src", shape=(8, 4))
-        with h5py.File(tmp_path / name, "w") as file:
-            file.create_virtual_dataset("src", layout)
-            file["tgt"] = np.zeros((8, 1), np.float32)
-    job = forks.start("--model", "linear", "--data", "a.h5", "--check-data", cwd=tmp_path, ranks=2)
-    assert job.wait() == [2, 2], job.words()
-    [line] = job.errors()
-    assert (
-        "error: a.h5: reading the samples 0 to 3 failed (the process was killed by SIGSEGV); copy or" in line
-    )
-    assert " (rank 0 on " in line

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.base.process_control import STOP_SIGNALS
-from ddp_hpc.base.run_state import RunState, State
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
-from ddp_hpc.training.run.stop_requests import DEADLINE, StopRequests
+from ddp_hpc.training.run.stop_protocol import TIME_LIMIT
+from ddp_hpc.training.run.stop_requests import StopRequests
 
 from .forked import Forks
 from .runs import error_lines, train
@@ -184,8 +186,8 @@ def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     assert stopping.margin_s() == least_s + 30 + 4
     assert stopping.stop_request() == 0
     stopping.measured(step_s=22)
-    assert stopping.stop_request() == DEADLINE
-    assert stopping.explain(DEADLINE, 0) == (
+    assert stopping.stop_request() == TIME_LIMIT
+    assert stopping.explain(TIME_LIMIT, 0) == (
         "the job's time limit is near (squeue; stopping 107 s early to save)"
     )
 
@@ -209,14 +211,17 @@ def test_a_job_that_was_extended_trains_on_until_its_new_end() -> None:
         for one in (first, other):
             one.move_deadline(first.deadline_s)
         assert other.deadline_s == end_s + 3600
-        assert min(*first._ends.values(), *other._ends.values()) > time.monotonic() + 3600
+        assert (
+            min(*first._last_resort._ends.values(), *other._last_resort._ends.values())
+            > time.monotonic() + 3600
+        )
 
 
 def test_a_job_that_was_shortened_stops_earlier() -> None:
     began_s = time.time()
     stopping = _stopping(Deadline(began_s + 30, "qstat"), 10.0, ask=lambda: time.time() + 5)
     assert stopping.stop_request() == 0
-    _until(lambda: stopping.stop_request() == DEADLINE)
+    _until(lambda: stopping.stop_request() == TIME_LIMIT)
     assert time.time() < began_s + 10, "the margin of the old end, 13 s, begins later"
 
 
@@ -226,7 +231,7 @@ def test_the_scheduler_is_not_asked_long_before_the_end() -> None:
 
 def test_only_one_rank_checks_the_deadline() -> None:
     past = Deadline(time.time() - 1, "squeue")
-    assert _stopping(past, rank=0).stop_request() == DEADLINE
+    assert _stopping(past, rank=0).stop_request() == TIME_LIMIT
     assert _stopping(past, rank=1).stop_request() == 0
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.bench.comm import output as comm_output
-from ddp_hpc.bench.comm.baseline import key_of, read_baseline
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, parse
 from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
 from ddp_hpc.training.config import TrainConfig
@@ -28,15 +28,9 @@ from ddp_hpc.training.session import introduce, session, watching_of
 
 if TYPE_CHECKING:
     from ddp_hpc.bench.comm.collectives import Members
-    from ddp_hpc.bench.comm.gradient_buckets import Bucket
     from ddp_hpc.bench.comm.measure_cases import Case
-    from ddp_hpc.bench.comm.rank_subsets import Division
     from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.group import Group
-
-    Plan: TypeAlias = dict[Division, list[list[Case]]]
-
-T = TypeVar("T")
 
 # Options of `ddp-hpc bench comm` that are also options of TrainConfig.
 _RANK_OPTIONS = ("backend", "device", "discovery", "init_timeout", "timeout", "hang_timeout")
@@ -55,19 +49,18 @@ def command(**options: Any) -> None:
     # Nothing slow happens before the first row, so the first row can have the same time limit as all others.
     watching = replace(watching_of(config), first_s=config.health.hang_timeout_s)
     with session(config.process_group, parts, watching) as (group, heartbeat):
-        _run(bench, config, group, heartbeat, log)
+        _run(bench, group, heartbeat, log)
 
 
-def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbeat, log: NcclLog) -> None:
+def _run(bench: CommBench, group: Group, heartbeat: Heartbeat, log: NcclLog) -> None:
     """Runs the benchmark after the ranks have been connected. Collective: every rank must call this.
 
     Raises:
         RequestError: raised on all ranks if the request cannot be fulfilled here.
-        DdpHpcError: raised on all ranks if a result was wrong, a row is slower than the baseline
-            allows, or nothing could be measured.
+        DdpHpcError: raised on all ranks if a result was wrong, or nothing could be measured.
     """
+    from ddp_hpc.bench.comm.collectives import Members
     from ddp_hpc.bench.comm.measure_cases import cases_of
-    from ddp_hpc.bench.comm.rank_subsets import divide, gather_members, nodes_of
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     world = group.world
@@ -79,52 +72,49 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, heartbeat: Heartbe
         )
     progress = Progress(world.rank == 0, sys.stderr)
     introduce(group, heartbeat, progress)
-    nodes = nodes_of(group)
-    settings = _settings(bench, group, len(set(nodes)))
-    medians = _on_rank_0(group, lambda: _check_files(bench, settings))
-    buckets = _make_buckets(bench, group)
-    try:
-        divisions, notes = divide(nodes, bench.ranks_per_node)
-    except RequestError as error:
-        stop_together(world.rank, error)
-    for note in notes:
-        progress.say(f"note: {note}")
-    plan = {division: cases_of(bench, buckets, len(division.ranks)) for division in divisions}
-    _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
+    sizes = Counter(_nodes_of(group)).values()
+    settings = _settings(bench, group, len(sizes))
+    _check_json_file(bench, group)
+    plan = cases_of(bench, world.world_size)
     group.agree(_memory_problem(plan, group))
+    per_node = next(iter(sizes)) if len(set(sizes)) == 1 else None
+    members = Members(world.world_size, per_node, world.rank, group.device)
 
     rows: list[Row] = []
     steps = count(1)
-    for division, collectives in plan.items():
-        members = gather_members(division, group, config.process_group.timeout_s)
-        for cases in collectives:
-            rows += _measure_all(
-                cases, division, members, bench.effort, group, heartbeat, steps, progress.say
-            )
+    for cases in plan:
+        rows += _measure_all(cases, members, bench.effort, group, heartbeat, steps, progress.say)
     transports = group.comm.allgather(transport_of_rank(group.backend, log, os.environ))
     transport = summary(group.backend, transports, log.user_settings)
     progress.say(f"transport: {transport['line']}")
-    problem = comm_output.write(bench, rows, settings, transport, medians or {}) if world.rank == 0 else ""
+    problem = comm_output.write(bench, rows, settings, transport) if world.rank == 0 else ""
     if problem := group.comm.bcast(problem):
         stop_together(world.rank, DdpHpcError(problem))
     heartbeat.close()
 
 
-def _on_rank_0(group: Group, work: Callable[[], T]) -> T | None:
-    """Returns the result of `work` on rank 0, and None on other ranks. Collective: every rank must call this.
+def _nodes_of(group: Group) -> list[Hashable]:
+    """Returns an identifier of the node of each rank. Collective: every rank must call this.
 
-    Raises:
-        RequestError: raised on all ranks if `work` raises it.
+    This is the node rank of the launcher, since hostnames may not be unique, or else the hostname.
     """
-    found, problem = None, ""
+    nodes = group.comm.allgather([group.world.node_rank, group.world.hostname])
+    known = all(node_rank is not None for node_rank, _ in nodes)
+    return [node_rank if known else hostname for node_rank, hostname in nodes]
+
+
+def _check_json_file(bench: CommBench, group: Group) -> None:
+    """Raises RequestError on all ranks if rank 0 cannot write the results. Collective: every rank must call
+    this.
+    """
+    problem = ""
     if group.world.rank == 0:
         try:
-            found = work()
+            results_output.check_files(bench.json_file)
         except RequestError as error:
             problem = str(error)
     if problem := group.comm.bcast(problem):
         stop_together(group.world.rank, RequestError(problem))
-    return found
 
 
 def _settings(bench: CommBench, group: Group, num_nodes: int) -> dict[str, Any]:
@@ -144,62 +134,17 @@ def _settings(bench: CommBench, group: Group, num_nodes: int) -> dict[str, Any]:
     }
 
 
-def _check_files(bench: CommBench, settings: dict[str, Any]) -> dict[Hashable, float]:
-    """Checks the output files, and returns the medians of the baseline if there is one.
-
-    Raises:
-        RequestError: the baseline cannot be used, or an output cannot be written.
-    """
-    report.check_files(bench.json_file, bench.picture)
-    if bench.baseline is None:
-        return {}
-    medians = read_baseline(bench.baseline, settings)
-    if bench.json_file is not None and bench.json_file.exists() and bench.json_file.samefile(bench.baseline):
-        raise RequestError(
-            f"--json {bench.json_file} would overwrite the file given with --baseline; choose another file"
-        )
-    return medians
-
-
-def _make_buckets(bench: CommBench, group: Group) -> list[Bucket]:
-    """Returns the gradient buckets of the model created on rank 0. Collective: every rank must call this."""
-    from ddp_hpc.bench.comm.gradient_buckets import Bucket, buckets_of, make_model
-
-    if not bench.model:
-        return []
-    made = _on_rank_0(group, lambda: buckets_of(make_model(**bench.model), bench.bucket_mib))
-    numbers, dtypes = group.comm.bcast(
-        ([bucket.num_elements for bucket in made or []], [bucket.dtype for bucket in made or []])
-    )
-    return [Bucket(num, dtype) for num, dtype in zip(numbers, dtypes, strict=True)]
-
-
-def _check_baseline(plan: Plan, bench: CommBench, medians: dict[Hashable, float] | None) -> None:
-    """Raises RequestError if the baseline contains none of the rows to be measured."""
-    keys = {
-        key_of(case.identity(division))
-        for division, collectives in plan.items()
-        for cases in collectives
-        for case in cases
-    }
-    if bench.baseline is not None and not keys & set(medians or {}):
-        raise RequestError(
-            f"--baseline {bench.baseline} contains none of the {len(keys)} requested rows. Use the same "
-            "collectives, sizes, dtype and ranks per node, or create a new baseline."
-        )
-
-
-def _memory_problem(plan: Plan, group: Group) -> str:
+def _memory_problem(plan: Sequence[Sequence[Case]], group: Group) -> str:
     """Returns why the largest buffers do not fit into the memory of this rank, or an empty string."""
     import torch
 
-    largest = max(case.num_bytes for collectives in plan.values() for cases in collectives for case in cases)
+    largest = max(case.num_bytes for cases in plan for case in cases)
     on_cpu = group.device.type == "cpu"
     # Five arrays are needed: the sent, received and expected data, a copy that is made to create the expected
     # data, and a mask of errors.
     needed = 5 * largest * (group.world.local_size if on_cpu else 1)
     free = (
-        report.available_bytes()
+        results_output.available_bytes()
         if on_cpu
         else torch.get_device_module(group.device).mem_get_info(group.device)[0]
     )
@@ -213,29 +158,25 @@ def _memory_problem(plan: Plan, group: Group) -> str:
 
 
 def _measure_all(
-    cases: list[Case],
-    division: Division,
-    members: Members | None,
+    cases: Sequence[Case],
+    members: Members,
     effort: Effort,
     group: Group,
     heartbeat: Heartbeat,
     steps: Iterator[int],
     say: Callable[[str], None],
 ) -> list[Row]:
-    """Returns the rows of one collective on its members. Collective: every rank must call this."""
+    """Returns the rows of one collective. Collective: every rank must call this."""
     from ddp_hpc.bench.comm.measure_cases import RefusedError, measure
-    from ddp_hpc.training.health.heartbeat import RESTING
 
     least, most = (format_bytes(extreme(case.num_bytes for case in cases)) for extreme in (min, max))
-    sizes = f"{len(cases)} sizes, {least} to {most}" if len(cases) > 1 else least
-    say(f"{cases[0].kind} on {division}: {sizes}")
+    say(f"{cases[0].name}: {f'{len(cases)} sizes, {least} to {most}' if len(cases) > 1 else least}")
     rows = []
     for case, step in zip(cases, steps, strict=False):
-        where = (step, f"{case} on {division}") if members is not None else (step + 1, RESTING)
+        tick = partial(heartbeat.at, step, str(case))
         try:
-            row = measure(case, division, members, group, effort, partial(heartbeat.at, *where), say)
+            rows.append(measure(case, members, group, effort, tick, say))
         except RefusedError as refusal:
-            say(f"{where[1]}: skipped with all larger sizes, because {group.backend} failed: {refusal}")
+            say(f"{case}: skipped with all larger sizes, because {group.backend} failed: {refusal}")
             break
-        rows += [row] if row is not None else []
     return rows

@@ -20,19 +20,13 @@ _NEVER_SENT = -1
 
 @dataclass(frozen=True)
 class Members:
-    """A group of ranks that call collectives together, and the position of this rank in it."""
+    """The ranks that call a collective, and the position of this rank among them."""
 
-    group: dist.ProcessGroup
-    ranks: tuple[int, ...]
-    """The global ranks of the members."""
+    size: int
+    per_node: int | None
+    """Number of ranks per node; None if it differs between nodes."""
     index: int
-    """The index of this rank in `ranks`."""
     device: torch.device
-
-    @property
-    def size(self) -> int:
-        """The number of members."""
-        return len(self.ranks)
 
     def synchronize(self) -> None:
         """Waits until the device has finished all work."""
@@ -81,7 +75,7 @@ def _empty(members: Members, count: int, dtype: torch.dtype) -> Tensor:
 def _all_reduce(members: Members, count: int, dtype: torch.dtype) -> Operation:
     buffer, num = _empty(members, count, dtype), members.size
     return Operation(
-        run=lambda: dist.all_reduce(buffer, group=members.group),
+        run=lambda: dist.all_reduce(buffer),
         sent=buffer,
         received=buffer,
         first=lambda: fill_pattern(table(members.index, num, dtype), 0, count, buffer),
@@ -90,22 +84,22 @@ def _all_reduce(members: Members, count: int, dtype: torch.dtype) -> Operation:
 
 
 def _reduce(members: Members, count: int, dtype: torch.dtype) -> Operation:
-    like, root = _all_reduce(members, count, dtype), members.ranks[0]
+    like = _all_reduce(members, count, dtype)
     return replace(
         like,
-        run=lambda: dist.reduce(like.sent, dst=root, group=members.group),
+        run=lambda: dist.reduce(like.sent, dst=0),
         last=None if members.index else like.last,
     )
 
 
 def _broadcast(members: Members, count: int, dtype: torch.dtype) -> Operation:
-    buffer, root = _empty(members, count, dtype), members.ranks[0]
+    buffer = _empty(members, count, dtype)
 
     def roots() -> Tensor:
         return fill_pattern(table(0, 1, dtype), 0, count, buffer)
 
     return Operation(
-        run=lambda: dist.broadcast(buffer, src=root, group=members.group),
+        run=lambda: dist.broadcast(buffer, src=0),
         sent=buffer,
         received=buffer,
         first=None if members.index else roots,
@@ -117,7 +111,7 @@ def _all_gather_single(members: Members, count: int, dtype: torch.dtype) -> Oper
     part = count // members.size
     sent, received = _empty(members, part, dtype), _empty(members, count, dtype)
     return Operation(
-        run=lambda: _all_gather(received, sent, group=members.group),
+        run=lambda: _all_gather(received, sent),
         sent=sent,
         received=received,
         first=lambda: fill_pattern(table(members.index, 1, dtype), 0, part, sent),
@@ -131,7 +125,7 @@ def _reduce_scatter_single(members: Members, count: int, dtype: torch.dtype) -> 
     num, part = members.size, count // members.size
     sent, received = _empty(members, count, dtype), _empty(members, part, dtype)
     return Operation(
-        run=lambda: _reduce_scatter(received, sent, group=members.group),
+        run=lambda: _reduce_scatter(received, sent),
         sent=sent,
         received=received,
         first=lambda: fill_pattern(table(members.index, num, dtype), 0, count, sent),
@@ -143,7 +137,7 @@ def _all_to_all(members: Members, count: int, dtype: torch.dtype) -> Operation:
     part = count // members.size
     sent, received = _empty(members, count, dtype), _empty(members, count, dtype)
     return Operation(
-        run=lambda: dist.all_to_all_single(received, sent, group=members.group),
+        run=lambda: dist.all_to_all_single(received, sent),
         sent=sent,
         received=received,
         first=lambda: fill_pattern(table(members.index, 1, dtype), 0, count, sent),
@@ -158,11 +152,8 @@ def _all_to_all(members: Members, count: int, dtype: torch.dtype) -> Operation:
 
 def _send_recv(members: Members, count: int, dtype: torch.dtype) -> Operation:
     sent, received = _empty(members, count, dtype), _empty(members, count, dtype)
-    before, after = (members.index + step for step in (-1, 1))
-    ring = [
-        dist.P2POp(dist.isend, sent, members.ranks[after % members.size], members.group),
-        dist.P2POp(dist.irecv, received, members.ranks[before], members.group),
-    ]
+    before, after = ((members.index + step) % members.size for step in (-1, 1))
+    ring = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]
 
     def run() -> None:
         for work in dist.batch_isend_irecv(ring):
@@ -173,7 +164,7 @@ def _send_recv(members: Members, count: int, dtype: torch.dtype) -> Operation:
         sent=sent,
         received=received,
         first=lambda: fill_pattern(table(members.index, 1, dtype), 0, count, sent),
-        last=lambda: fill_pattern(table(before % members.size, 1, dtype), 0, count, sent),
+        last=lambda: fill_pattern(table(before, 1, dtype), 0, count, sent),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,10 @@ from ddp_hpc.base.errors import DdpHpcError, stop_together
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.bench.comm.collectives import MAKERS, Members
-from ddp_hpc.bench.comm.gradient_buckets import Bucket
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, num_elements
-from ddp_hpc.bench.comm.rank_subsets import Division
 from ddp_hpc.bench.comm.timing import speeds, time_operation
 from ddp_hpc.trace.event_names import busbw_factor
-from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
+from ddp_hpc.training.process_group.errors_of_torch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
 
 _MAX_NAMED = 4
@@ -30,118 +28,96 @@ class RefusedError(DdpHpcError):
 class Case:
     """One row of the results: a collective with a number of elements and their data type."""
 
-    name: str
-    kind: str  # the collective, one of parse_options.KINDS
+    name: str  # the collective, one of parse_options.KINDS
     count: int  # total number of elements
     dtype: str
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the elements."""
-        found = getattr(torch, self.dtype)
-        assert isinstance(found, torch.dtype)
-        return found
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def num_bytes(self) -> int:
         """The size as defined by nccl-tests."""
         return self.count * self.torch_dtype.itemsize
 
-    def identity(self, division: Division) -> Row:
-        """Returns the fields of the row that are known before the measurement."""
-        return {
-            "name": self.name,
-            "bytes": self.num_bytes,
-            "dtype": self.dtype,
-            "ranks": len(division.ranks),
-            "ranks_per_node": division.per_node,
-        }
-
     def __str__(self) -> str:
         return f"{self.name} of {format_bytes(self.num_bytes)}"
 
 
-def cases_of(bench: CommBench, buckets: Sequence[Bucket], num_ranks: int) -> list[list[Case]]:
-    """Returns the cases for a number of ranks, grouped by collective, or those of a model's buckets."""
-    if buckets:
-        return [
-            [
-                Case(f"bucket_{number}", "all_reduce", bucket.num_elements, bucket.dtype)
-                for number, bucket in enumerate(buckets)
-            ]
-        ]
-    itemsize = Case("", "", 1, bench.dtype).num_bytes
-    found = []
+def cases_of(bench: CommBench, num_ranks: int) -> list[list[Case]]:
+    """Returns the cases for a number of ranks, grouped by collective."""
+    itemsize = Case("", 1, bench.dtype).num_bytes
+    groups = []
     for name in bench.collectives:
         counts = [num_elements(name, size, itemsize, num_ranks) for size in bench.sizes]
-        found.append([Case(name, name, count, bench.dtype) for count in dict.fromkeys(counts)])
-    return found
+        groups.append([Case(name, count, bench.dtype) for count in dict.fromkeys(counts)])
+    return groups
 
 
 def measure(
     case: Case,
-    division: Division,
-    members: Members | None,
+    members: Members,
     group: Group,
     effort: Effort,
     tick: Callable[[], None],
     say: Callable[[str], None],
-) -> Row | None:
-    """Measures a row, and returns it on the members of the division.
+) -> Row:
+    """Measures a row. Collective: every rank must call this.
 
-    Collective: every rank must call this, including ranks that are not members. The result is checked
-    before and after the timed iterations; `say` is called with lines about errors.
+    The result is checked before and after the timed iterations; `say` is called with lines about errors.
 
     Raises:
-        RefusedError: the backend raised an error on all members.
-        DdpHpcError: the backend raised an error on some of the members.
+        RefusedError: the backend raised an error on all ranks.
+        DdpHpcError: the backend raised an error on some of the ranks.
     """
     operation, refusal, wrong = None, "", ""
     tick()
-    if members is not None:
-        try:
-            operation = MAKERS[case.kind](members, case.count, case.torch_dtype)
-            wrong = operation.find_wrong(members)
-        except RuntimeError as error:  # also NotImplementedError and torch's errors, which are subclasses
-            if explain_lost_contact(error, 0.0):
-                raise
-            refusal = str(error).strip().partition("\n")[0] or type(error).__name__
-    _agree_on_refusal(case, division, group, refusal)
+    try:
+        operation = MAKERS[case.name](members, case.count, case.torch_dtype)
+        wrong = operation.find_wrong(members)
+    except RuntimeError as error:  # also NotImplementedError and torch's errors, which are subclasses
+        if explain_lost_contact(error, 0.0):
+            raise
+        refusal = str(error).strip().partition("\n")[0] or type(error).__name__
+    _agree_on_refusal(case, group, refusal)
+    assert operation is not None
 
     longest_s = 0.0
-    if members is not None and operation is not None and effort.warmup:
+    if effort.warmup:
         longest_s = max(time_operation(operation, members, effort.warmup, tick)[-3:])
-    num = group.comm.bcast(effort.num_iterations(longest_s))  # rank 0 belongs to every subset of ranks
-    taken_s: list[float] = []
-    if members is not None and operation is not None:
-        taken_s = time_operation(operation, members, num, tick)
-        tick()
-        wrong_after = operation.find_wrong(members)
-        wrong = wrong or wrong_after
+    num = group.comm.bcast(effort.num_iterations(longest_s))
+    taken_s = time_operation(operation, members, num, tick)
+    tick()
+    wrong_after = operation.find_wrong(members)
+    wrong = wrong or wrong_after
     problems = [(rank, text) for rank, text in enumerate(group.comm.allgather(wrong)) if text]
     for rank, text in problems[:_MAX_NAMED]:
-        say(f"wrong result: {case} on {division}: rank {rank} has {text}")
+        say(f"wrong result: {case}: rank {rank} has {text}")
     if len(problems) > _MAX_NAMED:
-        say(f"wrong result: {case} on {division}: also on {len(problems) - _MAX_NAMED} more ranks")
-    if members is None:
-        return None
+        say(f"wrong result: {case}: also on {len(problems) - _MAX_NAMED} more ranks")
     return {
-        **case.identity(division),
+        "name": case.name,
+        "bytes": case.num_bytes,
+        "dtype": case.dtype,
+        "ranks": members.size,
+        "ranks_per_node": members.per_node,
         "iterations": num,
-        **speeds(taken_s, case.num_bytes, busbw_factor(case.kind, members.size)),
+        **speeds(taken_s, case.num_bytes, busbw_factor(case.name, members.size)),
         "correct": not problems,
     }
 
 
-def _agree_on_refusal(case: Case, division: Division, group: Group, refusal: str) -> None:
+def _agree_on_refusal(case: Case, group: Group, refusal: str) -> None:
     """Raises an error on all ranks if the backend failed on any. Collective: every rank must call this."""
     refused = {rank: text for rank, text in enumerate(group.comm.allgather(refusal)) if text}
     if not refused:
         return
     rank, text = next(iter(refused.items()))
-    if set(refused) != set(division.ranks):
-        stop_together(
-            group.world.rank,
-            DdpHpcError(f"{case} on {division}: only rank {rank} failed: {text}; check its node"),
-        )
+    if len(refused) < group.world.world_size:
+        error = DdpHpcError(f"{case}: only rank {rank} failed: {text}; check its node")
+        stop_together(group.world.rank, error)
     raise RefusedError(text)

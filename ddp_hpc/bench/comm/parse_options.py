@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from data_gen.recipe import parse_shape
 from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.units import parse_bytes
-from ddp_hpc.training.tasks.config import read_model_option
 
 _SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4}
 _LEAST_ITERATIONS = 5
 _SIZE_OPTIONS = ("bytes", "min_bytes", "max_bytes", "factor")
-_MODEL_OPTIONS = ("model_options", "data", "src_shape", "tgt_shape", "bucket_mib")
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 _SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
 """The collectives whose number of elements must be a multiple of the number of ranks."""
@@ -53,14 +50,8 @@ class CommBench:
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]  # in bytes
     dtype: str
-    ranks_per_node: tuple[int | None, ...]  # None: all ranks of a node
     effort: Effort
-    model: dict[str, Any] = field(default_factory=dict)  # options of TrainConfig; empty without --buckets-of
-    bucket_mib: float | None = None
-    baseline: Path | None = None
-    tolerance: float = 0.2
     json_file: Path | None = None
-    picture: Path | None = None
 
 
 def parse(**options: Any) -> CommBench:
@@ -69,44 +60,16 @@ def parse(**options: Any) -> CommBench:
     Raises:
         RequestError: an option is invalid, or options contradict each other.
     """
-    model = options.pop("buckets_of")
     sweep = {name: options.pop(name) for name in _SIZE_OPTIONS}
-    of_model = {name: options.pop(name) for name in _MODEL_OPTIONS}
-    collectives = options.pop("collectives")
-    if model is None and (given := _given(of_model)):
-        raise RequestError(f"{given} requires --buckets-of")
-    if model is not None and (given := _given({**sweep, "collectives": collectives})):
-        raise RequestError(
-            f"--buckets-of {model} measures all_reduce with the bucket sizes of that model; omit {given}"
-        )
-    for name in ("tolerance", "seconds"):
-        if not 0 <= options[name] < inf:
-            raise RequestError(f"--{name} must be finite and at least 0 (got {options[name]})")
-    bucket_mib = of_model.pop("bucket_mib")
-    if bucket_mib is not None and not 0 < bucket_mib < inf:
-        raise RequestError(f"--bucket-mib must be finite and greater than 0 (got {bucket_mib})")
-    texts = {name: of_model.pop(name) for name in ("src_shape", "tgt_shape")}
-    shapes = {name: parse_shape(text) for name, text in texts.items() if text is not None}
-    model_options = tuple(read_model_option("--model-option", text) for text in of_model["model_options"])
+    if not 0 <= options["seconds"] < inf:
+        raise RequestError(f"--seconds must be finite and at least 0 (got {options['seconds']})")
     effort = Effort(**{name: options.pop(name) for name in ("warmup", "iterations", "seconds")})
     return CommBench(
-        collectives=parse_collectives(collectives),
+        collectives=parse_collectives(options.pop("collectives")),
         sizes=parse_sizes(sweep.pop("bytes"), **sweep),
-        ranks_per_node=parse_ranks_per_node(options.pop("ranks_per_node")),
         effort=effort,
-        model={}
-        if model is None
-        else {"model": model, "model_options": model_options, "data": of_model["data"], **shapes},
-        bucket_mib=bucket_mib,
         **options,
     )
-
-
-def _given(values: dict[str, Any]) -> str:
-    """Returns the options that were given, joined by `and`."""
-    names = [name for name, value in values.items() if value not in (None, ())]
-    options = {"model_options": "--model-option"}
-    return " and ".join(options.get(name, f"--{name.replace('_', '-')}") for name in names)
 
 
 def parse_collectives(text: str | None) -> tuple[str, ...]:
@@ -141,11 +104,11 @@ def parse_sizes(sizes: tuple[str, ...], **sweep: Any) -> tuple[int, ...]:
     size, largest = (_bytes(f"--{name}-bytes", full[f"{name}_bytes"]) for name in ("min", "max"))
     if size > largest:
         raise RequestError(f"--min-bytes {size} must not exceed --max-bytes {largest}")
-    found = []
+    swept = []
     while size <= largest:
-        found.append(size)
+        swept.append(size)
         size *= full["factor"]
-    return tuple(found)
+    return tuple(swept)
 
 
 def _bytes(option: str, text: str) -> int:
@@ -153,19 +116,3 @@ def _bytes(option: str, text: str) -> int:
         return parse_bytes(text)
     except RequestError as error:
         raise RequestError(f"{option} {error}") from None
-
-
-def parse_ranks_per_node(text: str) -> tuple[int | None, ...]:
-    """Parses a list such as `1,all`, with None for `all`.
-
-    Raises:
-        RequestError: an element is neither `all` nor a positive integer.
-    """
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word != "all" and not (word.isascii() and word.isdigit() and int(word[:9]) > 0):
-            raise RequestError(
-                f"invalid --ranks-per-node {text}; use positive integers and `all`, separated by commas, "
-                "such as 1,all"
-            )
-    return tuple(dict.fromkeys(None if word == "all" else int(word[:9]) for word in words))

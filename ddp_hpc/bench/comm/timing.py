@@ -37,10 +37,10 @@ def time_operation(operation: Operation, members: Members, num: int, tick: Calla
     taken_s = []
     for _ in range(num):
         tick()
-        dist.barrier(members.group)
+        dist.barrier()
         taken_s.append(timed(operation, members.device))
     slowest = torch.tensor(taken_s, dtype=torch.float32, device=members.device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=members.group)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return slowest.tolist()
 
 

@@ -30,7 +30,7 @@ from ddp_hpc.base.errors import DdpHpcError, RequestError, nearest
 from ddp_hpc.base.text_table import Column, Row
 from ddp_hpc.base.text_table import table as aligned
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench import results_output
 from ddp_hpc.bench.data_loading import loaders
 from ddp_hpc.bench.data_loading.interleaved_timing import WARM_UP_S, Source, measure
 from ddp_hpc.bench.data_loading.loaders import Arrays, Order
@@ -74,7 +74,7 @@ class IoBench:
     directory: Path | None = None
 
 
-def command(json_file: Path | None, picture: Path | None, **options: Any) -> None:
+def command(json_file: Path | None, **options: Any) -> None:
     """Runs `ddp-hpc bench io` with its options, which are None if they were not given."""
     names = ("num_samples", "src_shape", "tgt_shape", "dtype", "formats", "directory")
     given: dict[str, Any] = {name: value for name in names if (value := options.pop(name)) is not None}
@@ -95,10 +95,10 @@ def command(json_file: Path | None, picture: Path | None, **options: Any) -> Non
             )
     given |= {name: parse_shape(given[name]) for name in ("src_shape", "tgt_shape") if name in given}
     config = IoBench(recipe=Recipe(**given), **options)
-    report.check_files(json_file, picture, config.data)
+    results_output.check_files(json_file, config.data)
     result = run(config)
     try:
-        report.write_files(result, json_file, picture, panels(result), "microseconds per batch, median")
+        results_output.save(result, json_file)
     finally:
         click.echo(table(result))
 
@@ -124,7 +124,7 @@ def run(config: IoBench) -> dict[str, Any]:
         _check_sizes(all_sources(config, files, arrays, samples, largest), samples, largest)
         if len(arrays[0]) < samples.num_samples:
             say("the data does not fit into memory, so rows that read from memory are omitted")
-        machine = report.machine()
+        machine = results_output.machine()
         say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
         rows: list[Row] = []
         for access, batch_size in product(config.accesses, config.batch_sizes):
@@ -146,7 +146,7 @@ def run(config: IoBench) -> dict[str, Any]:
         "page_cache": "cold" if config.cold else "warm",
     }
     packages = ("h5py", "safetensors")
-    return report.document("io", rows, packages, machine=machine, settings=settings)
+    return results_output.document("io", rows, packages, machine=machine, settings=settings)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -166,15 +166,6 @@ def table(result: dict[str, Any]) -> str:
 
 def _ratio(value: float) -> str:
     return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
-
-
-def panels(result: dict[str, Any]) -> list[report.Panel]:
-    """Returns the medians of the result as bars, with a panel per access and batch size."""
-    found: dict[str, list[tuple[str, float, str]]] = {}
-    for row in result["rows"]:
-        bars = found.setdefault(f"{row['access']}, batches of {row['batch_size']}", [])
-        bars.append((row["name"], row["median_us"], f"{row['median_us']:,.0f}"))
-    return [report.Panel(title, bars) for title, bars in found.items()]
 
 
 def make_files(config: IoBench, stack: ExitStack) -> dict[str, Path]:

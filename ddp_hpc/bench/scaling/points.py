@@ -16,10 +16,9 @@ from typing import Any
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import counted
-from ddp_hpc.bench.scaling.exposed_communication import TRACES
 
 MODES = ("weak", "strong")
-SUMMARY, METRICS, LOG = "summary.json", "metrics.jsonl", "log.txt"
+SUMMARY, METRICS, LOG, TRACES = "summary.json", "metrics.jsonl", "log.txt", "trace"
 
 # The maximum number of traced ranks, so that reading the traces takes only seconds. If there are at most this
 # many ranks, all are traced: a single traced rank would be slower than the others and would never wait for
@@ -122,10 +121,10 @@ def check_training(words: Sequence[str]) -> None:
 
 def doubled(most: int) -> tuple[int, ...]:
     """Returns 1, 2, 4 and so on up to `most`, which is included."""
-    found = [1]
-    while found[-1] * 2 < most:
-        found.append(found[-1] * 2)
-    return tuple(found if found[-1] == most else [*found, most])
+    numbers = [1]
+    while numbers[-1] * 2 < most:
+        numbers.append(numbers[-1] * 2)
+    return tuple(dict.fromkeys([*numbers, most]))
 
 
 def mode_points(mode: str, settings: Settings, sizes: Sequence[Size]) -> list[Point]:
@@ -158,7 +157,7 @@ def training_words(point: Point, points: Sequence[Point], settings: Settings, di
         RequestError: --num-samples given by the user is too small for one step.
     """
     words = [*settings.training]
-    a_step = max(one.size.ranks * one.batch_size for one in points) * _number(words, "--accumulate", 1)
+    a_step = max(other.size.ranks * other.batch_size for other in points) * _number(words, "--accumulate", 1)
     given = _number(words, "--num-samples", 0)
     if not given:
         words += ["--num-samples", str(ceil(_LEAST_SAMPLES / a_step) * a_step)]
@@ -188,7 +187,7 @@ def differing(old: Settings, new: Settings) -> str:
         if before == after or (name == "global_batch" and not (before and after)):
             continue
         if isinstance(before, tuple):
-            before, after = (" ".join(one) or "none" for one in (before, after))
+            before, after = (" ".join(words) or "none" for words in (before, after))
         what = {"training": "options after --", "launch": "launch options"}.get(name)
         return f"{what or '--' + name.replace('_', '-')} {before} (now {after})"
     return ""

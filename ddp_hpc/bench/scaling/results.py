@@ -8,18 +8,17 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted
-from ddp_hpc.bench.scaling.exposed_communication import communication_share
-from ddp_hpc.bench.scaling.points import METRICS, SUMMARY, Point, Settings
-from ddp_hpc.bench.scaling.scaling_directory import Asked
+from ddp_hpc.bench.scaling.points import METRICS, SUMMARY, TRACES, Point, Settings
+from ddp_hpc.bench.scaling.scaling_directory import Plan
 
 _LEAST_STEPS = 3
-_MAX_BYTES = 64 * 1024 * 1024
 # Fields of the summary that must be equal, so that points differ only in their number of ranks.
 _ALIKE = ("device_name", "threads", "versions", "strategy")
 
@@ -66,13 +65,13 @@ def read_point(directory: Path, point: Point, settings: Settings) -> Measured | 
     if not (directory / SUMMARY).exists():
         return None
     try:
-        about = _summary(directory)
+        about = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+        ranks, of_data = about["world"]["world_size"], about["data"]["samples"]
         steps = _timed_steps(directory, settings)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotMeasuredError(
             f"{directory}: {SUMMARY} or {METRICS} is damaged ({type(error).__name__}); rerun the point"
         ) from None
-    ranks, of_data = about["world"]["world_size"], about["data"]["samples"]
     if about["stopped"]:
         raise NotMeasuredError(f"the run stopped early ({about['stopped']}); request a longer --walltime")
     if ranks != point.size.ranks:
@@ -103,50 +102,52 @@ def read_point(directory: Path, point: Point, settings: Settings) -> Measured | 
     )
 
 
-def _summary(directory: Path) -> dict[str, Any]:
-    """Reads the summary, and checks the fields that are used later."""
-    about: dict[str, Any] = json.loads(_read(directory / SUMMARY))
-    texts = [about[name] for name in ("created", "backend", "device", "strategy")]
-    texts += [about["model"]["name"], about.get("device_name", ""), about["world"].get("hostname", "")]
-    numbers = [about["world"]["world_size"], about["world"]["num_nodes"], about["data"]["samples"]]
-    numbers += [about["threads"], about["model"]["parameters"]]
-    if not all(isinstance(text, str) for text in [*texts, *about["versions"].values()]):
-        raise TypeError
-    if not all(type(number) is int and number >= 1 for number in numbers):
-        raise TypeError
-    about["stopped"]
-    return about
-
-
 def _timed_steps(directory: Path, settings: Settings) -> list[tuple[int, float, float]]:
     """Returns samples, waiting time for data and duration of the steps between warm-up and trace."""
-    records = [json.loads(line) for line in _read(directory / METRICS).splitlines()]
+    records = [json.loads(line) for line in (directory / METRICS).read_text(encoding="utf-8").splitlines()]
     last = settings.warm_up + settings.steps
-    timed = [
-        (int(one["samples"]), float(one["data_s"]), float(one["step_s"]))
-        for one in records
-        if settings.warm_up < int(one["step"]) <= last
+    return [
+        (record["samples"], record["data_s"], record["step_s"])
+        for record in records
+        if settings.warm_up < record["step"] <= last
     ]
-    if not all(0 <= data_s < math.inf and 0 < step_s < math.inf for _, data_s, step_s in timed):
-        raise ValueError
-    return timed
 
 
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        text = file.read(_MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise ValueError
-    return text.decode("utf-8")
+def communication_share(directory: Path) -> float | None:
+    """Returns the mean share of exposed communication over the ranks traced in `directory`/trace, or None if
+    it is unknown.
+
+    It is computed as in `ddp-hpc report`, and includes waiting for slower ranks. Traces that are damaged or
+    contain no collectives are skipped, since the names of a backend's collectives may be unknown.
+    """
+    if missing_package():
+        return None
+    from ddp_hpc.trace.analyze_rank import read_rank
+
+    shares = []
+    for path in sorted((directory / TRACES).glob("*.json.gz")):
+        try:
+            trace = read_rank(path)
+        except OSError:
+            continue
+        if trace.steps and trace.collectives:
+            times = [step.times for step in trace.steps]
+            shares.append(sum(step.comm_exposed_s for step in times) / sum(step.wall_s for step in times))
+    return statistics.fmean(shares) if shares else None
 
 
-def document(asked: Asked, found: Mapping[Point, Measured]) -> dict[str, Any]:
+def missing_package() -> str:
+    """Returns a package required for reading traces that is not installed, or an empty string."""
+    return next((name for name in ("numpy", "msgspec") if find_spec(name) is None), "")
+
+
+def document(plan: Plan, measured: Mapping[Point, Measured]) -> dict[str, Any]:
     """Returns the JSON document with the rows of each mode, the machine and the settings.
 
-    `found` contains at least one point.
+    `measured` contains at least one point.
     """
-    latest = max(found.values(), key=lambda one: str(one.about["created"]))
-    largest = max(found.values(), key=lambda one: one.point)
+    latest = max(measured.values(), key=lambda result: str(result.about["created"]))
+    largest = max(measured.values(), key=lambda result: result.point)
     about = latest.about
     machine = {
         "host": about["world"].get("hostname", ""),
@@ -154,12 +155,12 @@ def document(asked: Asked, found: Mapping[Point, Measured]) -> dict[str, Any]:
         "device_name": about.get("device_name", ""),
         "backend": largest.about["backend"],
         "threads": about["threads"],
-        "ranks_per_node": max(one.point.size.ranks_per_node for one in found.values()),
-        "nodes": max(one.nodes for one in found.values()),
+        "ranks_per_node": max(point.size.ranks_per_node for point in measured),
+        "nodes": max(result.nodes for result in measured.values()),
     }
-    settings = {name: getattr(asked.settings, name) for name in ("warm_up", "steps", "trace_steps")}
+    settings = {name: getattr(plan.settings, name) for name in ("warm_up", "steps", "trace_steps")}
     settings |= {
-        "training": list(asked.settings.training),
+        "training": list(plan.settings.training),
         "model": about["model"]["name"],
         "parameters": about["model"]["parameters"],
         "strategy": largest.about["strategy"],
@@ -171,45 +172,45 @@ def document(asked: Asked, found: Mapping[Point, Measured]) -> dict[str, Any]:
         "versions": about["versions"],
         "machine": machine,
         "settings": settings,
-        "rows": [row for mode in asked.sizes for row in rows(mode, asked.of_mode(mode), found)],
+        "rows": [row for mode in plan.sizes for row in rows(mode, plan.of_mode(mode), measured)],
     }
 
 
-def rows(mode: str, points: Sequence[Point], found: Mapping[Point, Measured]) -> list[Row]:
+def rows(mode: str, points: Sequence[Point], measured: Mapping[Point, Measured]) -> list[Row]:
     """Returns a row per finished point of a mode, with speed-up and efficiency relative to the first one."""
-    done = [found[point] for point in points if point in found]
-    return [_row(mode, one, done[0]) for one in done]
+    done = [measured[point] for point in points if point in measured]
+    return [_row(mode, result, done[0]) for result in done]
 
 
-def _row(mode: str, one: Measured, base: Measured) -> Row:
-    speedup = one.samples_per_s / base.samples_per_s
+def _row(mode: str, result: Measured, base: Measured) -> Row:
+    speedup = result.samples_per_s / base.samples_per_s
     return {
         "name": mode,
-        "ranks": one.point.size.ranks,
-        "nodes": one.nodes,
-        "ranks_per_node": one.point.size.ranks_per_node,
-        "batch_size": one.point.batch_size,
-        "global_batch": one.samples,
-        "steps": one.steps,
-        "samples_per_s": one.samples_per_s,
-        "step_s": one.step_s,
-        "step_p90_s": one.step_p90_s,
+        "ranks": result.point.size.ranks,
+        "nodes": result.nodes,
+        "ranks_per_node": result.point.size.ranks_per_node,
+        "batch_size": result.point.batch_size,
+        "global_batch": result.samples,
+        "steps": result.steps,
+        "samples_per_s": result.samples_per_s,
+        "step_s": result.step_s,
+        "step_p90_s": result.step_p90_s,
         "base_ranks": base.point.size.ranks,
         "speedup": speedup,
-        "efficiency": speedup * base.point.size.ranks / one.point.size.ranks,
-        "comm_share": one.comm_share,
-        "data_share": one.data_share,
+        "efficiency": speedup * base.point.size.ranks / result.point.size.ranks,
+        "comm_share": result.comm_share,
+        "data_share": result.data_share,
     }
 
 
-def differences(found: Mapping[Point, Measured]) -> list[str]:
+def differences(measured: Mapping[Point, Measured]) -> list[str]:
     """Returns a line for each property other than the number of ranks in which points differ."""
     lines = []
     for name in _ALIKE:
         values: dict[str, Point] = {}
-        for point, one in sorted(found.items()):
+        for point, result in sorted(measured.items()):
             if name != "strategy" or point.size.ranks > 1:  # a single rank has no strategy
-                values.setdefault(str(one.about.get(name)), point)
+                values.setdefault(str(result.about.get(name)), point)
         if len(values) > 1:
             listed = "; ".join(f"{point}: {value}" for value, point in values.items())
             lines.append(

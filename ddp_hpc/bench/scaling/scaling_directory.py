@@ -14,12 +14,12 @@ from typing import Any
 
 from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.bench.scaling.exposed_communication import TRACES
 from ddp_hpc.bench.scaling.points import (
     LOG,
     METRICS,
     MODES,
     SUMMARY,
+    TRACES,
     Point,
     Settings,
     Size,
@@ -32,8 +32,10 @@ _KIND = "request of ddp-hpc bench scaling"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """All requests for a directory so far: the settings, and the sizes of each mode by increasing ranks."""
+class Plan:
+    """All points requested for a directory so far: the settings, and the sizes of each mode by increasing
+    ranks.
+    """
 
     settings: Settings
     sizes: Mapping[str, tuple[Size, ...]]
@@ -47,8 +49,8 @@ class Asked:
         return mode_points(mode, self.settings, self.sizes[mode])
 
 
-def read_folder(directory: Path) -> Asked | None:
-    """Reads the request of a directory; None if it is empty or does not exist.
+def read_plan(directory: Path) -> Plan | None:
+    """Reads the plan of a directory; None if it is empty or does not exist.
 
     Raises:
         RequestError: the path is a file, or the directory contains something else.
@@ -68,20 +70,20 @@ def read_folder(directory: Path) -> Asked | None:
         raise _unusable(directory, why) from None
     try:
         return _parse(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RequestError(
             f"{path} was not written by ddp-hpc bench scaling; use another --dir, or remove the file"
         ) from None
 
 
-def asked_now(before: Asked | None, settings: Settings, sizes: Mapping[str, tuple[Size, ...]]) -> Asked:
-    """Adds a new request to the earlier requests for the directory.
+def extend_plan(before: Plan | None, settings: Settings, sizes: Mapping[str, tuple[Size, ...]]) -> Plan:
+    """Adds the points of a new request to those of earlier requests for the directory.
 
     Raises:
         RequestError: the points are not comparable, or would need the same subdirectory.
     """
     if before is None:
-        return Asked(settings=settings, sizes=dict(sizes))
+        return Plan(settings=settings, sizes=dict(sizes))
     if other := differing(before.settings, settings):
         raise RequestError(
             f"--dir contains points measured with {other}; use the same options as before, or another "
@@ -99,17 +101,17 @@ def asked_now(before: Asked | None, settings: Settings, sizes: Mapping[str, tupl
         if by_ranks:
             merged[mode] = tuple(sorted(by_ranks.values()))
     global_batch = before.settings.global_batch or settings.global_batch
-    return Asked(settings=replace(settings, global_batch=global_batch), sizes=merged)
+    return Plan(settings=replace(settings, global_batch=global_batch), sizes=merged)
 
 
-def write_folder(directory: Path, asked: Asked) -> None:
-    """Writes the request to the directory.
+def write_plan(directory: Path, plan: Plan) -> None:
+    """Writes the plan to the directory.
 
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    sizes = {mode: [asdict(size) for size in of_mode] for mode, of_mode in asked.sizes.items()}
-    value = {"kind": _KIND, "settings": asdict(asked.settings), "sizes": sizes}
+    sizes = {mode: [asdict(size) for size in of_mode] for mode, of_mode in plan.sizes.items()}
+    value = {"kind": _KIND, "settings": asdict(plan.settings), "sizes": sizes}
     write_atomically(directory / _REQUEST, (json.dumps(value, indent=2) + "\n").encode(), "scaling")
 
 
@@ -181,31 +183,10 @@ def _unusable(directory: Path, why: str | None) -> RequestError:
     return RequestError(f"cannot use --dir {directory} ({why}); use another directory")
 
 
-def _parse(value: Any) -> Asked:
+def _parse(value: Any) -> Plan:
     if value["kind"] != _KIND:
         raise ValueError
     settings = dict(value["settings"])
-    settings |= {name: _words(settings[name]) for name in ("training", "launch")}
-    numbers = [number for name, number in settings.items() if name not in ("training", "launch")]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError
-    sizes = {mode: tuple(_size(**one) for one in value["sizes"][mode]) for mode in value["sizes"]}
-    asked = Asked(settings=Settings(**settings), sizes=sizes)
-    if not sizes or not all(sizes.values()) or not set(sizes) <= set(MODES):
-        raise ValueError
-    if "strong" in sizes and not asked.settings.global_batch:
-        raise ValueError
-    asked.points()
-    return asked
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise TypeError
-    return tuple(value)
-
-
-def _size(**numbers: Any) -> Size:
-    if not all(type(number) is int and number >= 1 for number in numbers.values()):
-        raise ValueError
-    return Size(**numbers)
+    settings |= {name: tuple(settings[name]) for name in ("training", "launch")}
+    sizes = {mode: tuple(Size(**size) for size in value["sizes"][mode]) for mode in value["sizes"]}
+    return Plan(settings=Settings(**settings), sizes=sizes)

@@ -11,7 +11,7 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.bench.scaling import points as scaling
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Settings, Size
-from ddp_hpc.bench.scaling.scaling_directory import Asked
+from ddp_hpc.bench.scaling.scaling_directory import Plan
 from ddp_hpc.commands.scaling.point_states import look
 from ddp_hpc.training.telemetry.config import read_numbers
 
@@ -22,18 +22,18 @@ _SPEED_OPTIONS = ("profile", "job_file", "launcher", "mpi", "env", "setup", "fal
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The request of one call. `points` are the points of this call; `asked` also includes those of earlier
+    """The request of one call. `points` are the points of this call; `plan` also includes those of earlier
     calls.
     """
 
     folder: Path
-    asked: Asked
+    plan: Plan
     points: tuple[Point, ...]
 
     @property
     def settings(self) -> Settings:
         """The settings of all points."""
-        return self.asked.settings
+        return self.plan.settings
 
     def arguments(self, point: Point) -> list[str]:
         """Returns the training options of a point.
@@ -59,13 +59,13 @@ def counts(options: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     if not typed:
         return "", ()
     option, text = typed[0]
-    found = read_numbers(option, text)
-    scaling.check_counts(option, found)
-    return option, found
+    numbers = read_numbers(option, text)
+    scaling.check_counts(option, numbers)
+    return option, numbers
 
 
-def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequence[str] = ()) -> Request:
-    """Creates the request for points of these sizes; `more` are training options in addition to the user's.
+def make_request(options: Mapping[str, Any], sizes: Sequence[Size], added: Sequence[str] = ()) -> Request:
+    """Creates the request for points of these sizes; `added` are training options besides the user's.
 
     Earlier requests in the directory are ignored if none of their points was started; otherwise strong
     scaling keeps their global batch.
@@ -83,17 +83,17 @@ def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequen
         steps=options["steps"],
         warm_up=options["warm_up"],
         trace_steps=options["trace_steps"],
-        training=(*options["training"], *more),
+        training=(*options["training"], *added),
         launch=tuple(word for name in _SPEED_OPTIONS for word in _as_typed(name, options[name])),
     )
     points = {point for mode in modes for point in scaling.mode_points(mode, settings, sizes)}
-    asked = scaling_directory.asked_now(before, settings, dict.fromkeys(modes, tuple(sizes)))
-    return Request(folder=folder, asked=asked, points=tuple(sorted(points)))
+    plan = scaling_directory.extend_plan(before, settings, dict.fromkeys(modes, tuple(sizes)))
+    return Request(folder=folder, plan=plan, points=tuple(sorted(points)))
 
 
-def _earlier_requests(folder: Path) -> Asked | None:
+def _earlier_requests(folder: Path) -> Plan | None:
     """Returns the earlier requests of the directory, or None if no point is done, pending or running."""
-    before = scaling_directory.read_folder(folder)
+    before = scaling_directory.read_plan(folder)
     if before is None:
         return None
     in_use = scaling_directory.is_in_use(folder)
@@ -105,4 +105,4 @@ def _as_typed(name: str, value: Any) -> list[str]:
     """Returns an option with its values as command-line arguments; empty if it was not given."""
     option = "--" + name.removesuffix("_file").replace("_", "-")
     values = value if isinstance(value, tuple) else [value] if value else []
-    return [word for one in values for word in (option, str(one))]
+    return [word for value in values for word in (option, str(value))]

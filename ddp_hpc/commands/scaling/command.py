@@ -4,49 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 from ddp_hpc.base.pip_extras import install_command
-from ddp_hpc.bench.results_output import say
-from ddp_hpc.bench.scaling import output as scaling_report
+from ddp_hpc.bench.results_output import check_files, save, say
+from ddp_hpc.bench.scaling import output as scaling_output
 from ddp_hpc.bench.scaling import results as scaling_results
 from ddp_hpc.bench.scaling import scaling_directory
-from ddp_hpc.bench.scaling.exposed_communication import missing
 from ddp_hpc.bench.scaling.points import Point, check_training
-from ddp_hpc.bench.scaling.scaling_directory import Asked
+from ddp_hpc.bench.scaling.scaling_directory import Plan
 from ddp_hpc.commands.scaling.point_states import State, look
-from ddp_hpc.training.telemetry.metrics_file import write_json
 
-_GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")
+_GATHER_OPTIONS = ("gather", "folder", "json_file")
 # Job options that `ddp-hpc launch` has too.
 _COMMON_OPTIONS = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
 _SUBMIT_OPTIONS = (
     *("job_file", "gpus_per_node", "cpus_per_node", "walltime", "queue", "qos", "account"),
     *("name", "setup", "filesystems", "template"),
 )
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 2.0, 30.0
 
 
 def run(context: click.Context, **options: Any) -> None:
     """Runs the command with the options parsed by click."""
-    files = {name: options[name] for name in ("json_file", "picture", "markdown")}
-    scaling_report.check_files(**files)
+    json_file: Path | None = options["json_file"]
+    check_files(json_file)
     _check_combination(_given(context), options)
     folder: Path = options["folder"]
     if options["gather"]:
-        asked = scaling_directory.read_folder(folder)
-        if asked is None:
+        plan = scaling_directory.read_plan(folder)
+        if plan is None:
             raise RequestError(
                 f"--dir {folder} contains no scaling benchmark; use the directory that was "
                 "given as --dir when the benchmark was started"
             )
-        context.exit(_print_results(asked, _gather(folder, asked, waits=options["wait"]), **files))
+        context.exit(_print_results(plan, _look_at_all(folder, plan), json_file))
     check_training(options["training"])
     if options["submit"]:
         from ddp_hpc.commands.scaling.submit_points import submit_points
@@ -57,7 +52,7 @@ def run(context: click.Context, **options: Any) -> None:
 
     request, states = run_here(options)
     if not options["dry_run"]:
-        context.exit(_print_results(request.asked, states, **files))
+        context.exit(_print_results(request.plan, states, json_file))
 
 
 def _given(context: click.Context) -> dict[str, str]:
@@ -75,62 +70,35 @@ def _check_combination(given: Mapping[str, str], options: Mapping[str, Any]) -> 
     if options["gather"]:
         if others := [option for name, option in given.items() if name not in _GATHER_OPTIONS]:
             raise RequestError(f"--gather only reads results from --dir; omit {others[0]}")
-    elif options["wait"]:
-        raise RequestError("--wait requires --gather")
     elif options["submit"]:
-        if outputs := [given[name] for name in ("json_file", "picture", "markdown") if name in given]:
+        if "json_file" in given:
             raise RequestError(
-                f"{outputs[0]} cannot be used with --submit; use it with --gather after the jobs have ended"
+                "--json cannot be used with --submit; use it with --gather after the jobs have ended"
             )
     elif others := [given[name] for name in _SUBMIT_OPTIONS if name in given]:
         raise RequestError(f"{others[0]} requires --submit")
 
 
-def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
-    """Returns the states of all points; with `waits`, waits for live points and prints each one that ends."""
-    states: dict[Point, State] = {}
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        in_use = scaling_directory.is_in_use(folder)
-        for point in asked.points():
-            before = states.get(point)
-            if before is None or before.is_live:
-                states[point] = look(folder, point, asked.settings, in_use=in_use)
-                if before is not None and not states[point].is_live:
-                    say(states[point].line(point))
-        num_live = sum(state.is_live for state in states.values())
-        if not waits or not num_live:
-            return states
-        if pause_s == _FIRST_PAUSE_S:
-            say(f"waiting for {num_live} of {len(states)} points")
-        sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _MAX_PAUSE_S)
+def _look_at_all(folder: Path, plan: Plan) -> dict[Point, State]:
+    in_use = scaling_directory.is_in_use(folder)
+    return {point: look(folder, point, plan.settings, in_use=in_use) for point in plan.points()}
 
 
-def _print_results(
-    asked: Asked,
-    states: Mapping[Point, State],
-    json_file: Path | None,
-    picture: Path | None,
-    markdown: Path | None,
-) -> int:
-    """Writes the files, prints the table and the points that are not done, and returns the exit code."""
-    found = {point: state.measured for point, state in states.items() if state.measured is not None}
-    if found:
-        result = scaling_results.document(asked, found)
+def _print_results(plan: Plan, states: Mapping[Point, State], json_file: Path | None) -> int:
+    """Writes the JSON file, prints the table and the points that are not done, and returns the exit code."""
+    measured = {point: state.measured for point, state in states.items() if state.measured is not None}
+    if measured:
+        result = scaling_results.document(plan, measured)
         try:
-            if json_file is not None:
-                write_json(json_file, result)
-            if markdown is not None:
-                write_atomically(markdown, scaling_report.markdown(result).encode(), "bench")
-            if picture is not None:
-                scaling_report.draw(picture, result)
+            save(result, json_file)
         finally:
-            click.echo(scaling_report.table(result))
-            say(scaling_report.caption(result))
-        for line in scaling_results.differences(found):
+            click.echo(scaling_output.table(result))
+            say(scaling_output.caption(result))
+        for line in scaling_results.differences(measured):
             say(f"note: {line}")
-        if (package := missing()) and any(row["comm_share"] is None for row in result["rows"]):
+        if (package := scaling_results.missing_package()) and any(
+            row["comm_share"] is None for row in result["rows"]
+        ):
             say(
                 f"note: communication is not shown, since {package} is not installed; "
                 f"run {install_command('report')}"

@@ -50,13 +50,13 @@ def run_here(options: Mapping[str, Any]) -> tuple[Request, dict[Point, State]]:
             sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
         return request, {}
     with scaling_directory.locked(request.folder):
-        scaling_directory.write_folder(request.folder, request.asked)
+        scaling_directory.write_plan(request.folder, request.plan)
         return request, _run_all(request, planned)
 
 
 def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, State]:
     folder = request.folder
-    states = {point: look(folder, point, request.settings) for point in request.asked.points()}
+    states = {point: look(folder, point, request.settings) for point in request.plan.points()}
     todo = [point for point in planned if not states[point].measured and not states[point].is_live]
     if len(todo) < len(planned):
         say(f"{len(planned) - len(todo)} of {len(planned)} points are already done or submitted")
@@ -76,7 +76,7 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
             raise
         states[point] = state = look(folder, point, request.settings)
         say(state.line(point) + (f"; exit code {code}" if code else ""))
-        if code == EXIT_WRONG_REQUEST and not any(one.measured for one in states.values()):
+        if code == EXIT_WRONG_REQUEST and not any(other.measured for other in states.values()):
             raise RequestError(
                 "ddp_hpc.train rejected the options after --, so no other point was started; fix them"
             )

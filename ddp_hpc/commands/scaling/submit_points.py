@@ -58,8 +58,8 @@ def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> Non
             say(state.line(point))
         else:
             todo.append(point)
-    submissions, found = _submissions(request, todo, job, site)
-    check_findings(found, force=False)
+    submissions, findings = _submissions(request, todo, job, site)
+    check_findings(findings, force=False)
     if options["dry_run"]:
         for submission in submissions.values():
             sys.stdout.buffer.write(submission.content)
@@ -71,7 +71,7 @@ def submit_points(options: Mapping[str, Any], job_options: Sequence[str]) -> Non
         program = scheduler.submit_program
         need(program, f"{what}, where {program} submits them")
         with scaling_directory.locked(folder), held_interrupt(program) as is_interrupted:
-            scaling_directory.write_folder(folder, request.asked)
+            scaling_directory.write_plan(folder, request.plan)
             _send(folder, submissions, is_interrupted)
     else:
         say("all points are done or submitted; use --gather for the table")
@@ -141,8 +141,8 @@ def _submissions(
             version = installed_version_for(text, site)
         notes |= dict.fromkeys(choices_made(of_point, site))
         warnings |= dict.fromkeys(advice(of_point, site))
-        for one in lint_script(text, site, num_nodes=point.size.nodes, installed_version=version):
-            findings.setdefault((one.check, one.what), one)
+        for finding in lint_script(text, site, num_nodes=point.size.nodes, installed_version=version):
+            findings.setdefault((finding.check, finding.what), finding)
     for line in notes:
         say(line)
     for line in warnings:

@@ -46,8 +46,8 @@ class Table:
         known = {s: name for table in tables for name, spellings in table.items() for s in spellings}
         if spelling in known:
             return known[spelling]
-        found = {name for s, name in known.items() if len(s) > 1 and s.startswith(spelling)}
-        return found.pop() if not self.long_only and len(spelling) > 1 and len(found) == 1 else None
+        names = {name for s, name in known.items() if len(s) > 1 and s.startswith(spelling)}
+        return names.pop() if not self.long_only and len(spelling) > 1 and len(names) == 1 else None
 
     def refuse_option(self, word: str, what: str) -> RefusedError:
         """Returns the error about an option as it was written on the command line."""

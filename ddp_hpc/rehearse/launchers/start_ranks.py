@@ -38,10 +38,12 @@ class Place:
 
 def places(counts: Sequence[int]) -> list[Place]:
     """Returns the positions of all ranks, given the number of ranks on each node."""
-    found: list[Place] = []
+    assigned: list[Place] = []
     for node, count in enumerate(counts):
-        found += [Place(rank=len(found) + i, node=node, local_rank=i, local_size=count) for i in range(count)]
-    return found
+        assigned += [
+            Place(rank=len(assigned) + i, node=node, local_rank=i, local_size=count) for i in range(count)
+        ]
+    return assigned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED = -29, -3
-_LOGS = ("Output_Path", "Error_Path")
 _RERUN = "will run again"
 
 
@@ -35,12 +34,12 @@ class Mom(Daemon):
         self.id = server.job_id(number, self.job["server"])
 
     def run(self) -> None:
-        """Runs the job, repeatedly if it is requeued, and then releases the jobs that depend on it."""
+        """Runs the job, repeatedly if it is requeued, and then starts the jobs that depend on it."""
         while self.run_once() == _RERUN:
             # As in PBS, all runs have the same id and environment.
             self.update(job_state="Q", substate=10)
         if not self.keeper_is_gone():
-            server.release(self.root)
+            server.schedule(self.root)
 
     def run_once(self) -> str:
         """Runs the job once and returns how it ended."""
@@ -57,10 +56,8 @@ class Mom(Daemon):
             )
             return "held"
         shell = self.start(out, err)
-        started = {key: self.job[key].replace("^array_index^", self.index()) for key in _LOGS}
         self.update(
-            **started, job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self.where(),
-            _started_s=time.time(),
+            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self.where(),
             run_count=self.job.get("run_count", 0) + 1,
         )  # fmt: skip
         start_s = time.monotonic()
@@ -69,39 +66,24 @@ class Mom(Daemon):
         if how == _RERUN:
             return how  # the next run appends to the spooled logs
         self.deliver_logs()
-        now, comment = time.ctime(), jobs.load(self.root, self.number)["comment"]
+        comment = jobs.load(self.root, self.number)["comment"]
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
         self.update(
-            job_state="F", substate=substate, Exit_status=exit_status, Stageout_status=1, obittime=now,
-            mtime=now, history_timestamp=int(time.time()), _ended_s=time.time(),
-            resources_used=self.used(int(time.monotonic() - start_s)),
+            job_state="F", substate=substate, Exit_status=exit_status,
+            resources_used={"walltime": server.clock(int(time.monotonic() - start_s))},
             comment=comment if " and terminated" in comment else f"{comment} and {how}",
         )  # fmt: skip
         return how
 
-    def index(self) -> str:
-        """Returns the index of a job in its array, or an empty string."""
-        return str(self.job.get("array_index", ""))
-
     def where(self) -> dict[str, str]:
         """Returns the attributes that name the nodes and the directory of the job."""
-        hosts, vnodes = [], []
-        for chunk in self.job["_chunks"]:
-            name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
-            hosts.append(f"{name}/0" + (f"*{ncpus}" if ncpus > 1 else ""))
-            vnodes.append(f"({name}:ncpus={ncpus}" + (f":ngpus={ngpus})" if ngpus else ")"))
+        names = [chunk["node"].partition(".")[0] for chunk in self.job["_chunks"]]
+        vnodes = [f"({n}:ncpus={c['ncpus']})" for n, c in zip(names, self.job["_chunks"], strict=True)]
         return {
-            "exec_host": "+".join(hosts),
-            "exec_vnode": "+".join(vnodes),
+            "exec_host": "+".join(f"{name}/0" for name in names),
             "jobdir": str(self.jobdir()),
             "comment": f"Job run at {time.strftime('%a %b %d at %H:%M')} on {'+'.join(vnodes)}",
         }
-
-    def used(self, seconds: int) -> dict[str, object]:
-        """Returns the attribute resources_used. CPU time and memory are not measured."""
-        ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
-        measured = {"ncpus": ncpus, "walltime": server.clock(seconds)}
-        return {"cpupercent": 0, "cput": "00:00:00", "mem": "0kb", "vmem": "0kb", **measured}
 
     def jobdir(self) -> Path:
         """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
@@ -116,8 +98,7 @@ class Mom(Daemon):
 
     def open_log(self, ending: str, destination: str) -> IO[bytes]:
         """Opens the final log file with -k doe, or else a spool file that is delivered at the end."""
-        named = destination.partition(":")[2].replace("^array_index^", self.index())
-        path = Path(named) if self.writes_direct() else self.spooled(ending)
+        path = Path(destination.partition(":")[2]) if self.writes_direct() else self.spooled(ending)
         if not self.writes_direct():
             path.parent.mkdir(parents=True, exist_ok=True)
         return open_log(path, os.O_APPEND, 0o600)
@@ -136,16 +117,10 @@ class Mom(Daemon):
             return
         for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
             spooled, destination = self.spooled(ending), Path(self.job[name].partition(":")[2])
-            if not spooled.exists():
-                continue
-            try:
+            with suppress(OSError):  # a log that cannot be delivered stays where it is
                 shutil.copy(spooled, destination)
                 destination.chmod(0o600)
                 spooled.unlink()
-            except OSError:
-                undelivered = self.root / "undelivered"
-                undelivered.mkdir(exist_ok=True)
-                spooled.replace(undelivered / spooled.name)
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of the login shell, which has no variables of the submitting shell."""
@@ -178,7 +153,7 @@ class Mom(Daemon):
             "PBS_QUEUE": self.job["queue"],
             "PBS_TASKNUM": "1",
             **account,
-            **self.job["_array"],
+            **self.job["_variables_of_array"],
             **self.job["Variable_List"],
         }
 
@@ -220,7 +195,7 @@ class Mom(Daemon):
                 return WALLTIME_EXCEEDED, "exceeded resource walltime"
             if self.delete_request.exists():
                 self.end(shell, self.settings.kill_delay_s)
-                return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.settings.submit_host}"
+                return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.job['server']}"
             if self.rerun_request.exists():
                 self.update(substate=server.RERUN)
                 self.end(shell, float(self.rerun_request.read_text()))
@@ -232,7 +207,6 @@ class Mom(Daemon):
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""
-        over_s = time.monotonic() + (self.settings.obituary_s if grace_s else 0.0)
         if grace_s:
             process_control.send(signal.SIGTERM, process_control.of_session(shell.pid))
         end_s = time.monotonic() + grace_s
@@ -241,7 +215,6 @@ class Mom(Daemon):
             time.sleep(0.02)
         process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
         shell.wait()
-        time.sleep(max(0.0, over_s - time.monotonic()))  # PBS reports the end of a job with a delay
 
     def clear_up(self) -> None:
         """Kills processes that left the session, which PBS would ignore. Records their command lines."""

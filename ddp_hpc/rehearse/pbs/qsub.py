@@ -6,7 +6,6 @@ import getopt
 import os
 import re
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,19 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.job_arrays import rehearsed_index
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.pbs import arrays, server
+from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
-from ddp_hpc.rehearse.pbs.resources import (
-    Chunk,
-    check,
-    never_runs_reason,
-    place,
-    select_of,
-    walltime_s,
-)
+from ddp_hpc.rehearse.pbs.resources import Chunk, place, select_of, walltime_s
 from ddp_hpc.rehearse.pbs.server import Settings
+
+_DEFAULT_QUEUE = "workq"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
@@ -35,62 +28,42 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     Raises:
         RefusedError: the script is refused, and nothing was submitted.
     """
-    server.check_running("qsub", root)
     settings = Settings.read(root)
     operands = _operands(argv)
     if len(operands) > 1:  # like process_opts in qsub.c: a script has no arguments
         raise RefusedError(USAGE, 2)
     script = _script(operands)
     request = read_request(argv, script, environ)
-    check(request, settings)
-    after = [(kind, _number(word)) for kind, word in request.after]
-
     number = jobs.next_number(root / "next_job", settings.first_job)
-    copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
-    jobs.save_script(copy, script)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
     job = _attributes(request, settings, root, number, name, argv, environ)
-    if never := never_runs_reason(request, settings):
-        jobs.save(root, number, {**job, "comment": never})
-    elif request.indices:
-        _submit_array(root, settings, request, number, job)
-        sys.stdout.write(f"{number}[].{settings.server}\n")
-        return
-    elif request.is_held:
-        jobs.save(root, number, {**job, "job_state": "H", "Hold_Types": "u"})
-    elif after:
-        depend = ",".join(f"{kind}:{before}.{settings.server}@{settings.server}" for kind, before in after)
-        waits = {"job_state": "H", "Hold_Types": "s", "depend": depend, "substate": 22, "_after": after}
-        jobs.save(root, number, {**job, **waits})
-        server.depends_on(root, number, after)
+    if request.indices:
+        _save_array(root, number, job, script, request)
     else:
-        jobs.save(root, number, job)
-        server.start_mom(root, number)
-    sys.stdout.write(f"{number}.{settings.server}\n")
+        _save(root, number, job, script)
+    server.schedule(root)
+    sys.stdout.write(f"{number}{'[]' if request.indices else ''}.{settings.server}\n")
 
 
-def _submit_array(
-    root: Path, settings: Settings, request: Request, number: int, job: jobs.Attributes
-) -> None:
-    """Saves the array and its subjobs, and starts subjobs; a rehearsal has only one subjob."""
-    indices, name = request.indices, f"{number}[].{settings.server}"
-    logs = ("Output_Path", "Error_Path")
-    job = {**job, **{log: f"{job[log]}.^array_index^" for log in logs}}
-    own = {key: value for key, value in job.items() if key not in arrays.NOT_COPIED}
-    for index in [rehearsed_index(settings, indices)] if settings.any_site else indices:
-        subjob = arrays.subjob(number, index)
-        copy = root / "mom_priv" / "jobs" / f"{server.job_id(subjob, settings.server)}.SC"
-        shutil.copy(root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC", copy)
-        of_array = {"PBS_ARRAY_ID": name, "PBS_ARRAY_INDEX": str(index)}
-        jobs.save(root, subjob, {**own, "array_id": name, "array_index": str(index), "_array": of_array})
-    if settings.any_site:
-        return
-    text = f"{indices.start}-{indices.stop - 1}" + (f":{indices.step}" if indices.step > 1 else "")
-    limit = {"max_run_subjobs": request.max_running} if request.max_running else {}
-    held = {"job_state": "H", "Hold_Types": "u", "substate": 20} if request.is_held else {}
-    shown = {"array": "True", "array_indices_submitted": text, **limit, **held}
-    jobs.save(root, number, {**job, **shown, "_indices": list(indices), "_max_running": request.max_running})
-    server.release(root)
+def _save(root: Path, number: int, job: jobs.Attributes, script: str) -> None:
+    name = server.job_id(number, job["server"])
+    jobs.save_script(root / "mom_priv" / "jobs" / f"{name}.SC", script)
+    jobs.save(root, number, job)
+
+
+def _save_array(root: Path, array: int, job: jobs.Attributes, script: str, request: Request) -> None:
+    """Saves the subjob that runs in a rehearsal, or all subjobs.
+
+    As in create_subjob of OpenPBS's array_func.c, subjobs do not get the command line of qsub.
+    """
+    settings = Settings.read(root)
+    name = f"{array}[].{settings.server}"
+    own = {key: value for key, value in job.items() if key != "Submit_arguments"}
+    for index in request.indices if settings.all_tasks else request.indices[:1]:
+        logs = {log: f"{job[log]}.{index}" for log in ("Output_Path", "Error_Path")}
+        variables = {"PBS_ARRAY_ID": name, "PBS_ARRAY_INDEX": str(index)}
+        of_array = {"array_id": name, "array_index": str(index), "_variables_of_array": variables}
+        _save(root, server.subjob(array, index), {**own, **logs, **of_array}, script)
 
 
 def _operands(argv: Sequence[str]) -> list[str]:
@@ -122,7 +95,10 @@ def _attributes(
 ) -> jobs.Attributes:
     """Returns the attributes that `qstat -f` shows; those that begin with `_` are internal."""
     workdir, host, now = _workdir(environ), settings.submit_host, time.ctime()
-    queue = request.queue or settings.default_queue
+    queue = request.attributes.get("queue", _DEFAULT_QUEUE)
+    after = [(kind, _number(word)) for kind, word in request.after]
+    depend = ",".join(f"{kind}:{before}.{settings.server}@{settings.server}" for kind, before in after)
+    waiting = {"job_state": "H", "Hold_Types": "s", "substate": 22, "depend": depend}
     chunks = place(request, settings)
     return {
         "Job_Name": name,
@@ -130,22 +106,16 @@ def _attributes(
         "job_state": "Q",
         "queue": queue,
         "server": settings.server,
-        **({"Account_Name": request.account} if request.account else {}),
         "Checkpoint": "u",
         "ctime": now,
-        "mtime": now,
-        "qtime": now,
-        "etime": now,
         "Error_Path": f"{host}:{_log(request.error, workdir, f'{name}.e{number}', number, 'ER')}",
         "Hold_Types": "n",
-        "Join_Path": request.join,
-        "Keep_Files": "doe" if settings.alcf_hook else request.keep or "n",
+        "Join_Path": "n",
+        "Keep_Files": "n",
         "Output_Path": f"{host}:{_log(request.output, workdir, f'{name}.o{number}', number, 'OU')}",
-        "Mail_Points": request.mail_points,
-        **({"Mail_Users": request.mail_users} if request.mail_users else {}),
-        "Priority": request.priority,
-        **({"group_list": request.group_list} if request.group_list else {}),
-        "Rerunable": "True" if request.is_rerunable else "False",
+        "Mail_Points": "a",
+        "Priority": 0,
+        "Rerunable": "True",
         "Resource_List": _resource_list(request, settings, chunks),
         "substate": 10,
         "Variable_List": {**_submit_variables(environ, root, workdir, queue, host), **request.variables},
@@ -153,11 +123,14 @@ def _attributes(
         "project": "_pbs_project_default",
         "Submit_Host": host,
         **request.attributes,
+        **(waiting if after else {}),
         "_chunks": [asdict(chunk) for chunk in chunks],
         "_walltime_s": walltime_s(request.resources.get("walltime", "0")),
         "_umask": request.umask,
         "_is_sandboxed": request.is_sandboxed,
-        "_array": {},
+        "_variables_of_array": {},
+        "_after": after,
+        "_started": False,
     }
 
 
@@ -183,22 +156,15 @@ def _submit_variables(
 def _resource_list(request: Request, settings: Settings, chunks: Sequence[Chunk]) -> dict[str, str | int]:
     select = select_of(request)
     resources: dict[str, str | int] = {"place": "free", **request.resources, "select": select}
-    resources |= _totals(chunks, select)
+    resources |= {"ncpus": sum(chunk.ncpus for chunk in chunks), "nodect": len(chunks)}
     if limit_s := settings.walltime_s or walltime_s(request.resources.get("walltime", "0")):
         resources["walltime"] = server.clock(limit_s)
     return resources
 
 
 def _number(word: str) -> int:
-    match = re.match(r"([0-9]{1,6})(?:\[\])?(?:[.@]|$)", word)
+    match = re.match(r"([0-9]{1,6})(?:[.@]|$)", word)
     return int(match[1]) if match else 0
-
-
-def _totals(chunks: Sequence[Chunk], select: str) -> dict[str, int]:
-    """Returns the sums over all chunks, without `mpiprocs` and `ngpus` if the job requests none."""
-    names = ["ncpus", "ngpus", *(["mpiprocs"] if "mpiprocs=" in select else [])]
-    sums = {name: sum(getattr(chunk, name) for chunk in chunks) for name in names}
-    return {name: number for name, number in sums.items() if number} | {"nodect": len(chunks)}
 
 
 def _workdir(environ: Mapping[str, str]) -> str:

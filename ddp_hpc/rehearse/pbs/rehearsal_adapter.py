@@ -25,8 +25,7 @@ def _status(root: Path, number: int) -> JobStatus:
     how = "requeue" if exit_code == EXIT_REQUEUE else comment.rpartition(" and ")[2]
     logs = []
     for ending, key in (("OU", "Output_Path"), ("ER", "Error_Path")):
-        path = job[key].partition(":")[2].replace("^array_index^", str(job.get("array_index", "")))
-        destination = Path(path)
+        destination = Path(job[key].partition(":")[2])
         spooled = root / "spool" / f"{name}.{ending}"
         logs.append(destination if "d" in job["Keep_Files"] or not spooled.exists() else spooled)
     return JobStatus(
@@ -42,7 +41,7 @@ def _status(root: Path, number: int) -> JobStatus:
 
 def _settings(*, nodes: tuple[str, ...], **common: Any) -> server.Settings:
     names = tuple(f"{name}.rehearsal" for name in nodes)
-    return server.Settings(server="rehearsal", nodes=names, any_site=True, obituary_s=0.0, **common)
+    return server.Settings(nodes=names, **common)
 
 
 def _requested_nodes(script: Script) -> int:
@@ -63,11 +62,10 @@ def _array_indices(script: Script) -> range:
 
 STAND_IN = StandInScheduler(
     submit="qsub",
-    schedule=server.schedule,
     status=_status,
     settings=_settings,
     package="ddp_hpc.rehearse.pbs",
-    commands=("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun", "qalter"),
+    commands=("qsub", "qstat", "qdel"),
     programs={"mpiexec": install_stand_ins.PBS_MPIEXEC},
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,

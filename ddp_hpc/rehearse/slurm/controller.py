@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,23 +12,11 @@ from ddp_hpc.base.process_control import Process
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.launchers.start_ranks import processes_of
-from ddp_hpc.schedulers.versions import is_between
 
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"
-NEWEST = "26.05.3"
-# The variables of jobs and steps that Slurm 22.05 does not set, with the first version that does.
-_VARIABLES_SINCE = {
-    "SLURM_JOB_END_TIME": "23.02",
-    "SLURM_JOB_GROUP": "23.02",
-    "SLURM_JOB_START_TIME": "23.02",
-    "SLURM_TRES_PER_TASK": "24.05",
-    "SLURM_OOM_KILL_STEP": "24.11",
-    "SLURMD_DEBUG": "26.05",
-    "SLURM_JOB_EXCLUSIVE": "26.05",
-    "SLURM_JOB_OVERSUBSCRIBE": "26.05",
-    "SLURM_JOB_SLUID": "26.05",
-}
+VERSION = "slurm 26.05.3\n"
+"""What sbatch and srun print for --version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,64 +27,45 @@ class Settings(common.Settings):
     partition: str = "batch"
     kill_delay_s: float = 30.0
 
-    @property
-    def version_line(self) -> str:
-        """What sbatch and srun print for --version."""
-        return f"slurm {self.version or NEWEST}\n"
-
-    def is_since(self, version: str) -> bool:
-        """Returns whether this machine has the given version of Slurm or a later one."""
-        return is_between(self.version or NEWEST, version, "")
-
 
 def schedule(root: Path) -> None:
-    """Starts jobs that can run, and holds the jobs beyond `max_jobs`."""
-    for number in jobs.numbers(root):
-        job = jobs.load(root, number)
-        waits = [before for before in job["after"] if jobs.load(root, before)["state"] not in OVER]
-        if job["state"] != "PENDING" or job["reason"] == HELD or job["runs"] or waits:
-            continue
-        if may_run(root):
-            jobs.save(root, number, {**job, "state": "CONFIGURING", "reason": "None"})
-            jobs.start_daemon(root, "ddp_hpc.rehearse.slurm.stepd", number)
-        else:
-            jobs.save(root, number, {**job, "reason": HELD})
+    """Starts jobs that can run, and holds the jobs beyond `max_jobs`. Called whenever a job is submitted or
+    ends.
+    """
+    with jobs.locked(root / "schedule.lock"):
+        for number in jobs.numbers(root):
+            job = jobs.load(root, number)
+            waits = [before for before in job["after"] if jobs.load(root, before)["state"] not in OVER]
+            if job["state"] != "PENDING" or job["reason"] == HELD or job["runs"] or waits:
+                continue
+            if may_run(root):
+                jobs.change(root, number, state="CONFIGURING", reason="None")
+                jobs.start_daemon(root, "ddp_hpc.rehearse.slurm.stepd", number)
+            else:
+                jobs.change(root, number, reason=HELD)
 
 
 def may_run(root: Path) -> bool:
     """Returns whether fewer than `max_jobs` jobs have been started."""
     max_jobs = Settings.read(root).max_jobs
-    num_runs = sum(jobs.load(root, number)["runs"] for number in jobs.numbers(root))
+    known = [jobs.load(root, number) for number in jobs.numbers(root)]
+    num_runs = sum(job["runs"] + (job["state"] == "CONFIGURING") for job in known)
     return not max_jobs or num_runs < max_jobs
 
 
-def known_variables(settings: Settings, variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that this version of Slurm sets."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if settings.is_since(_VARIABLES_SINCE.get(name, "22.05"))
-    }
-
-
-def of_stepd(settings: Settings, text: str) -> str:
-    """Returns a line of slurmstepd in the log of a job: since 25.05 with a time, as in its own log."""
+def of_stepd(text: str) -> str:
+    """Returns a line of slurmstepd in the log of a job, in the format of Slurm since 25.05."""
     now_s = time.time()
-    when = f"{_time_text(now_s)}.{int(now_s * 1000) % 1000:03d}"
-    return f"[{when}] error: {text}\n" if settings.is_since("25.05") else f"slurmstepd: error: {text}\n"
+    return f"[{_time_text(now_s)}.{int(now_s * 1000) % 1000:03d}] error: {text}\n"
 
 
-def cancelled(settings: Settings, what: str, node: str, why: str) -> str:
+def cancelled(what: str, node: str, why: str) -> str:
     """Returns the line of slurmstepd about the end of a job or step.
 
     `why` is `TIME LIMIT`, `JOB REQUEUE`, `TASK FAILURE`, or empty after scancel.
     """
-    reason = f" DUE TO {why}" if why else ""
-    if settings.is_since("25.05"):
-        reason = reason or " DUE to SIGNAL Terminated"
-    elif why == "TASK FAILURE":
-        reason = ""
-    return of_stepd(settings, f"*** {what} ON {node} CANCELLED AT {_time_text(time.time())}{reason} ***")
+    reason = f"DUE TO {why}" if why else "DUE to SIGNAL Terminated"
+    return of_stepd(f"*** {what} ON {node} CANCELLED AT {_time_text(time.time())} {reason} ***")
 
 
 def _time_text(time_s: float) -> str:

@@ -1,48 +1,28 @@
-"""The options of srun and sbatch (from --help of Slurm 22.05), and the messages about invalid options."""
+"""The options of srun and sbatch of Slurm 26.05, and the messages about invalid options."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
-
-# Each entry is a long name, optionally followed by a colon and the short name.
-_VALUES_COMMON = """
-account:A acctg-freq bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
-core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
-distribution:m error:e exclude:x export extra extra-node-info:B gpu-bind gpu-freq gpus:G gpus-per-node
-gpus-per-socket gpus-per-task gres gres-flags hint input:i job-name:J licenses:L mail-type mail-user
-mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodelist:w nodes:N ntasks:n ntasks-per-core
-ntasks-per-gpu ntasks-per-node ntasks-per-socket output:o partition:p power prefer priority profile qos:q
-reservation signal sockets-per-node switches thread-spec threads-per-core time:t time-min tmp tres-per-task
-wckey
-"""
-_BARE_COMMON = """
-contiguous exclusive help:h hold:H nice no-kill:k overcommit:O oversubscribe:s propagate quiet:Q reboot
-spread-job usage use-min-nodes verbose:v version:V
-"""
-_VALUES_SRUN = """
-bcast bcast-exclude cpu-bind epilog het-group jobid mpi open-mode prolog relative:r slurmd-debug task-epilog
-task-prolog threads:T wait:W
-"""
-_BARE_SRUN = """
-compress disable-status:X exact immediate:I kill-on-bad-exit:K label:l multi-prog no-allocate:Z overlap
-preserve-env:E pty quit-on-interrupt resv-ports send-libs unbuffered:u
-"""
-_VALUES_SBATCH = (
-    "array:a batch export-file gid kill-on-invalid-dep nodefile:F open-mode uid wait-all-nodes wrap"
-)
-_BARE_SBATCH = "get-user-env ignore-pbs no-requeue parsable requeue test-only wait:W"
-
+from ddp_hpc.rehearse.launchers.options import RefusedError, Table
+from ddp_hpc.schedulers.slurm.sbatch_options import ALIASES, OPTIONS, SRUN_OPTIONS, VERSIONS, SbatchOption
 
 BAD_OPTION = '{program}: {{what}}\nTry "{program} --help" for more information'
 _REFUSED = 255
 
 
-def _table(program: str, values: str, bare: str) -> Table:
+def _table(program: str, options: Mapping[str, SbatchOption]) -> Table:
+    with_value: dict[str, tuple[str, ...]] = {}
+    without_value: dict[str, tuple[str, ...]] = {}
+    for option in options.values():
+        if option.is_in(VERSIONS[-1]):
+            table = with_value if option.value == "required" else without_value
+            name = ALIASES.get(option.name, option.name)
+            table[name] = (*table.get(name, ()), *filter(None, (option.name, option.letter)))
     return Table(
-        values=spellings(_VALUES_COMMON + values),
-        bare=spellings(_BARE_COMMON + bare),
+        values=with_value,
+        bare=without_value,
         long_only=False,
         bad_option=BAD_OPTION.format(program=program),
         bad_number=f'{program}: error: Invalid numeric value "{{text}}" for --{{name}}.',
@@ -50,8 +30,8 @@ def _table(program: str, values: str, bare: str) -> Table:
     )
 
 
-SRUN = _table("srun", _VALUES_SRUN, _BARE_SRUN)
-SBATCH = _table("sbatch", _VALUES_SBATCH, _BARE_SBATCH)
+SRUN = _table("srun", SRUN_OPTIONS)
+SBATCH = _table("sbatch", OPTIONS)
 
 
 def node_count(program: str, text: str) -> int:

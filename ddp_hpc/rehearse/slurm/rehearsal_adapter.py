@@ -48,7 +48,6 @@ def _array_indices(script: Script) -> tuple[int, ...]:
 
 STAND_IN = StandInScheduler(
     submit="sbatch",
-    schedule=controller.schedule,
     status=_status,
     settings=controller.Settings,
     package="ddp_hpc.rehearse.slurm",

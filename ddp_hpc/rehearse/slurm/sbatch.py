@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.job_arrays import parse_indices, rehearsed_index
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.option_tables import SBATCH, node_count, walltime_s
+from ddp_hpc.request.queue_options import parse_array
 
 _NO_SCRIPT = """sbatch: error: This does not look like a batch script.  The first
 sbatch: error: line must start with #! followed by the path to an interpreter.
@@ -30,7 +31,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     settings = controller.Settings.read(root)
     typed = read_line(argv, SBATCH)
     if "version" in typed.flags:
-        sys.stdout.write(settings.version_line)
+        sys.stdout.write(controller.VERSION)
         return 0
     script = _script(typed.command)
     given: dict[str, str] = {}
@@ -40,34 +41,27 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     for option in _UNSUPPORTED:
         if option in given:
             raise RefusedError(f"sbatch: the stand-in does not support --{option}")
-    _refuse_contradictions(given, settings)
     number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "spool" / f"job{number:05d}" / "slurm_script"
     jobs.save_script(copy, script)
     name = given.get("job-name") or (Path(typed.command[0]).name if typed.command else "sbatch")
     job = _attributes(given, number, name, copy, typed.command[1:], environ, root, settings)
     jobs.save(root, number, job)
+    controller.schedule(root)
     sys.stdout.write(f"{number}\n" if "parsable" in given else f"Submitted batch job {number}\n")
     return 0
 
 
-def _refuse_contradictions(given: Mapping[str, str], settings: controller.Settings) -> None:
-    if settings.is_since("23.02") and {"exclusive", "oversubscribe"} <= set(given):
-        raise RefusedError("sbatch: fatal: --exclusive and --oversubscribe options are mutually exclusive")
-    if settings.is_since("26.05") and "gpu" in given.get("gres", "") and "gpus-per-node" in given:
-        raise RefusedError("sbatch: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.")
-
-
 def directives(script: str) -> list[list[str]]:
     """Returns the arguments of each #SBATCH line before the first command."""
-    found = []
+    lines = []
     for line in script.split("\n"):
         if re.match(r"#SBATCH(\s|$)", line):
             with suppress(ValueError):  # ignore a line with an unclosed quote
-                found.append(shlex.split(line.removeprefix("#SBATCH"), comments=True))
+                lines.append(shlex.split(line.removeprefix("#SBATCH"), comments=True))
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    return found
+    return lines
 
 
 def array_indices(given: Mapping[str, str]) -> tuple[int, ...]:
@@ -76,8 +70,12 @@ def array_indices(given: Mapping[str, str]) -> tuple[int, ...]:
     Raises:
         RefusedError: the value of --array is invalid.
     """
-    error = RefusedError("sbatch: error: Batch job submission failed: Invalid job array specification")
-    return parse_indices(given["array"], error) if "array" in given else ()
+    try:
+        array = parse_array(given["array"].partition("%")[0]) if "array" in given else None
+    except RequestError:
+        text = "sbatch: error: Batch job submission failed: Invalid job array specification"
+        raise RefusedError(text) from None
+    return tuple(sorted({index for indices in array.ranges for index in indices})) if array else ()
 
 
 def _script(command: Sequence[str]) -> str:
@@ -137,7 +135,7 @@ def _attributes(
         "partition": given.get("partition", settings.partition),
         "user": environ.get("USER", "user"),
         "after": after,
-        **({"array_index": rehearsed_index(settings, indices), "array_indices": indices} if indices else {}),
+        **({"array_index": indices[0], "array_indices": indices} if indices else {}),
         "runs": 0,
         "environment": _exported(given.get("export", "ALL"), environ),
     }
@@ -148,14 +146,14 @@ def _exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
     if export in ("NONE", "NIL"):
         kept = ("HOME", "USER", "LOGNAME", "PATH", "SHELL")
         return {name: value for name, value in environ.items() if name in kept}
-    found = dict(environ) if "ALL" in words else {}
+    exported = dict(environ) if "ALL" in words else {}
     for word in words:
         name, equals, value = word.partition("=")
         if equals:
-            found[name] = value
+            exported[name] = value
         elif name in environ:
-            found[name] = environ[name]
-    return found
+            exported[name] = environ[name]
+    return exported
 
 
 def _after(dependency: str, root: Path) -> list[int]:

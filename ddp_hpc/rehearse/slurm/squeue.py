@@ -1,4 +1,4 @@
-"""Stand-in for `squeue [-h] [-j JOBS] [-o FORMAT]`: lists the jobs that have not ended."""
+"""Stand-in for `squeue [-h] [-j JOBS] [-o FORMAT]`: lists the jobs that have not ended, without a header."""
 
 from __future__ import annotations
 
@@ -19,20 +19,6 @@ _TABLE = Table(
     long_only=False,
     bad_option=BAD_OPTION.format(program="squeue"),
 )
-_HEADERS = {
-    "i": "JOBID",
-    "P": "PARTITION",
-    "j": "NAME",
-    "u": "USER",
-    "T": "STATE",
-    "L": "TIME_LEFT",
-    "M": "TIME",
-    "l": "TIME_LIMIT",
-    "D": "NODES",
-    "N": "NODELIST",
-    "R": "NODELIST(REASON)",
-    "r": "REASON",
-}
 _DEFAULT = "%i %P %j %u %T %M %D %R"
 
 
@@ -46,8 +32,6 @@ def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
     ids = filter(None, line.values.get("jobs", "").split(","))
     wanted = [jobs.find_job(word, root, "slurm_load_jobs error: Invalid job id specified") for word in ids]
     pattern = line.values.get("format", _DEFAULT)
-    if "noheader" not in line.flags:
-        _print(pattern, _HEADERS)
     for number in wanted or jobs.numbers(root):
         job = jobs.load(root, number)
         if job["state"] not in controller.OVER:
@@ -56,7 +40,7 @@ def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
 
 
 def _print(pattern: str, values: Mapping[str, str]) -> None:
-    sys.stdout.write(re.sub(r"%[.\d]*([a-zA-Z])", lambda found: values.get(found[1], ""), pattern) + "\n")
+    sys.stdout.write(re.sub(r"%[.\d]*([a-zA-Z])", lambda match: values.get(match[1], ""), pattern) + "\n")
 
 
 def _values(job: jobs.Attributes) -> dict[str, str]:

@@ -35,9 +35,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     Raises:
         RefusedError: the request is refused, and no task was started.
     """
-    line, settings = read_line(argv, SRUN), controller.Settings.read(root)
+    line = read_line(argv, SRUN)
     if "version" in line.flags:
-        sys.stdout.write(settings.version_line)
+        sys.stdout.write(controller.VERSION)
         return 0
     if not line.command:
         raise RefusedError("srun: fatal: No command given to execute.")
@@ -48,14 +48,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     mpi = line.values.get("mpi", environ.get("SLURM_MPI_TYPE", "none"))
     if mpi not in _MPI:
         raise RefusedError(f"srun: error: Invalid MPI type '{mpi}', --mpi=list for acceptable types")
-    _refuse_gpus_twice(line, environ, settings)
     job, limits = jobs.load(root, number), Limits.read(root)
-    warning = "warning" if settings.is_since("23.02") else "Warning"
-    ranks = places(_counts(line, job, environ, limits, warning))
+    ranks = places(_counts(line, job, environ, limits))
     step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
     spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
     base = limits.environment(_exported(line, environ))
-    step_variables = controller.known_variables(settings, _step_variables(line, job, step, ranks, mpi, spool))
+    step_variables = _step_variables(line, job, step, ranks, mpi, spool)
     nodes = job["nodes"]
 
     def report(rank: int, code: int) -> None:
@@ -72,7 +70,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             ],
             report=report,
             stop_on_failure=kill_others is not None and kill_others != "0",
-            on_stop=partial(_say_that_step_ends, settings, f"{number}.{step}", nodes[0]),
+            on_stop=partial(_say_that_step_ends, f"{number}.{step}", nodes[0]),
             counts_stopped=True,
             keep_pmi=mpi in ("pmi2", "cray_shasta"),
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
@@ -80,27 +78,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             label="label" in line.flags,
             directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
-            no_program=controller.of_stepd(settings, "execve()").rstrip(),
+            no_program=controller.of_stepd("execve()").rstrip(),
             no_program_code=2,
         ),
     )
 
 
-def _say_that_step_ends(settings: controller.Settings, step_id: str, node: str) -> None:
-    where = "" if settings.is_since("23.02") else "launch/slurm: _step_signal: "
-    sys.stderr.write(f"srun: {where}Terminating StepId={step_id}\n")
-    sys.stderr.write(controller.cancelled(settings, f"STEP {step_id}", node, "TASK FAILURE"))
+def _say_that_step_ends(step_id: str, node: str) -> None:
+    sys.stderr.write(f"srun: Terminating StepId={step_id}\n")
+    sys.stderr.write(controller.cancelled(f"STEP {step_id}", node, "TASK FAILURE"))
 
 
-def _refuse_gpus_twice(line: Line, environ: Mapping[str, str], settings: controller.Settings) -> None:
-    per_node = line.values.get("gpus-per-node", environ.get("SLURM_GPUS_PER_NODE"))
-    if settings.is_since("26.05") and "gpu" in line.values.get("gres", "") and per_node is not None:
-        raise RefusedError("srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.")
-
-
-def _counts(
-    line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits, warning: str
-) -> list[int]:
+def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
     """Returns the number of tasks that are started on each node.
 
     Raises:
@@ -118,13 +107,13 @@ def _counts(
     num_tasks = line.number("ntasks", default)
     if num_tasks < num_nodes:
         sys.stderr.write(
-            f"srun: {warning}: can't run {num_tasks} processes on {num_nodes} nodes, "
+            f"srun: warning: can't run {num_tasks} processes on {num_nodes} nodes, "
             f"setting nnodes to {num_tasks}\n"
         )
         num_nodes = num_tasks
     even = -(-num_tasks // num_nodes)
     if "ntasks-per-node" in line.values and per_node < even:
-        sys.stderr.write(f"srun: {warning}: can't honor --ntasks-per-node set to {per_node}\n")
+        sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
     per_node = max(per_node, even)
     if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.flags:
         raise RefusedError(
@@ -135,14 +124,14 @@ def _counts(
 
 
 def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
-    found = dict(environ)
+    exported = dict(environ)
     words = line.values.get("export", "ALL").split(",")
     if words == ["NONE"]:
-        found = {name: value for name, value in found.items() if name.startswith("SLURM")}
+        exported = {name: value for name, value in exported.items() if name.startswith("SLURM")}
     elif "ALL" not in words:
         kept = {word.partition("=")[0] for word in words}
-        found = {k: v for k, v in found.items() if k in kept or k.startswith("SLURM")}
-    return found | dict(word.split("=", 1) for word in words if "=" in word)
+        exported = {k: v for k, v in exported.items() if k in kept or k.startswith("SLURM")}
+    return exported | dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _step_variables(
@@ -151,7 +140,7 @@ def _step_variables(
     """Returns the variables that Slurm sets to the same values for all tasks of a step."""
     counts = [place.local_size for place in ranks if place.local_rank == 0]
     names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
-    found = {
+    variables = {
         "SLURMD_DEBUG": "2",
         "SLURM_JOB_GROUP": grp.getgrgid(os.getgid()).gr_name,
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
@@ -170,26 +159,26 @@ def _step_variables(
         "SRUN_DEBUG": "3",
     }
     from_options = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
-    found |= {
+    variables |= {
         variable: line.values[option] for option, variable in from_options.items() if option in line.values
     }
     job_step = f"{job['number']}.{step}"
     if mpi != "none":
-        found["SLURM_MPI_TYPE"] = mpi
+        variables["SLURM_MPI_TYPE"] = mpi
     if mpi == "pmi2":
-        found["PMI_JOBID"] = job_step
+        variables["PMI_JOBID"] = job_step
     elif mpi == "cray_shasta":
         apid = {"PALS_APID": job_step, "PALS_APINFO": f"{spool}/apinfo", "PALS_SPOOL_DIR": str(spool)}
-        found |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
+        variables |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
     elif mpi.startswith("pmix"):
-        found |= {"PMIX_NAMESPACE": f"slurm.pmix.{job_step}", "PMIX_VERSION": "4.2.2"}
-    return found
+        variables |= {"PMIX_NAMESPACE": f"slurm.pmix.{job_step}", "PMIX_VERSION": "4.2.2"}
+    return variables
 
 
 def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, mpi: str) -> dict[str, str]:
     rank, local_rank, local_size = str(place.rank), str(place.local_rank), str(place.local_size)
     beside = [str(other.rank) for other in ranks if other.node == place.node]
-    found = {
+    variables = {
         "SLURMD_NODENAME": nodes[place.node],
         "SLURM_GTIDS": ",".join(beside),
         "SLURM_LOCALID": local_rank,
@@ -198,8 +187,8 @@ def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, 
         "SLURM_TOPOLOGY_ADDR": nodes[place.node],
     }
     if mpi == "cray_shasta":
-        found |= {"PALS_RANKID": rank, "PALS_LOCAL_RANKID": local_rank, "PALS_NODEID": str(place.node)}
-        found |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
+        variables |= {"PALS_RANKID": rank, "PALS_LOCAL_RANKID": local_rank, "PALS_NODEID": str(place.node)}
+        variables |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
     elif mpi.startswith("pmix"):
-        found |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
-    return found
+        variables |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
+    return variables

@@ -31,11 +31,13 @@ class Stepd(Daemon):
         super().__init__(root, number, self.settings)
 
     def run(self) -> None:
-        """Runs the job, repeatedly if it is requeued."""
+        """Runs the job, repeatedly if it is requeued, and then starts the jobs that depend on it."""
         while self.run_once() == _REQUEUE:
             if not controller.may_run(self.root):
                 self.update(reason=controller.HELD)
                 return
+        if not self.keeper_is_gone():
+            controller.schedule(self.root)
 
     def run_once(self) -> str:
         """Runs the job once and returns its final state."""
@@ -51,10 +53,18 @@ class Stepd(Daemon):
         self.update(start=now_s, end=now_s + limit_s if limit_s else 0)
         try:
             argv = [self.job["script"], *self.job["arguments"]]
-            shell = self.start_shell(argv, out, err, self.job["workdir"], self.environment())
+            shell = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=self.job["workdir"],
+                env=self.environment(),
+                start_new_session=True,
+            )
         except OSError as error:
             text = f"execve(): {self.job['script']}: {error.strerror}"
-            err.write(controller.of_stepd(self.settings, text).encode())
+            err.write(controller.of_stepd(text).encode())
             self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
             return "FAILED"
         state = self.watch(shell, err)
@@ -72,9 +82,8 @@ class Stepd(Daemon):
         """Opens the files for stdout and stderr; without --error they are the same file."""
         flags = os.O_APPEND if self.job["append"] else os.O_TRUNC
         patterns = [pattern for pattern in (self.job["output"], self.job["error"]) if pattern]
-        if self.settings.is_since("23.02"):
-            for pattern in patterns:
-                log_path(self.job, pattern).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for pattern in patterns:  # since Slurm 23.02
+            log_path(self.job, pattern).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         out, *err = [open_log(log_path(self.job, pattern), flags, 0o644) for pattern in patterns]
         return out, err[0] if err else out
 
@@ -83,7 +92,7 @@ class Stepd(Daemon):
         job, given, nodes = self.job, self.job["given"], self.job["nodes"]
         job_id, counts, cpus = str(self.number), job["counts"], int(job["given"].get("cpus-per-task", "1"))
         names = hostlist(nodes)
-        found = {
+        variables = {
             "ENVIRONMENT": "BATCH",
             "HOSTNAME": nodes[0],
             "SLURMD_NODENAME": nodes[0],
@@ -111,6 +120,8 @@ class Stepd(Daemon):
             "SLURM_OOM_KILL_STEP": given.get("oom-kill-step", "0"),
             "SLURM_PRIO_PROCESS": "0",
             "SLURM_PROCID": "0",
+            "SLURM_STEPID": "-5",
+            "SLURM_STEP_ID": "-5",
             "SLURM_SUBMIT_DIR": job["workdir"],
             "SLURM_SUBMIT_HOST": os.uname().nodename,
             "SLURM_TASKS_PER_NODE": run_lengths(counts),
@@ -118,15 +129,13 @@ class Stepd(Daemon):
             "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
         }
         if job["end"]:
-            found["SLURM_JOB_END_TIME"] = str(job["end"])
+            variables["SLURM_JOB_END_TIME"] = str(job["end"])
         if job["has_num_tasks"]:
-            found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(counts))
-        if self.settings.is_since("26.05"):
-            found["SLURM_STEPID"] = found["SLURM_STEP_ID"] = "-5"
+            variables["SLURM_NTASKS"] = variables["SLURM_NPROCS"] = str(sum(counts))
         if job["runs"] > 1:
-            found["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
-        found |= {**self.variables_of_array(job_id), **self.variables_of_options()}
-        return {**self.job["environment"], **controller.known_variables(self.settings, found)}
+            variables["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
+        variables |= {**self.variables_of_array(job_id), **self.variables_of_options()}
+        return {**self.job["environment"], **variables}
 
     def variables_of_options(self) -> dict[str, str]:
         """Returns the variables that contain the values of options."""
@@ -138,14 +147,18 @@ class Stepd(Daemon):
             "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
             "gpus-per-node": "SLURM_GPUS_PER_NODE",
         }
-        found = {variable: given[option] for option, variable in from_options.items() if option in given}
+        variables = {variable: given[option] for option, variable in from_options.items() if option in given}
         if "cpus-per-task" in given:
-            found["SLURM_TRES_PER_TASK"] = f"cpu={given['cpus-per-task']}"
+            variables["SLURM_TRES_PER_TASK"] = f"cpu={given['cpus-per-task']}"
         gpus = given.get("gpus-per-node", "").rpartition(":")[2]
         if gpus.isdecimal() and 0 < int(gpus) < 100:
             visible = ",".join(map(str, range(int(gpus))))
-            found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_JOB_GPUS": visible, "CUDA_VISIBLE_DEVICES": visible}
-        return found
+            variables |= {
+                "SLURM_GPUS_ON_NODE": gpus,
+                "SLURM_JOB_GPUS": visible,
+                "CUDA_VISIBLE_DEVICES": visible,
+            }
+        return variables
 
     def variables_of_array(self, job_id: str) -> dict[str, str]:
         """Returns the variables that a task of a job array has; no variables for other jobs."""
@@ -205,8 +218,7 @@ class Stepd(Daemon):
         directories = controller.steps_directory(self.root).glob(f"{self.number}.*.*")
         steps = [f"STEP {self.number}.{path.name.split('.')[1]}" for path in directories]
         for what in (*steps, f"JOB {self.number}"):
-            line = controller.cancelled(self.settings, what, self.job["nodes"][0], why)
-            err.write(line.encode())
+            err.write(controller.cancelled(what, self.job["nodes"][0], why).encode())
         self.end(shell, self.settings.kill_delay_s)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -215,7 +227,9 @@ class Stepd(Daemon):
             for number in (signal.SIGCONT, signal.SIGTERM):
                 process_control.send(number, self.steps())
             process_control.send(signal.SIGTERM, self.batch_shell(shell))
-        self.wait(shell, grace_s)
+        end_s = time.monotonic() + grace_s
+        while shell.poll() is None and time.monotonic() < end_s and not self.keeper_is_gone():
+            time.sleep(0.02)
         process_control.end_descendants(0.0, lambda: jobs.daemons(self.root))
         shell.wait()
 

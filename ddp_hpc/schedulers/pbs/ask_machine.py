@@ -48,13 +48,13 @@ def _limits(
 ) -> QueueLimits:
     """Returns the limits of a queue: its own, or those of the largest destination of a routing queue."""
     destinations = [
-        queues[one] for one in str(queue.get("route_destinations", "")).split(",") if one in queues
+        queues[other] for other in str(queue.get("route_destinations", "")).split(",") if other in queues
     ]
 
     def limit(table: str, resource: str, read: Callable[[str], int | None]) -> int | None:
-        def of(one: Mapping[str, Any]) -> int | None:
-            found = one.get(table)
-            return read(str(found.get(resource, ""))) if isinstance(found, dict) else None
+        def of(other: Mapping[str, Any]) -> int | None:
+            resources = other.get(table)
+            return read(str(resources.get(resource, ""))) if isinstance(resources, dict) else None
 
         if (own := of(queue)) is not None or not destinations:
             return own

@@ -31,7 +31,7 @@ def table_of(text: str, key: str) -> dict[str, dict[str, Any]]:
     """Returns the table `key` of an answer in JSON, such as `nodes`; empty if the answer has none."""
     try:
         answer = json.loads(text)
-        return {name: one for name, one in dict(answer[key]).items() if isinstance(one, dict)}
+        return {name: row for name, row in dict(answer[key]).items() if isinstance(row, dict)}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
 

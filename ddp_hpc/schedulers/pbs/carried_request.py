@@ -47,20 +47,20 @@ _OF_ONE_JOB = ("PBS_", "DDP_HPC_")
 
 def options(attributes: Mapping[str, str], work_dir: str) -> list[str]:
     """Returns the options of qsub that repeat the request of a job, except for its queue and resources."""
-    found = []
+    words = []
     for name, (flag, default) in _OPTIONS.items():
         if (value := attributes.get(name, "")) and value != default:
-            found += [flag, value]
+            words += [flag, value]
     if attributes.get("Rerunable") == "False":
-        found += ["-r", "n"]
+        words += ["-r", "n"]
     for name, (flag, ending) in _LOGS.items():
         if path := _own_log(attributes, name, ending, work_dir):
-            found += [flag, path]
+            words += [flag, path]
     for name in _W_OPTIONS:
         if value := attributes.get(name, ""):
             # qstat prints the umask as an octal number without leading zero.
-            found += ["-W", f"{name}={value.zfill(3)}" if name == "umask" else f"{name}={value}"]
-    return found
+            words += ["-W", f"{name}={value.zfill(3)}" if name == "umask" else f"{name}={value}"]
+    return words
 
 
 def variables(attributes: Mapping[str, str]) -> dict[str, str]:

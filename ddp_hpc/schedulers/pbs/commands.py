@@ -49,7 +49,7 @@ class PbsCommands(Commands):
         return ask_machine.read_answers(answers, site, self.scheduler.reader.walltime_s)
 
     def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
-        is_default = any(f"{one.flag} {one.value}" == UMASK for one in script.read())
+        is_default = any(f"{option.flag} {option.value}" == UMASK for option in script.read())
         own = f"umask={umask:03o}"
         return ["-W", own] if is_default and f"-W {own}" != UMASK else []
 
@@ -59,19 +59,19 @@ class PbsCommands(Commands):
         chain = ["-W", f"depend=afterany:{after}"] if after else []
         return ["qsub", *options, *chain, *(["-v", variables] if variables else []), script]
 
-    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        if asked.qos:
-            raise RequestError(f"--qos {asked.qos} was given, but PBS has no QOS; omit this option")
-        found = []
-        if asked.num_nodes:
-            found.append(["-l", f"select={asked.num_nodes}{_one_chunk(script, asked.num_nodes)}"])
-        if asked.walltime_s:
-            found.append(["-l", f"walltime={format_walltime(asked.walltime_s)}"])
-        if asked.queue:
-            found.append(["-q", asked.queue])
-        if asked.name:
-            found.append(["-N", asked.name])
-        return found
+    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        if given.qos:
+            raise RequestError(f"--qos {given.qos} was given, but PBS has no QOS; omit this option")
+        options = []
+        if given.num_nodes:
+            options.append(["-l", f"select={given.num_nodes}{_one_chunk(script, given.num_nodes)}"])
+        if given.walltime_s:
+            options.append(["-l", f"walltime={format_walltime(given.walltime_s)}"])
+        if given.queue:
+            options.append(["-q", given.queue])
+        if given.name:
+            options.append(["-N", given.name])
+        return options
 
 
 ROLE = PbsCommands

@@ -79,10 +79,10 @@ def read_jobs(job_id: str) -> list[JobState]:
         DdpHpcError: PBS does not answer, or its answer is invalid.
     """
     number, dot, server = job_id.partition(".")
-    found = _ask(job_id)
-    if not found and number.isdecimal():
+    jobs = _ask(job_id)
+    if not jobs and number.isdecimal():
         return _ask(f"{number}[]{dot}{server}")
-    return [one if one.array or one.script else _with_script(one) for one in found]
+    return [job if job.array or job.script else _with_script(job) for job in jobs]
 
 
 def _with_script(job: JobState) -> JobState:
@@ -128,7 +128,7 @@ def parse_json(text: str, job_id: str) -> list[JobState]:
             flat: dict[str, str] = {}
             for key, value in job.items():
                 inner = value.items() if isinstance(value, dict) else [("", value)]
-                flat |= {f"{key}.{part}".rstrip("."): _text(one) for part, one in inner}
+                flat |= {f"{key}.{part}".rstrip("."): _text(text_of_part) for part, text_of_part in inner}
             records[name] = flat
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("qstat printed no valid JSON description of the job") from error
@@ -146,21 +146,21 @@ def parse_text(text: str, job_id: str) -> list[JobState]:
     records: dict[str, dict[str, str]] = {}
     for record in re.split(r"^Job Id:", text, flags=re.MULTILINE)[1:]:
         flat = attributes_in(record)
-        found = _WORK_DIR.search(flat.get("Variable_List", ""))
-        work_dir = re.sub(r"\\(.)", r"\1", found[1]) if found else ""
+        match = _WORK_DIR.search(flat.get("Variable_List", ""))
+        work_dir = re.sub(r"\\(.)", r"\1", match[1]) if match else ""
         records[record.partition("\n")[0].strip()] = {**flat, "Variable_List.PBS_O_WORKDIR": work_dir}
     return _jobs(records, job_id, ", ".join(records) or text)
 
 
 def _jobs(records: Mapping[str, dict[str, str]], job_id: str, seen: str) -> list[JobState]:
     """Returns the job, or the tasks of the array, from the attributes of all jobs in the output of qstat."""
-    name = next((one for one in records if same_job(one, job_id)), "")
-    found = _tasks(name, records) if "[]" in name else [_state(name, records[name])] if name else []
-    if not found:
+    name = next((record for record in records if same_job(record, job_id)), "")
+    jobs = _tasks(name, records) if "[]" in name else [_state(name, records[name])] if name else []
+    if not jobs:
         raise DdpHpcError(
             f"unexpected output of qstat for job {job_id}: {printable(seen[:80])!r}. {_try(job_id)}"
         )
-    return found
+    return jobs
 
 
 def _tasks(array: str, records: Mapping[str, dict[str, str]]) -> list[JobState]:
@@ -168,12 +168,14 @@ def _tasks(array: str, records: Mapping[str, dict[str, str]]) -> list[JobState]:
     prefix, _, end = array.partition("]")
     # qsub's command line is an attribute of the array alone.
     shared = {"Submit_arguments": records[array].get("Submit_arguments", "")}
-    own = {one: job for one, job in records.items() if one.startswith(prefix) and one != array}
-    states = [_state(one, {**shared, **job}) for one, job in own.items()]
-    found = [one for one in states if one.phase != "waiting" or "array_index" in own[one.job_id]]
+    own = {task: job for task, job in records.items() if task.startswith(prefix) and task != array}
+    states = [_state(task, {**shared, **job}) for task, job in own.items()]
+    tasks = [task for task in states if task.phase != "waiting" or "array_index" in own[task.job_id]]
     for indices, num_tasks, job in _waiting_tasks(records[array]):
-        found.append(replace(_state(f"{prefix}{indices}]{end}", job), num_tasks=num_tasks))
-    return [replace(one, array=array) for one in sorted(found, key=lambda one: task_index(one.job_id) or 0)]
+        tasks.append(replace(_state(f"{prefix}{indices}]{end}", job), num_tasks=num_tasks))
+    return [
+        replace(task, array=array) for task in sorted(tasks, key=lambda task: task_index(task.job_id) or 0)
+    ]
 
 
 def _waiting_tasks(array: Mapping[str, str]) -> Iterator[tuple[str, int, dict[str, str]]]:
@@ -215,7 +217,7 @@ def cancel(job_id: str, tasks: Sequence[str] = ()) -> str:
 def _range_of(tasks: Sequence[str]) -> str:
     """Returns the ID of all tasks from the first to the last of these, such as `12[3-7].pbs-srv`."""
     prefix, _, rest = tasks[0].partition("[")
-    ranges = [_INDICES.match(one.partition("[")[2]) for one in tasks]
+    ranges = [_INDICES.match(task.partition("[")[2]) for task in tasks]
     indices = [int(index) for match in ranges if match for index in match.group(1, 2) if index]
     first, last = min(indices), max(indices)
     return f"{prefix}[{first if first == last else f'{first}-{last}'}]{rest.partition(']')[2]}"
@@ -308,21 +310,21 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
 def _hold(job: Mapping[str, str]) -> str:
     """Returns why a job is in state H: a dependency, or a hold by its user, an operator or the system."""
     types = job.get("Hold_Types", "")
-    waits = [one for one in job.get("depend", "").split(",") if one and not one.startswith("before")]
+    waits = [part for part in job.get("depend", "").split(",") if part and not part.startswith("before")]
     who = {"u": "it is held by its user", "o": "it is held by an operator", "s": "it is held by the system"}
     if waits:
         who["s"] = f"it waits for {','.join(waits)}"
-    found = [text for letter, text in who.items() if letter in types]
+    reasons = [text for letter, text in who.items() if letter in types]
     # Without Hold_Types, the job waits for its dependency.
-    return "; ".join(found) or (f"it waits for {','.join(waits)}" if waits else "")
+    return "; ".join(reasons) or (f"it waits for {','.join(waits)}" if waits else "")
 
 
 def _wanted(job: Mapping[str, str]) -> str:
     """Returns the dependency of the job, from its attributes or from its qsub command line."""
     if after := job.get("depend", ""):
         return after
-    found = re.search(r"depend=(\S+)", job.get("Submit_arguments", ""))
-    return found[1] if found else ""
+    match = re.search(r"depend=(\S+)", job.get("Submit_arguments", ""))
+    return match[1] if match else ""
 
 
 def _elapsed_s(job: Mapping[str, str], phase: Phase) -> int | None:

@@ -64,7 +64,7 @@ class PbsReader(ScriptReader):
 
     def names_account(self, script: ScriptOptions) -> bool:
         return super().names_account(script) or any(
-            one.flag == "-W" and "group_list=" in one.value for one in script.read()
+            option.flag == "-W" and "group_list=" in option.value for option in script.read()
         )
 
 
@@ -73,8 +73,10 @@ ROLE = PbsReader
 
 def last_resource(script: ScriptOptions, name: str) -> tuple[int, str] | None:
     """Returns the line number and the value of the last `-l NAME=VALUE`; None if there is none."""
-    found = [(one.line, value) for one, resource, value in script.resources() if resource == name]
-    return found[-1] if found else None
+    values = [
+        (directive.line, value) for directive, resource, value in script.resources() if resource == name
+    ]
+    return values[-1] if values else None
 
 
 def _only_chunk(script: ScriptOptions) -> tuple[int, dict[str, str]] | None:

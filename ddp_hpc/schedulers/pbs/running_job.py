@@ -151,10 +151,10 @@ class PbsJob(RunningJob):
         )
         if answer.code:
             raise DdpHpcError(f"qsub failed: {answer.said}")
-        found = _JOB_ID.findall(answer.out)
-        if not found:
+        job_ids = _JOB_ID.findall(answer.out)
+        if not job_ids:
             raise DdpHpcError(f"qsub printed no job ID; check whether the job is queued: {answer.said}")
-        return Queued(found[-1], ("qsub", *arguments))
+        return Queued(job_ids[-1], ("qsub", *arguments))
 
     def _queue(self) -> list[str]:
         # PBS_QUEUE may name a queue that accepts no direct submissions, because a routing queue feeds it.

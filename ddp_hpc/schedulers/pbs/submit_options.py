@@ -21,20 +21,20 @@ LACKS = {
 
 def submit_options(job: Job) -> list[str]:
     """Returns the options of qsub, except the memory, which is a resource of the chunks."""
-    found = []
+    options = []
     if job.exclusive:
         # A host can consist of several vnodes; `excl` would reserve only those that the job uses.
-        found.append("-l place=scatter:exclhost")
+        options.append("-l place=scatter:exclhost")
     if job.dependency:
-        found.append(f"-W depend={job.dependency}")
+        options.append(f"-W depend={job.dependency}")
     if job.mail_user:
-        found.append(f"-M {job.mail_user}")
+        options.append(f"-M {job.mail_user}")
     if job.mail_type:
-        found.append(f"-m {mail_points(parse_mail_types(job.mail_type), 'PBS')}")
+        options.append(f"-m {mail_points(parse_mail_types(job.mail_type), 'PBS')}")
     if job.array:
         array = one_range(job.array, "PBS")
-        found.append(f"-J {array.text}{f'%{array.limit}' if array.limit else ''}")
-    return found
+        options.append(f"-J {array.text}{f'%{array.limit}' if array.limit else ''}")
+    return options
 
 
 def with_memory(resources: Sequence[str], job: Job) -> list[str]:
@@ -49,19 +49,19 @@ def with_memory(resources: Sequence[str], job: Job) -> list[str]:
             "--mem 64G."
         )
     number, unit = parse_memory(job.mem)
-    found = []
+    requests = []
     for text in resources:
         chunk = re.fullmatch(r"select=([0-9]+)((?::[^:+]+)*)", text)
         if chunk and int(chunk[1]) == job.num_nodes:
             others = re.sub(r":mem=[^:]*", "", chunk[2])
-            found.append(f"select={chunk[1]}{others}:mem={number}{unit.lower()}b")
+            requests.append(f"select={chunk[1]}{others}:mem={number}{unit.lower()}b")
         elif text.startswith("mem="):  # without chunks, mem is the memory of the whole job
-            found.append(f"mem={number * job.num_nodes}{unit.lower()}b")
+            requests.append(f"mem={number * job.num_nodes}{unit.lower()}b")
         else:
-            found.append(text)
-    if found == list(resources) and not any(f":mem={number}{unit.lower()}b" in text for text in found):
+            requests.append(text)
+    if requests == list(resources) and not any(f":mem={number}{unit.lower()}b" in text for text in requests):
         raise RequestError(
             f"--mem {job.mem} was given, but this profile does not request one chunk per node, so the memory "
             "per node cannot be set. Set mem in `resources` of a profile of your own."
         )
-    return found
+    return requests

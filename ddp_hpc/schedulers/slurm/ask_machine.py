@@ -83,8 +83,8 @@ def read_answers(answers: Mapping[str, str], site: Site) -> MachineFacts:
 
 def version_in(text: str) -> str:
     """Returns the version in the output of `sbatch --version`; empty if it contains none."""
-    found = _VERSION.search(text)
-    return found[1] if found else ""
+    match = _VERSION.search(text)
+    return match[1] if match else ""
 
 
 def _limits_of(partition: Fields, qos: Mapping[str, Fields], of_job: str) -> QueueLimits:
@@ -101,9 +101,11 @@ def _limits(partition: Fields, of_partition: Fields, of_job: Fields) -> QueueLim
     both = [of_job, of_partition] if "OverPartQOS" in flags else [of_partition, of_job]
 
     def first(name: str, tres: str = "") -> int | None:
-        texts = [_tres(one.get(name, "")).get(tres, "") if tres else one.get(name, "") for one in both]
-        found = (number(text) if tres else time_s(text) for text in texts)
-        return next(filter(None, found), None)
+        texts = [
+            _tres(fields.get(name, "")).get(tres, "") if tres else fields.get(name, "") for fields in both
+        ]
+        values = (number(text) if tres else time_s(text) for text in texts)
+        return next(filter(None, values), None)
 
     def within(name: str, flag: str, limit: int | None) -> int | None:
         text = partition.get(name, "")

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from ddp_hpc.schedulers.versions import is_between
 
 # strtol(3) skips blanks and accepts a sign.
-_INT = re.compile(r"[ \t\n\v\f\r]*[+]?\d{1,18}")
-_NUMBER = r"[ \t\n\v\f\r]*[+-]?\d{1,18}"
-_MEMORY = re.compile(r"[ \t\n\v\f\r]*[+]?\d{1,18}(?:[kKmMgGtT][bB]?)?")
-_NODES = re.compile(rf"(?:{_NUMBER}[kK]?[mM]?)?[ \t\n\v\f\r]*")
+_BLANKS = r"[ \t\n\v\f\r]*"
+_POSITIVE = re.compile(rf"{_BLANKS}[+]?0*[1-9]\d{{0,17}}")
+_NUMBER = rf"{_BLANKS}[+-]?\d{{1,18}}"
+_MEMORY = re.compile(rf"{_BLANKS}[+]?\d{{1,18}}(?:[kKmMgGtT][bB]?)?")
+_NODES = re.compile(rf"(?:{_NUMBER}[kK]?[mM]?)?{_BLANKS}")
 _MAX_CHARS = 400
 _MAIL = frozenset(
     ("ALL", "ARRAY_TASKS", "BEGIN", "END", "FAIL", "INVALID_DEPEND", "REQUEUE", "STAGE_OUT", "TIME_LIMIT")
@@ -31,10 +32,6 @@ _SIGNAL = re.compile(
 _GPU_BIND = re.compile(
     r"(?:verbose,)?(?:c.*|n.*|map_gpu:[\d*,]+|mask_gpu:[0-9a-fx*,]+|per_task:\d+|single:\d+)", re.IGNORECASE
 )
-_FREQUENCY = r"(?:lo\w*|med\w*|hi\w*|\d+)"
-_GOVERNOR = r"(?:co|perf|pow|user|onde|sche)\w*"
-_LIMITS = frozenset(("CPU", "FSIZE", "DATA", "STACK", "CORE", "RSS", "NPROC", "NOFILE", "MEMLOCK", "AS"))
-_PLACES = ("block", "cyclic", "fcyclic", "*")
 _UNITS = "seconds|second|minutes|minute|hours|hour|days|day|weeks|week"
 _CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?[ \t]*(?:[ap]m)?"
 _DATE = r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]?\d{1,2}(?:[./]?\d\d)?"
@@ -81,18 +78,6 @@ def time_s(text: str) -> int | None:
     return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
 
 
-def _is_positive(text: str) -> bool:
-    return bool(_INT.fullmatch(text)) and int(text) > 0
-
-
-def _is_count(text: str) -> bool:
-    return bool(_INT.fullmatch(text))
-
-
-def _is_memory(text: str) -> bool:
-    return bool(_MEMORY.fullmatch(text))
-
-
 def node_range(text: str) -> tuple[int, int] | None:
     """Returns the minimum and the maximum number of nodes; None if sbatch refuses the text.
 
@@ -132,36 +117,10 @@ def unknown_mail_types(text: str) -> list[str]:
     return [word for word in text.split(",") if word and word.upper() not in _MAIL | {"NONE"}]
 
 
-def _is_distribution(text: str) -> bool:
-    words = text.lower()
-    if words.startswith("plane"):
-        return bool(re.fullmatch(r"plane[^=]*=\s*[+]?0*[1-9]\d{0,9}", words))
-    base, _, flag = words.partition(",")
-    places = base.split(":")
-    is_known = base in ("arbitrary", "hostfile", "pack", "nopack") or (
-        len(places) <= 3
-        and places[0] in ("block", "cyclic", "*")
-        and all(place in _PLACES for place in places)
-    )
-    return is_known and flag in ("", "pack", "nopack")
-
-
-def _is_extra_node_info(text: str) -> bool:
-    return all(
-        re.fullmatch(r"[*].*|(?:\d{1,9}[kKmM]?)?(?:-0*[1-9]\d{0,9}[kKmM]?)?", part)
-        for part in text.split(":")[:3]
-    )
-
-
-def is_gres(text: str) -> bool:
-    """Returns whether a value of --gres is a list of NAME[:TYPE][:COUNT]."""
+def _is_gres(text: str) -> bool:
     if text.lower() in ("none", "help", "list"):
         return True
-    return all(_is_gres_item(item) for item in text.split(",") if item)
-
-
-def _is_gres_item(item: str) -> bool:
-    return bool(_GRES_ITEM.fullmatch(item))
+    return all(_GRES_ITEM.fullmatch(item) for item in text.split(",") if item)
 
 
 def _is_gpus(text: str) -> bool:
@@ -173,105 +132,47 @@ def _is_signal(text: str) -> bool:
     return bool(_SIGNAL.fullmatch(text)) and (not seconds or int(seconds) <= 65535)
 
 
-def _is_propagated(text: str) -> bool:
-    return text in ("", "ALL", "NONE") or all(word in _LIMITS for word in text.split(",") if word)
-
-
-def _is_tres_per_task(text: str) -> bool:
-    cpus = re.search(r"cpu[=:](\d*)", text, re.IGNORECASE)
-    is_refused = re.search(r"(?:^|,)(?:mem|energy|node|billing|fs|vmem|pages|bb)", text, re.IGNORECASE)
-    return not is_refused and (cpus is None or int(cpus[1] or 0) > 0)
-
-
-def _one_of(*words: str) -> Callable[[str], bool]:
-    return lambda text: text.lower() in words
-
-
 def _matches(pattern: str | re.Pattern[str]) -> Callable[[str], bool]:
     compiled = re.compile(pattern, re.IGNORECASE) if isinstance(pattern, str) else pattern
     return lambda text: bool(compiled.fullmatch(text))
 
 
 _COUNTS = (
-    "cores-per-socket cpus-per-gpu cpus-per-task mincpus ntasks ntasks-per-core ntasks-per-gpu "
-    "ntasks-per-node ntasks-per-socket ntasks-per-tres sockets-per-node thread-spec threads-per-core"
+    *("cores-per-socket", "cpus-per-gpu", "cpus-per-task", "mincpus", "ntasks", "ntasks-per-core"),
+    *("ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "sockets-per-node", "threads-per-core"),
 )
+_MEMORIES = ("mem", "mem-per-cpu", "mem-per-gpu", "tmp")
+_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+# Whether sbatch accepts a value, and what to write instead.
 _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
-    **dict.fromkeys(_COUNTS.split(), (_is_positive, "a positive number")),
-    **dict.fromkeys(
-        ("mem", "mem-per-cpu", "mem-per-gpu", "tmp"), (_is_memory, "a number with K, M, G or T, such as 16G")
-    ),
+    **dict.fromkeys(_COUNTS, (_matches(_POSITIVE), "a positive number")),
+    **dict.fromkeys(_MEMORIES, (_matches(_MEMORY), "a number with K, M, G or T, such as 16G")),
     **dict.fromkeys(
         ("time", "time-min"), (is_time, "MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, such as 01:30:00")
     ),
     **dict.fromkeys(
         ("begin", "deadline"), (_matches(_WHEN), "a time such as 16:00, now+1hour or 2026-12-31T08:00")
     ),
-    **dict.fromkeys(
-        ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
-        (_is_gpus, "[TYPE:]NUMBER, such as a100:4"),
-    ),
-    "core-spec": (_is_count, "a number"),
+    **dict.fromkeys(_GPUS, (_is_gpus, "[TYPE:]NUMBER, such as a100:4")),
     "nodes": (lambda text: node_range(text) is not None, "a number or MIN-MAX"),
-    "gres": (is_gres, "NAME[:TYPE][:NUMBER], such as gpu:4"),
+    "gres": (_is_gres, "NAME[:TYPE][:NUMBER], such as gpu:4"),
     "mail-type": (
         _is_mail_type,
         "NONE, BEGIN, END, FAIL, REQUEUE, ALL, TIME_LIMIT or another type of sbatch(1)",
     ),
     "signal": (_is_signal, "[B:]SIGNAL[@SECONDS], such as B:USR1@120"),
-    "open-mode": (_matches(r"[at].*"), "append or truncate"),
+    "open-mode": (_matches("[at].*"), "append or truncate"),
     "exclusive": (
-        _one_of("", "exclusive", "oversubscribe", "user", "mcs", "topo", "allocation"),
+        _matches("(?:exclusive|oversubscribe|user|mcs|topo|allocation)?"),
         "user, mcs or topo",
     ),
     "get-user-env": (_matches(r"[ ]*[+-]?\d*(?:[sl].*)?"), "--get-user-env without a value"),
-    "acctg-freq": (
-        _matches(rf"(?:(?:(?:task|energy|network|filesystem)=)?{_NUMBER}[^,]*|,)*"),
-        "seconds, or task=SECONDS",
-    ),
-    "cpu-freq": (
-        _matches(rf"(?:{_FREQUENCY}(?:-{_FREQUENCY})?(?::{_GOVERNOR})?|{_GOVERNOR})"),
-        "a frequency in kHz, low, medium, high or a governor",
-    ),
-    "gpu-freq": (
-        _matches(r"(?:(?:memory=)?(?:low|medium|high|highm1|\d+)|verbose|,)*"),
-        "a frequency in MHz, low, medium or high",
-    ),
-    "mem-bind": (
-        _matches(r"(?:help|p|prefer|q|quiet|v|verbose|no|none|rank|local|sort|nosort|ma(?:p|sk)_?mem.*|,)*"),
-        "a type of sbatch(1), such as local",
-    ),
-    "propagate": (_is_propagated, "ALL, NONE or names of limits, such as MEMLOCK,STACK"),
-    "tres-per-task": (_is_tres_per_task, "a list of TRES, such as cpu=8,gres/gpu=1"),
-    "mem-update": (_matches(r"[ ]*[+]?0*[1-9]\d{0,4}@.+"), "PERCENT@MINUTES, such as 20@60"),
-    "oom-kill-step": (_one_of("", "0", "1"), "0 or 1"),
-    "requeue": (_one_of("", "expedite"), "--requeue without a value"),
-    "segment": (lambda text: _is_count(text) and int(text) < 65534, "a number"),
-    "kill-on-invalid-dep": (_one_of("yes", "no"), "yes or no"),
-    "no-kill": (_one_of("", "set", "off", "no"), "off"),
-    "gres-flags": (
-        _matches(
-            r"(?!.*disable-binding.*enforce-binding)(?!.*enforce-binding.*disable-binding)"
-            r"(?:disable-binding|enforce-binding|one-task-per-sharing|multiple-tasks-per-sharing|,)+"
-        ),
-        "disable-binding, enforce-binding or another flag of sbatch(1)",
-    ),
-    "distribution": (_is_distribution, "a distribution of sbatch(1), such as block:cyclic"),
-    "gpu-bind": (_matches(_GPU_BIND), "none, closest, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
     "hint": (
-        _matches(r"(?:compute_bound|memory_bound|multithread|nomultithread|help|,)+"),
+        _matches("(?:compute_bound|memory_bound|multithread|nomultithread|help|,)+"),
         "a hint of sbatch(1)",
     ),
-    "profile": (
-        _matches(r"(?:none|all|energy|task|filesystem|lustre|network|,)+"),
-        "none, all, energy, task, lustre or network",
-    ),
-    "extra-node-info": (_is_extra_node_info, "SOCKETS[:CORES[:THREADS]]"),
-    "nice": (lambda text: not re.search(r"\d{11}", text), "a number within 2147483645"),
-    "priority": (_matches(r"top|[^-].*|-?0*|"), "a positive number"),
-    "switches": (_matches(r"[ ]*[+]?0*[1-9]\d{0,8}(?:@.*)?"), "COUNT[@MAX-TIME]"),
-    "wait-all-nodes": (_one_of("0", "1"), "0 or 1"),
-    "delay-boot": (is_time, "MINUTES"),
+    "kill-on-invalid-dep": (_matches("yes|no"), "yes or no"),
+    "gpu-bind": (_matches(_GPU_BIND), "none, closest, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
 }
 
 
@@ -291,23 +192,13 @@ def _form(pattern: str, expected: str, since: str = "", until: str = "") -> _For
 
 _FORMS: dict[str, tuple[_Form, ...]] = {
     "cpu-freq": (_form("[^:]*-[^:]*", "MINIMUM-MAXIMUM:GOVERNOR", until="23.02"),),
-    "exclusive": (
-        _form("topo", "user or mcs", since="24.05"),
-        _form("allocation", "--exclusive without a value", since="26.05"),
-    ),
     "get-user-env": (_form(".+", "--get-user-env without a value", until="24.11"),),
-    **dict.fromkeys(
-        ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
-        (_form("(?:|.*,):.*", "[TYPE:]NUMBER, such as a100:4", since="23.11"),),
-    ),
+    **dict.fromkeys(_GPUS, (_form("(?:|.*,):.*", _CHECKS["gpus"][1], since="23.11"),)),
     "gres": (
-        _form(r"[\w:/]+=\d.*|gres/.*|.*::.*", "NAME[:TYPE][:NUMBER], such as gpu:4", since="23.11"),
+        _form(r"[\w:/]+=\d.*|gres/.*|.*::.*", _CHECKS["gres"][1], since="23.11"),
         _form("gres:.*", "it without gres:", until="23.02"),
     ),
-    "gres-flags": (_form(".*(?:,|per-sharing).*", "disable-binding or enforce-binding", since="23.11"),),
     "nodes": (_form("[^,:]*[,:].*", _CHECKS["nodes"][1], since="23.02"),),
-    "requeue": (_form(".+", "--requeue without a value", since="25.11"),),
-    "signal": (_form(r"[RB:]*(?:SIG)?(?:CHLD|PIPE)\b.*", "another signal", since="23.11"),),
 }
 
 

@@ -66,17 +66,17 @@ class SlurmCommands(Commands):
     ) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
 
-    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
         queue_option = (site.slurm.queue_option if site else "") or "partition"
-        found = {
-            "nodes": str(asked.num_nodes or ""),
-            "time": format_walltime(asked.walltime_s) if asked.walltime_s else "",
-            queue_option: asked.queue,
-            "job-name": asked.name,
+        options = {
+            "nodes": str(given.num_nodes or ""),
+            "time": format_walltime(given.walltime_s) if given.walltime_s else "",
+            queue_option: given.queue,
+            "job-name": given.name,
         }
-        if asked.qos:
-            found["qos"] = asked.qos
-        return [[f"--{name}={value}"] for name, value in found.items() if value]
+        if given.qos:
+            options["qos"] = given.qos
+        return [[f"--{name}={value}"] for name, value in options.items() if value]
 
     def exclude_host(self, host: str) -> str:
         return f"sbatch --exclude={host}"

@@ -29,10 +29,7 @@ _EXCLUSIVE = (
     (("--mem", "--mem-per-cpu", "--mem-per-gpu"), ""),
     (("--ntasks-per-gpu", "--ntasks-per-node"), ""),
     (("--ntasks-per-gpu", "--gpus-per-task"), ""),
-    (("--ntasks-per-gpu", "--gpus-per-socket"), ""),
-    (("--ntasks-per-gpu", "--tres-per-task"), ""),
-    (("--core-spec", "--thread-spec"), ""),
-    (("--bb", "--bbf"), ""),
+    (("--cpus-per-gpu", "--cpus-per-task"), ""),
     (("--exclusive", "--oversubscribe"), "23.02"),
 )
 _GPUS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres")
@@ -52,47 +49,15 @@ def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
         both = tuple(flag for flag in flags if flag in given)
         if len(both) > 1:
             yield Contradiction(both, f"sbatch rejects {' with '.join(both)}", _ONE, since)
-    yield from _of_nodes(given)
-    yield from _of_tasks(given)
+    nodes, hosts = node_range(given.get("--nodes", "")), _num_hosts(given.get("--nodelist", ""))
+    if nodes and hosts and 0 < nodes[1] < hosts:
+        what = f"--nodelist names {hosts} nodes, but --nodes allows {nodes[1]}"
+        remedy = "request as many nodes as the list has, or omit --nodelist"
+        yield Contradiction(("--nodes", "--nodelist"), what, remedy, until="22.05")
     gpus = {flag: _gpu_request(given[flag], is_gres=flag == "--gres") for flag in _GPUS if flag in given}
     requests = {flag: request for flag, request in gpus.items() if request}
     yield from _of_types(requests)
     yield from _of_gpus(given, {flag: sum(request.values()) for flag, request in requests.items()})
-
-
-def _of_nodes(given: Mapping[str, str]) -> Iterator[Contradiction]:
-    nodes = node_range(given.get("--nodes", ""))
-    hosts = _num_hosts(given.get("--nodelist", ""))
-    if nodes and hosts and 0 < nodes[1] < hosts:
-        yield Contradiction(
-            ("--nodes", "--nodelist"),
-            f"--nodelist names {hosts} nodes, but --nodes allows {nodes[1]}",
-            "request as many nodes as the list has, or omit --nodelist",
-            until="22.05",
-        )
-    is_arbitrary = given.get("--distribution", "").lower().startswith("arbitrary")
-    if is_arbitrary and not ("--nodelist" in given or "--nodefile" in given):
-        what = "sbatch rejects --distribution=arbitrary without --nodelist"
-        yield Contradiction(("--distribution",), what, "add --nodelist")
-    elif nodes and is_arbitrary:
-        what = "sbatch rejects --nodes with --distribution=arbitrary"
-        yield Contradiction(("--nodes", "--distribution"), what, "omit --nodes", "23.11")
-    segment, least = _number(given.get("--segment")), nodes[0] if nodes else 0
-    if segment and least > segment and least % segment:
-        what = f"--nodes={least} is not a multiple of --segment={segment}"
-        yield Contradiction(("--nodes", "--segment"), what, "omit --segment", "26.05")
-
-
-def _of_tasks(given: Mapping[str, str]) -> Iterator[Contradiction]:
-    of_task = given.get("--tres-per-task", "").lower()
-    for name, flag in (("cpu", "--cpus-per-task"), ("cpu", "--cpus-per-gpu"), ("gpu", "--gpus-per-task")):
-        if name in of_task and flag in given:
-            what = f"sbatch rejects {flag} with {name} in --tres-per-task"
-            yield Contradiction((flag, "--tres-per-task"), what, _ONE)
-    per_core, threads = _number(given.get("--ntasks-per-core")), _number(given.get("--threads-per-core"))
-    if threads and per_core > threads:
-        what = f"--ntasks-per-core={per_core} is larger than --threads-per-core={threads}"
-        yield Contradiction(("--ntasks-per-core", "--threads-per-core"), what, _ONE, "23.02")
 
 
 def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
@@ -109,17 +74,12 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
     given_tasks = _number(given.get("--ntasks"))
     if given_tasks and given_tasks < nodes[0]:
         nodes = (given_tasks, given_tasks)  # with fewer tasks than nodes, sbatch requests fewer nodes
-    least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
     is_fixed = nodes[0] > 0 and nodes[0] == nodes[1] and "--cpus-per-task" not in given
     per_node = _number(given.get("--ntasks-per-node"))
     has_tasks = given_tasks or is_fixed or (per_node and nodes[0] and nodes[0] == nodes[1])
     total, of_task = gpus.get("--gpus", 0), gpus.get("--gpus-per-task", 0)
     of_node = gpus.get("--gres", 0) or gpus.get("--gpus-per-node", 0)
     node_flag = "--gres" if gpus.get("--gres") else "--gpus-per-node"
-    if "--cpus-per-gpu" in given and "--cpus-per-task" in given:
-        flags = ("--cpus-per-gpu", "--cpus-per-task")
-        what = "sbatch rejects --cpus-per-gpu with --cpus-per-task"
-        yield Contradiction(flags, what, _ONE)
     if "--gpus-per-node" in given and GPUS_IN_GRES.search(given.get("--gres", "")):
         what = "sbatch rejects --gres=gpu with --gpus-per-node"
         yield Contradiction(("--gres", "--gpus-per-node"), what, "keep --gpus-per-node", GPUS_TWICE_SINCE)
@@ -129,22 +89,15 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
     if "--cpus-per-gpu" in given and not (_MAY_REQUEST_GPUS & set(given)):
         what = "--cpus-per-gpu is given, but no GPUs are requested"
         yield Contradiction(("--cpus-per-gpu",), what, "request GPUs", "23.02")
-    if "--gpus-per-socket" in given and "--sockets-per-node" not in given:
-        what = "sbatch rejects --gpus-per-socket without --sockets-per-node"
-        yield Contradiction(("--gpus-per-socket",), what, "use --gpus-per-node")
-    if (of_task or "gpu" in given.get("--tres-per-task", "")) and not (total or has_tasks):
-        flag = "--gpus-per-task" if of_task else "--tres-per-task"
+    if of_task and not (total or has_tasks):
+        what = "sbatch rejects --gpus-per-task without --ntasks or --gpus"
         since = "23.02" if per_node and "--nodes" not in given else ""
-        yield Contradiction(
-            (flag,), f"sbatch rejects {flag} without --ntasks or --gpus", "add --ntasks", since
-        )
-    if total and 0 < total < least:
+        yield Contradiction(("--gpus-per-task",), what, "add --ntasks", since)
+    least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
+    if 0 < total < least:
         what = f"--gpus={total} requests fewer GPUs than nodes ({least})"
-        yield Contradiction(
-            ("--gpus", "--nodes", "--nodelist"),
-            what,
-            "--gpus is the number for the whole job; use --gpus-per-node",
-        )
+        remedy = "--gpus is the number for the whole job; use --gpus-per-node"
+        yield Contradiction(("--gpus", "--nodes", "--nodelist"), what, remedy)
     elif (
         total and of_node and (total % of_node or (nodes[0] and not nodes[0] <= total // of_node <= nodes[1]))
     ):
@@ -160,7 +113,7 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
 
 def _gpu_request(value: str, *, is_gres: bool) -> dict[str, int]:
     """Returns the number of GPUs by type; the type is empty if none is named."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for item in value.split(","):
         match = re.fullmatch(
             r"(?:gres[:/])?(?:gpu(?=[:(]|$):?)?(?:([^:\d()][^:()]*):?)?(\d{1,9})?(?:\(.*)?", item
@@ -169,8 +122,8 @@ def _gpu_request(value: str, *, is_gres: bool) -> dict[str, int]:
         if match and is_gpu and item:
             number = int(match[2]) if match[2] else 1
             if number:
-                found[match[1] or ""] = found.get(match[1] or "", 0) + number
-    return found
+                numbers[match[1] or ""] = numbers.get(match[1] or "", 0) + number
+    return numbers
 
 
 def _number(text: str | None) -> int:

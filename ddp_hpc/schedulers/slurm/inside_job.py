@@ -63,8 +63,8 @@ class SlurmInsideJob(InsideJob):
             return None
 
     def read_kill_delay_s(self, ask: Callable[..., str]) -> int | None:
-        found = _KILL_WAIT.search(ask("scontrol", "show", "config"))
-        return int(found[1]) if found else None
+        match = _KILL_WAIT.search(ask("scontrol", "show", "config"))
+        return int(match[1]) if match else None
 
     def job_id(self, environ: Mapping[str, str]) -> str:
         # The SLURM_JOB_ID of one task of each array is the ID of the whole array: `scontrol requeue` and

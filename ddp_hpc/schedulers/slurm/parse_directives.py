@@ -39,7 +39,7 @@ def split_line(text: str) -> tuple[list[str], Fault]:
 def _word(text: str, position: int) -> tuple[str | None, int, str]:
     """Returns the word at a position, the position after it, and the quote that is open at the end."""
     pieces: list[str] = []
-    quote, escaped, found = "", False, False
+    quote, escaped, has_word = "", False, False
     while position < len(text):
         char = text[position]
         # A backslash does not protect a blank.
@@ -61,11 +61,11 @@ def _word(text: str, position: int) -> tuple[str | None, int, str]:
             position += 1
             continue
         elif char == "#":
-            return ("".join(pieces) if found else None), len(text), ""
+            return ("".join(pieces) if has_word else None), len(text), ""
         pieces.append(char)
-        found = True
+        has_word = True
         position += 1
-    return ("".join(pieces) if found else None), position, quote
+    return ("".join(pieces) if has_word else None), position, quote
 
 
 def read_options(lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
@@ -102,12 +102,12 @@ def _options(words: Sequence[tuple[int, str]], component: int) -> Iterator[ReadO
                 )
             return
         if word.startswith("--"):
-            found, used = _long(line, word, following)
-            yield replace(found, component=component)
+            option, used = _long(line, word, following)
+            yield replace(option, component=component)
         elif word.startswith("-") and len(word) > 1:
             bundle, used = _letters(line, word, following)
-            for one in bundle:
-                yield replace(one, component=component)
+            for letter in bundle:
+                yield replace(letter, component=component)
         else:
             yield ReadOption(line=line, flag="", value=word, written=word, fault="stray", component=component)
         index += used
@@ -115,42 +115,42 @@ def _options(words: Sequence[tuple[int, str]], component: int) -> Iterator[ReadO
 
 def _long(line: int, word: str, following: str | None) -> tuple[ReadOption, bool]:
     name, equals, value = word[2:].partition("=")
-    found = find_option(name[:80])
+    known = find_option(name[:80])
     fault: Fault = ""
-    if not isinstance(found, SbatchOption):
-        fault = "ambiguous" if found else "unknown"
+    if not isinstance(known, SbatchOption):
+        fault = "ambiguous" if known else "unknown"
         # sbatch exits at an unknown option. Take the next word as its value, so that lint does not report
         # that word too.
         used = not equals and following is not None and not following.startswith("-")
         value = following or "" if used else value
         return ReadOption(line=line, flag=f"--{name}", value=value, written=word, fault=fault), used
-    used = found.value == "required" and not equals
+    used = known.value == "required" and not equals
     if used and following is None:
         fault = "no value"
     elif used:
         value = following or ""
-    elif found.value == "none" and equals:
+    elif known.value == "none" and equals:
         fault = "extra value"
-    return ReadOption(line=line, flag=found.flag, value=value, written=word, fault=fault), used
+    return ReadOption(line=line, flag=known.flag, value=value, written=word, fault=fault), used
 
 
 def _letters(line: int, word: str, following: str | None) -> tuple[list[ReadOption], bool]:
     """Returns the options of a word such as `-vN2`, and whether the next word is the value of the last
     one.
     """
-    found: list[ReadOption] = []
+    options: list[ReadOption] = []
     for position, letter in enumerate(word[1:], start=1):
         option = BY_LETTER.get(letter)
         if option is None:
-            found.append(ReadOption(line=line, flag=f"-{letter}", written=word, fault="unknown"))
-            return found, following is not None and len(word) == 2 and not following.startswith("-")
+            options.append(ReadOption(line=line, flag=f"-{letter}", written=word, fault="unknown"))
+            return options, following is not None and len(word) == 2 and not following.startswith("-")
         value, used, fault = "", False, _NONE
         if option.value != "none":
             value = word[position + 1 :]
             used = not value and option.value == "required"
             if used:
                 value, fault = following or "", "no value" if following is None else _NONE
-        found.append(ReadOption(line=line, flag=option.flag, value=value, written=word, fault=fault))
+        options.append(ReadOption(line=line, flag=option.flag, value=value, written=word, fault=fault))
         if option.value != "none":
-            return found, used
-    return found, False
+            return options, used
+    return options, False

@@ -104,7 +104,7 @@ def read_jobs(job_id: str) -> list[JobState]:
         return _from_sacct(job_id)
     known = parse_scontrol(answer.out, job_id)
     # The controller forgets the tasks of an array one by one, and only sacct reports who cancelled a job.
-    if known[0].array or any(one.end == "cancelled" for one in known):
+    if known[0].array or any(job.end == "cancelled" for job in known):
         with suppress(DdpHpcError):
             return _combined(known, _from_sacct(job_id))
     return known
@@ -112,13 +112,13 @@ def read_jobs(job_id: str) -> list[JobState]:
 
 def _combined(known: list[JobState], booked: list[JobState]) -> list[JobState]:
     """Returns the jobs that the controller knows, and the ended tasks that only sacct knows."""
-    who = {one.job_id: one.reason for one in booked if one.end == "cancelled"}
+    who = {job.job_id: job.reason for job in booked if job.end == "cancelled"}
     # slurmdbd can receive the end of a task before its start, and then reports it as a job without an array.
-    tasks = {one.job_id: one for one in booked if one.array and one.phase == "ended"}
-    for one in known:
-        reason = who.get(one.job_id, one.reason) if one.end == "cancelled" else one.reason
-        tasks[one.job_id] = replace(one, reason=reason)
-    return sorted(tasks.values(), key=lambda one: task_index(one.job_id) or 0)
+    tasks = {job.job_id: job for job in booked if job.array and job.phase == "ended"}
+    for job in known:
+        reason = who.get(job.job_id, job.reason) if job.end == "cancelled" else job.reason
+        tasks[job.job_id] = replace(job, reason=reason)
+    return sorted(tasks.values(), key=lambda job: task_index(job.job_id) or 0)
 
 
 def parse_scontrol(text: str, job_id: str) -> list[JobState]:
@@ -127,31 +127,31 @@ def parse_scontrol(text: str, job_id: str) -> list[JobState]:
     Raises:
         DdpHpcError: the output is invalid, or is for another job.
     """
-    asked = _number_and_clusters(job_id)[0]
-    records = [_known(record) for record in _records(text, asked)]
+    number = _number_and_clusters(job_id)[0]
+    records = [_known(record) for record in _records(text, number)]
     ids = (
         records[0].get("JobId", ""),
         f"{records[0].get('ArrayJobId', '')}_{records[0].get('ArrayTaskId', '')}",
     )
-    array = records[0].get("ArrayJobId", "") == asked
-    is_asked = array or asked in ids or SLUID.fullmatch(asked)
-    if not is_asked or not all(_WORD.match(one.get("JobState", "")) for one in records):
+    array = records[0].get("ArrayJobId", "") == number
+    is_asked = array or number in ids or SLUID.fullmatch(number)
+    if not is_asked or not all(_WORD.match(record.get("JobState", "")) for record in records):
         raise DdpHpcError(
             f"unexpected output of scontrol for job {job_id}: {printable(text[:80])!r}. Try it "
             f"manually: scontrol show job {job_id}"
         )
     if not array:
-        named = records[0]["JobId"] if SLUID.fullmatch(asked) else job_id
+        named = records[0]["JobId"] if SLUID.fullmatch(number) else job_id
         return [_state(named, records[0])]
-    found = [_state(job_id, one) for one in records]
-    indices = [one.get("ArrayTaskId", "") for one in records]
-    return [_task(one, job_id, index) for one, index in zip(found, indices, strict=True)]
+    jobs = [_state(job_id, record) for record in records]
+    indices = [record.get("ArrayTaskId", "") for record in records]
+    return [_task(record, job_id, index) for record, index in zip(jobs, indices, strict=True)]
 
 
-def _records(text: str, asked: str) -> list[str]:
+def _records(text: str, number: str) -> list[str]:
     """Returns the part of the output for each task of the array `asked`; the whole output for one job."""
-    lines = re.split(rf"\n(?=JobId=[0-9]+ ArrayJobId={re.escape(asked)} )", text)
-    return lines if re.match(rf"JobId=[0-9]+ ArrayJobId={re.escape(asked)} ", text) else [text]
+    lines = re.split(rf"\n(?=JobId=[0-9]+ ArrayJobId={re.escape(number)} )", text)
+    return lines if re.match(rf"JobId=[0-9]+ ArrayJobId={re.escape(number)} ", text) else [text]
 
 
 def _task(job: JobState, job_id: str, indices: str) -> JobState:

@@ -26,7 +26,6 @@ class SlurmReader(ScriptReader):
     bare_walltime_unit_s = 60
     account_flags = ("--account",)
     name_flags = frozenset(("--mail-user", "--job-name"))
-    zero_is_refused = False
 
     def version_of(self, site: Site) -> str:
         return site.slurm.version
@@ -37,9 +36,6 @@ class SlurmReader(ScriptReader):
         return frozenset(
             ("--mail-type", "--verbose", "--quiet") if adds_mail_types else ("--verbose", "--quiet")
         )
-
-    def account_flag(self, site: Site) -> str:
-        return "--account"
 
     def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
         yield from read_options(lines)

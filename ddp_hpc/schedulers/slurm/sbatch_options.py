@@ -1,14 +1,13 @@
 """The options of sbatch and srun, and how getopt_long reads their names.
 
-Source: the tables `slurm_cli_opt_t` in src/common/slurm_opt.c of SchedMD/slurm, in the last releases of
-19.05 to 26.05; for 18.08 and earlier versions, src/sbatch/opt.c.
+Sources: the tables `slurm_cli_opt_t` in src/common/slurm_opt.c of SchedMD/slurm, in the last releases of
+19.05 to 26.05; for 18.08 and earlier versions, src/sbatch/opt.c; for srun, the answers of srun 22.05.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -50,6 +49,17 @@ spread-segments!>=25.11 stepmgr!>=24.05 switches tasks-per-node test-only! threa
 time-min tmp tres-bind>=23.11 tres-per-task>=23.02 uid usage! use-min-nodes! verbose!:v version!:V wait!:W
 wait-all-nodes wckey workdir<=18.08 wrap x11?<=18.08
 """
+# The options of sbatch that srun does not have, and those that only srun has, or that srun reads differently.
+_NOT_OF_SRUN = frozenset(
+    ("array", "batch", "export-file", "get-user-env", "ignore-pbs", "kill-on-invalid-dep", "no-requeue")
+) | {"parsable", "requeue", "wait-all-nodes", "wrap"}
+_SRUN_TABLE = """
+accel-bind async!>=23.11 bcast? bcast-exclude compress? cpu-bind cpu_bind debugger-test! disable-status!:X
+epilog exact! external-launcher!>=24.11 het-group ignore-signals>=23.11 immediate?:I interactive! jobid
+kill-on-bad-exit?:K label!:l mpi msg-timeout multi-prog! no-allocate!:Z overlap! pack-group preserve-env!:E
+prolog pty! quit-on-interrupt! relative:r resv-ports? send-libs? slurmd-debug task-epilog task-prolog
+threads:T treewidth>=23.11 unbuffered!:u wait:W wait-for-children!>=23.11 whole! x11?
+"""
 _ENTRY = re.compile(r"([\w-]+)([!?]?)(?:>=([\d.]+))?(?:<=([\d.]+))?(?::(\w))?")
 
 ALIASES = {
@@ -60,18 +70,6 @@ ALIASES = {
 }
 """Old or alternative names of options; `mem_bind` became `mem-bind` in 19.05."""
 ALIASES["mem_bind"] = "mem-bind"
-
-SRUN_ONLY = frozenset(
-    re.findall(
-        r"\S+",
-        "accel-bind async bcast bcast-exclude compress cpu-bind cpu_bind debugger-test disable-status epilog "
-        "exact external-launcher het-group ignore-signals immediate interactive jobid kill-on-bad-exit label "
-        "mpi msg-timeout multi-prog no-allocate overlap pack-group preserve-env prolog pty "
-        "quit-on-interrupt relative send-libs slurmd-debug task-epilog task-prolog threads treewidth "
-        "unbuffered wait-for-children whole x11",
-    )
-)
-"""Long options of srun that sbatch does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +92,22 @@ class SbatchOption:
         return f"--{ALIASES.get(self.name, self.name)}"
 
 
-def _entries() -> Iterator[SbatchOption]:
+def _options_in(table: str) -> dict[str, SbatchOption]:
     kinds = {"": "required", "!": "none", "?": "optional"}
-    for name, kind, since, until, letter in _ENTRY.findall(_TABLE):
-        yield SbatchOption(name=name, value=kinds[kind], since=since, until=until, letter=letter)
+    return {
+        name: SbatchOption(name=name, value=kinds[kind], since=since, until=until, letter=letter)
+        for name, kind, since, until, letter in _ENTRY.findall(table)
+    }
 
 
-OPTIONS: dict[str, SbatchOption] = {one.name: one for one in _entries()}
-"""All options by their long names."""
-BY_LETTER: dict[str, SbatchOption] = {one.letter: one for one in OPTIONS.values() if one.letter}
-CURRENT = tuple(one.name for one in OPTIONS.values() if not one.until)
+OPTIONS = _options_in(_TABLE)
+"""All options of sbatch by their long names."""
+BY_LETTER = {option.letter: option for option in OPTIONS.values() if option.letter}
+CURRENT = tuple(option.name for option in OPTIONS.values() if not option.until)
+SRUN_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in _NOT_OF_SRUN} | _options_in(
+    _SRUN_TABLE
+)
+"""All options of srun by their long names."""
 
 
 @cache
@@ -118,8 +122,8 @@ def find_option(name: str) -> SbatchOption | tuple[str, ...]:
     as soon as one version accepts the name or the beginning.
     """
     best: tuple[str, ...] = ()
-    for one in reversed(VERSIONS):
-        names = _names_of(one)
+    for version in reversed(VERSIONS):
+        names = _names_of(version)
         first = bisect_left(names, name)
         begin = list(takewhile(lambda option: option.startswith(name), names[first:]))
         if begin[:1] == [name]:

@@ -11,20 +11,20 @@ from ddp_hpc.request.queue_options import parse_mail_types, parse_memory
 
 def submit_options(job: Job) -> list[str]:
     """Returns the options of sbatch, except the constraint, which the profile can set too."""
-    found = []
+    options = []
     if job.mem:
         # 0 requests the whole memory of each node.
-        found.append("--mem=0" if job.mem == "0" else "--mem={}{}".format(*parse_memory(job.mem)))
+        options.append("--mem=0" if job.mem == "0" else "--mem={}{}".format(*parse_memory(job.mem)))
     if job.exclusive:
-        found.append("--exclusive")
+        options.append("--exclusive")
     if job.reservation:
-        found.append(f"--reservation={job.reservation}")
+        options.append(f"--reservation={job.reservation}")
     if job.dependency:
-        found.append(f"--dependency={job.dependency}")
+        options.append(f"--dependency={job.dependency}")
     if job.mail_user:
-        found.append(f"--mail-user={job.mail_user}")
+        options.append(f"--mail-user={job.mail_user}")
     if job.mail_type:
-        found.append(f"--mail-type={','.join(parse_mail_types(job.mail_type))}")
+        options.append(f"--mail-type={','.join(parse_mail_types(job.mail_type))}")
     if job.array:
-        found.append(f"--array={job.array}")
-    return found
+        options.append(f"--array={job.array}")
+    return options

@@ -48,12 +48,12 @@ class SlurmWriter(ScriptWriter):
         }
 
     def submit_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
-        found = submit_options(job)
-        given = [*found, *(raw_directive(text)[1] for text in job.directive)]
+        options = submit_options(job)
+        given = [*options, *(raw_directive(text)[1] for text in job.directive)]
         for name in (name for option in given for name in self.option_names(option)):
             if name in site.slurm.forbidden:
                 raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
-        return found
+        return options
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.base.errors import RendezvousError
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.rank_communication import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
@@ -27,6 +28,7 @@ from ddp_hpc.training.health.heartbeat_messages import (
     NOT_BEGUN,
     Beat,
     Limits,
+    Loss,
     rank_0_cut_off_text,
     rank_0_gone_text,
     rank_0_mute_text,
@@ -60,10 +62,10 @@ def start_heartbeat(
     host: str,
     listen: str,
     *,
-    stuck_s: float,
+    hang_s: float,
     first_s: float,
     stacks: Path | None,
-    on_lost: Callable[[str], None],
+    on_lost: Callable[[Loss], None],
     connect_s: float = 300.0,
     silent_s: float = 60.0,
     gone_s: float = 10.0,
@@ -75,22 +77,22 @@ def start_heartbeat(
         comm: the connection over which rank 0 sends its port to the other ranks.
         host: rank 0's address, as used for the store.
         listen: the address on which rank 0 listens; empty: all of its addresses.
-        stuck_s: time limit for the main thread at one position after the first step.
+        hang_s: time limit for the main thread at one position after the first step.
         first_s: time limit for the main thread at one position before and during the first step.
         stacks: the directory for files with stack traces, such as `rank00003.txt`; None: none are written.
-        on_lost: called in the heartbeat's thread with one line that names the lost rank. Rank 0 detects
+        on_lost: called in the heartbeat's thread. Rank 0 detects
             the loss of any other rank; the others detect only the loss of rank 0. The function should end
             the process; if it returns, this heartbeat stops. On ranks other than 0, the function must not
             use the store, which may hang.
         connect_s: time limit for the main thread at one position until the process group is connected.
         silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. If the node answers
-            but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
+            but the process is silent, the time limit is `hang_s`, because a read from a hanging file
             system may block Python for minutes.
         gone_s: after a connection has closed, how long to wait for a rank to report a more specific error.
 
     If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
     """
-    limits = _limits(world.world_size, stuck_s, first_s, connect_s, silent_s, gone_s)
+    limits = _limits(world.world_size, hang_s, first_s, connect_s, silent_s, gone_s)
     heartbeat = Heartbeat(limits)
     if world.world_size == 1:
         monitor = Monitor(world, limits, heartbeat.now, None, stacks, on_lost)
@@ -114,16 +116,16 @@ def start_heartbeat(
 
 
 def _limits(
-    world_size: int, stuck_s: float, first_s: float, connect_s: float, silent_s: float, gone_s: float
+    world_size: int, hang_s: float, first_s: float, connect_s: float, silent_s: float, gone_s: float
 ) -> Limits:
     return Limits(
         silent_s=silent_s,
-        stuck_s=stuck_s,
+        hang_s=hang_s,
         first_s=first_s,
         connect_s=connect_s,
         gone_s=gone_s,
-        period_s=min(max(2.0, world_size / _BEATS_PER_S), stuck_s / 4, connect_s / 4),
-        answer_s=min(_ANSWER_S, stuck_s),
+        period_s=min(max(2.0, world_size / _BEATS_PER_S), hang_s / 4, connect_s / 4),
+        answer_s=min(_ANSWER_S, hang_s),
     )
 
 
@@ -214,7 +216,7 @@ class Heartbeat:
         if phase in UNCONNECTED:
             return self._limits.connect_s
         is_first = step in (NOT_BEGUN, self._first_step)
-        return self._limits.first_s if is_first else self._limits.stuck_s
+        return self._limits.first_s if is_first else self._limits.hang_s
 
     def gone_ranks(self, wait_s: float = 1.0) -> str:
         """Lists the ranks whose connection closed without a goodbye, as in `rank 3 on n2`; empty if none did.
@@ -251,7 +253,7 @@ class _BeatSender(HeartbeatThread):
         host: str,
         limits: Limits,
         now: Callable[[float], Beat],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Loss], None],
     ) -> None:
         super().__init__()
         self._connection, self._rank, self._host = connection, rank, host
@@ -276,7 +278,7 @@ class _BeatSender(HeartbeatThread):
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(self._doorbell, selectors.EVENT_READ)
             if text := self._beat_until_lost(selector):
-                self._on_lost(text)
+                self._on_lost(Loss(cause=Cause.LOST_RANK, text=text, rank=0, host=self._host))
             self._send("bye")
             # Closing with unread data would reset the connection and lose the last message.
             with suppress(OSError):

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
 
 _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
 NOT_BEGUN = -1  # the step that a rank reports before its first step
-_STUCK_OPTION, _CONNECT_OPTION = "--hang-timeout", "--init-timeout"
+_HANG_OPTION, _CONNECT_OPTION = "--hang-timeout", "--init-timeout"
 _MUTE = "its process is stopped, or Python is blocked in a C call"
 _CUT = "its node does not answer: the node, or the network between the two nodes, is down"
 
@@ -20,8 +21,8 @@ class Limits:
     """Time limits of the heartbeat, in seconds."""
 
     silent_s: float  # time until a node counts as disconnected, because its kernel does not respond
-    stuck_s: float  # time without progress until a main thread counts as stuck
-    first_s: float  # this limit replaces `stuck_s` until the first step of a process has ended
+    hang_s: float  # time without progress until a main thread counts as hanging
+    first_s: float  # this limit replaces `hang_s` until the first step of a process has ended
     connect_s: float  # this limit replaces `first_s` until the process group is connected
     gone_s: float  # time from the end of a connection without a goodbye until its rank is reported
     period_s: float  # interval between two beats
@@ -31,6 +32,19 @@ class Limits:
     def gap_s(self) -> float:
         """The delay above which a thread that wakes up late assumes that its whole process was stopped."""
         return max(2 * self.period_s, self.silent_s / 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Why the heartbeat ends the job. The rank is the first one that is lost or hangs; `step` is None before
+    the first step.
+    """
+
+    cause: Cause
+    text: str
+    rank: int
+    host: str
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Beat:
     @property
     def slow_text(self) -> str:
         """What to do if the work at this position was only slow."""
-        option = _CONNECT_OPTION if self.phase in UNCONNECTED else _STUCK_OPTION
+        option = _CONNECT_OPTION if self.phase in UNCONNECTED else _HANG_OPTION
         return f"if the work was only slow, raise {option}"
 
 
@@ -85,6 +99,18 @@ class RankStatus:
     where: str = ""  # position in the code; empty if the rank did not answer
     stack: str = ""
     node_answers: bool = True  # False: the node's kernel did not acknowledge the request for stack traces
+
+
+def loss_of(cause: Cause, text: str, ranks: Sequence[RankStatus]) -> Loss:
+    """Returns the loss of these ranks."""
+    step = ranks[0].beat.step
+    return Loss(
+        cause=cause,
+        text=text,
+        rank=ranks[0].rank,
+        host=ranks[0].host,
+        step=None if step == NOT_BEGUN else step,
+    )
 
 
 def name_ranks(ranks: Sequence[RankStatus]) -> str:
@@ -155,7 +181,7 @@ def rank_0_gone_text(host: str) -> str:
     )
 
 
-def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks: Path | None) -> str:
+def hang_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks: Path | None) -> str:
     """Returns the error line for ranks that make no progress. `stacks` is the path of their stack traces."""
     beat = laggards[0].beat
     for_s = min(seen.for_s for seen in laggards)

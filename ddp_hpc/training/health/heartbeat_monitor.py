@@ -19,16 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_hpc.base.in_time import in_time
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.keepalive import is_cut_off, let_kernel_watch, node_answers
 from ddp_hpc.training.health.heartbeat_messages import (
     Beat,
     Limits,
+    Loss,
     RankStatus,
     cut_off_text,
     gone_text,
+    hang_text,
+    loss_of,
     name_ranks,
-    stuck_text,
 )
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
 from ddp_hpc.training.process_group.flight_recorder import write_flight_record
@@ -113,7 +116,7 @@ class Monitor(HeartbeatThread):
         own_beat: Callable[[float], Beat],
         listener_and_nonce: tuple[socket.socket, str] | None,  # the greeting must contain the nonce
         stacks: Path | None,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Loss], None],
     ) -> None:
         super().__init__()
         self._limits, self._own_beat, self._stacks, self._on_lost = limits, own_beat, stacks, on_lost
@@ -146,8 +149,8 @@ class Monitor(HeartbeatThread):
                 if time.monotonic() < self._updated_s + self._limits.period_s / 2:
                     continue
                 self._update()
-                if self._begun.is_set() and (text := self._verdict()):
-                    self._on_lost(text)
+                if self._begun.is_set() and (loss := self._loss()):
+                    self._on_lost(loss)
                     break
         finally:
             self._say_goodbye()
@@ -268,20 +271,25 @@ class Monitor(HeartbeatThread):
         self._updated_s = now
         self._ranks[0].beat, self._ranks[0].beat_s = self._own_beat(self._resumed_s), now
 
-    def _verdict(self) -> str:
-        """Returns the error line with which the job ends; empty if no rank has failed."""
+    def _loss(self) -> Loss | None:
+        """Returns the loss with which the job ends; None if no rank has failed."""
         now, limits = time.monotonic(), self._limits
         gone = [r for r in self._ranks if r.gone_s is not None]
         # The ranks of a node that is cut off are not detected as lost at the same time, so wait for all.
         patience_s = {True: limits.silent_s / 3, False: limits.gone_s}
         if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
             cut_off = [r for r in gone if r.cut_off]
-            return cut_off_text(cut_off, limits.silent_s) if cut_off else gone_text(gone, limits.gone_s)
+            if cut_off:
+                return loss_of(Cause.LOST_RANK, cut_off_text(cut_off, limits.silent_s), cut_off)
+            return loss_of(Cause.LOST_RANK, gone_text(gone, limits.gone_s), gone)
         if not self._laggards():
-            return ""
+            return None
         self._collect_stacks()
         laggards = self._laggards()  # a rank may have made progress in the meantime
-        return stuck_text(laggards, self._active(), self._write(laggards)) if laggards else ""
+        if not laggards:
+            return None
+        written = _write_stacks(self._stacks, laggards, limits.answer_s) if self._stacks is not None else None
+        return loss_of(Cause.HANG, hang_text(laggards, self._active(), written), laggards)
 
     def _active(self) -> list[_Rank]:
         return [r for r in self._ranks if not r.left and r.gone_s is None]
@@ -318,18 +326,17 @@ class Monitor(HeartbeatThread):
                 rank.node_answers = answers is not False
         self._updated_s = time.monotonic()
 
-    def _write(self, laggards: Iterable[_Rank]) -> Path | None:
-        """Writes the stacks. Returns the file if there is only one, else the directory; None on failure."""
-        if self._stacks is None:
-            return None
-        directory, answered = self._stacks, [r for r in laggards if r.stack][:_MAX_FILES]
-        files = {directory / f"rank{r.rank:05d}.txt": r.stack for r in answered}
 
-        def write() -> None:
-            directory.mkdir(parents=True, exist_ok=True)
-            for path, stack in files.items():
-                path.write_text(stack, encoding="utf-8")
+def _write_stacks(directory: Path, laggards: Iterable[RankStatus], limit_s: float) -> Path | None:
+    """Writes the stacks. Returns the file if there is only one, else the directory; None on failure."""
+    answered = [rank for rank in laggards if rank.stack][:_MAX_FILES]
+    files = {directory / f"rank{rank.rank:05d}.txt": rank.stack for rank in answered}
 
-        if not files or not in_time(write, self._limits.answer_s):
-            return None
-        return next(iter(files)) if len(files) == 1 else directory
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path, stack in files.items():
+            path.write_text(stack, encoding="utf-8")
+
+    if not files or not in_time(write, limit_s):
+        return None
+    return next(iter(files)) if len(files) == 1 else directory

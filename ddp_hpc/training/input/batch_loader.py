@@ -29,6 +29,7 @@ from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.base.process_control import STOP_SIGNALS, die_with_parent
 from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
+from ddp_hpc.training.process_group.errors_of_torch import explain_lost_worker
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -82,22 +83,22 @@ class Loader:
 
     def _direct(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         slot = _Slot(self.samples, self.device)
-        for several in self._reads(wanted):
-            slot.fill(several)
+        for batches in self._reads(wanted):
+            slot.fill(batches)
             yield from slot.batches()
 
     def _reads(self, wanted: Iterable[Indices]) -> Generator[list[Indices], None, None]:
         most = _READ_BYTES // self.samples.sample_bytes
-        several: list[Indices] = []
+        batches: list[Indices] = []
         num = 0
         for indices in wanted:
             num += len(indices)
-            if several and (num > most or len(several) == _READ_BATCHES):
-                yield several
-                several, num = [], len(indices)
-            several.append(indices)
-        if several:
-            yield several
+            if batches and (num > most or len(batches) == _READ_BATCHES):
+                yield batches
+                batches, num = [], len(indices)
+            batches.append(indices)
+        if batches:
+            yield batches
 
     def _from_thread(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
@@ -110,11 +111,11 @@ class Loader:
             try:
                 if self.device.type != "cpu":
                     torch.get_device_module(self.device).set_device(self.device)
-                for several in self._reads(wanted):
+                for batches in self._reads(wanted):
                     slot = free.get()
                     if slot is None or closed.is_set():
                         return
-                    slot.fill(several)
+                    slot.fill(batches)
                     ready.put(slot)
                 ready.put(None)
             except BaseException as error:  # the error is raised in the caller's thread
@@ -134,12 +135,12 @@ class Loader:
 
     def _next(self, ready: queue.SimpleQueue[_Slot | BaseException | None]) -> _Slot | None:
         try:
-            found = ready.get(timeout=self.timeout_s)
+            slot = ready.get(timeout=self.timeout_s)
         except queue.Empty:
             raise self._timed_out("the file system did not answer") from None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(slot, BaseException):
+            raise slot
+        return slot
 
     def _from_workers(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         _prepare_for_workers()
@@ -187,15 +188,6 @@ def batches_at_once(batch_bytes: int) -> int:
     return max(1, min(_READ_BATCHES, _READ_BYTES // batch_bytes))
 
 
-def explain_lost_worker(error: BaseException) -> str:
-    """Describes torch's error about a worker that exited, in one line; empty for all other errors. torch
-    raises this error in a SIGCHLD handler, anywhere in the main thread, such as in a backward pass.
-    """
-    if not (isinstance(error, RuntimeError) and "DataLoader worker" in str(error)):
-        return ""
-    return f"{first_line(error)} (if a job runs out of memory, the kernel kills such processes first)"
-
-
 def _stream_of(device: torch.device) -> Any:
     return torch.get_device_module(device).Stream(device)
 
@@ -241,16 +233,16 @@ class _Slot:
         self._stream = _stream_of(device)
         self._copied: Any = torch.get_device_module(device).Event()
 
-    def fill(self, several: list[Indices]) -> None:
+    def fill(self, batches: list[Indices]) -> None:
         """Reads the samples of some batches, and starts their copy to the device."""
-        sizes = [len(indices) for indices in several]
+        sizes = [len(indices) for indices in batches]
         num = sum(sizes)
         if self._device.type != "cpu":
             self._on_device = None
             self._copied.synchronize()  # wait, because the previous copy from this buffer may not be complete
         if num > len(self._arrays[0]):
             self._grow(num)
-        self._samples.read(several[0] if len(several) == 1 else np.concatenate(several), out=self._arrays)
+        self._samples.read(batches[0] if len(batches) == 1 else np.concatenate(batches), out=self._arrays)
         if self._device.type != "cpu":
             with torch.get_device_module(self._device).stream(self._stream):
                 self._on_device = (

@@ -17,44 +17,13 @@ from collections.abc import Callable
 from ddp_hpc.base.errors import EXIT_FAILED, RendezvousError
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.store_client import Answer, StoreClient, StoreLostError
-from ddp_hpc.training.process_group.error_election import ErrorElection
+from ddp_hpc.training.process_group.print_error import ErrorElection
 
 _ELECTION, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"
 _PEACE, _FAILED = b"peace", b"failed"
 _GRACE_S = 3.0  # time for the main thread to exit normally
 _ANSWER_S = 10.0
 _SAVING_S = 20.0  # time for rank 0 to complete the snapshot that it is writing
-
-# Words in the errors that gloo, NCCL and the store raise if another rank has exited or is stuck.
-_LOST = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "timed out",
-    "timeout",
-    "remote process",
-    "remote error",
-)
-
-
-def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
-    """Returns one line for an error that another rank's exit or hang has caused; empty for other errors."""
-    text = str(error)
-    if not isinstance(error, RuntimeError) or not any(word in text.lower() for word in _LOST):
-        return ""
-    if "gloo" not in text and not type(error).__name__.startswith("Dist"):
-        return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # Below the line `Last error:`, torch appends NCCL's last warning, which is the actual cause (torch's
-    # NCCLUtils.cpp, getNcclErrorDetailStr).
-    last = next((index for index, line in enumerate(lines) if line.startswith("Last error:")), None)
-    cause = lines[0] if last is None else " ".join(lines[last : last + 2])
-    cause = cause.partition(". This is typically")[0][:300]  # cut gloo's advice, which contains an emoji
-    return (
-        f"lost contact with another rank in a collective ({cause}). It has exited or is stuck; look for its "
-        f"error above or in its node's log. Ranks wait {timeout_s:g} s for each other (--timeout, timeout_s)"
-    )
 
 
 class FailureWatch:

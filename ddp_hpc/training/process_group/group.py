@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
+from ddp_hpc.base.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.rank_communication import Comm, GroupComm, SingleComm
@@ -66,9 +66,9 @@ class Group:
         _all_gather(found.view(-1), values.contiguous().view(-1))  # gloo accepts no other shapes
         return found
 
-    def agree(self, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
+    def agree(self, problem: str, kind: type[DdpHpcError] = RequestError) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
-        agree(self.comm, self.world, problem, exit_code)
+        agree(self.comm, self.world, problem, kind)
 
     def failing_together(self) -> AbstractContextManager[None]:
         """Stops all ranks if the `with` block raises RequestError on any. Collective, like `agree`."""
@@ -98,14 +98,14 @@ def failing_together(comm: Comm, world: World) -> Iterator[None]:
     agree(comm, world, problem)
 
 
-def agree(comm: Comm, world: World, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
+def agree(comm: Comm, world: World, problem: str, kind: type[DdpHpcError] = RequestError) -> None:
     """Stops all ranks if any has a problem. Collective: every rank must call this.
 
     Raises:
         DdpHpcError: on rank 0, with the first rank's problem; ReportedElsewhereError on the others.
     """
     if text := comm.combine(problem, _first_problem):
-        stop_together(world.rank, failure_of(text, exit_code))
+        stop_together(world.rank, kind(text))
 
 
 def _first_problem(problems: list[str]) -> str:

@@ -8,12 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from enum import Enum
 
 from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import peek_rank, present_launchers
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
-from ddp_hpc.training.process_group.error_election import ErrorElection
+
+
+class ErrorElection(Enum):
+    """Whether this rank reports its error, or another rank has already done so."""
+
+    WON = "this rank failed first: it reports the error"
+    LOST = "another rank has already reported an error: this one prints nothing"
+    NO_STORE = "the store is not available: report once per node"
 
 
 def print_error(election: ErrorElection, text: str, world: World | None) -> None:

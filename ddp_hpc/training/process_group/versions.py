@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from ddp_hpc.version import __version__
+from ddp_hpc.base.version import __version__
 
 
 def versions() -> dict[str, str]:

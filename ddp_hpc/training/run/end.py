@@ -1,7 +1,8 @@
 """Ends a process whose run failed or stopped early: one line for the whole job, and the exit code.
 
-What a process does depends on its role among the processes that end, see `_ENDINGS`. The exit code and the
-message depend on the cause, see `verdict.verdict`. This module does not import torch, because it also handles
+What a process does depends on its role among the processes that end, see `ROLES`. The exit code and the
+state of the run depend on the cause, see `run_outcomes.Cause`.
+This module does not import torch, because it also handles
 errors that occur before torch is imported.
 """
 
@@ -18,27 +19,22 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_REQUEUE,
-    EXIT_WRONG_REQUEST,
     DdpHpcError,
     ReportedElsewhereError,
 )
 from ddp_hpc.base.process_control import STOP_SIGNALS
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.rank_communication import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.world import World
-from ddp_hpc.training.process_group.error_election import ErrorElection
-from ddp_hpc.training.process_group.print_error import print_error
+from ddp_hpc.training.health.heartbeat_messages import Loss
+from ddp_hpc.training.process_group.print_error import ErrorElection, print_error
 from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.run.verdict import (
-    SIGTERM_EXIT,
-    is_lost_contact,
-    traceback_text_of,
-    verdict,
-    with_traceback,
-)
+from ddp_hpc.training.run.verdict import Verdict, verdict, with_traceback
 
 _SAVING_S = 20.0
 
@@ -59,7 +55,7 @@ class Ending:
 
     prints: ErrorElection
     records: bool
-    """Whether it records in the run directory that the run has failed."""
+    """Whether it records the end in the run directory."""
     waits_for: Literal["its own snapshot", "the snapshot of rank 0", "nothing"]
     leaves: Literal["together", "with the others"]
     """`together`: through MPI_Finalize. Otherwise, it aborts the other ranks, which may be stuck."""
@@ -67,7 +63,7 @@ class Ending:
     """How long it waits before it aborts the others, one of which reports the error."""
 
 
-_ENDINGS = {
+ROLES = {
     Role.TOGETHER: Ending(
         prints=ErrorElection.WON, records=True, waits_for="its own snapshot", leaves="together"
     ),
@@ -124,25 +120,22 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     _ignore_signals()
     # torch's SIGCHLD handler raises an error in the main thread when a worker of --workers ends.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code, text = verdict(error, parts, timeout_s)
-    traceback_text = traceback_text_of(error, parts, timeout_s)
+    what = verdict(error, parts, timeout_s)
+    step = parts.step()
     if parts.heartbeat is not None:
         parts.heartbeat.close()  # otherwise, the other ranks would report that this rank is lost
     if parts.in_script and parts.is_alone:
-        _end_alone(error, parts, code, with_traceback(text, traceback_text, parts))
+        _end_alone(error, what, parts, step)
     role = _role(error, parts)
-    ending = _ENDINGS[role]
-    if role is Role.LATER and code == SIGTERM_EXIT:
-        code = EXIT_FAILED  # the failure watch of this process sent that signal
+    ending, text, code = ROLES[role], what.text, what.exit_code
     if role is not Role.LATER:
-        text = with_traceback(text, traceback_text, parts)
+        text = with_traceback(text, what.traceback_text, parts)
+    elif what.cause is Cause.SIGNALLED:
+        code = EXIT_FAILED  # the failure watch of this process sent that signal
     print_error(ending.prints, text, parts.world)
     _wait_for_snapshot(ending, parts)
-    if parts.record is not None:
-        if ending.records and code == EXIT_FAILED:
-            parts.record.failed(_reason(text), again=is_lost_contact(error, timeout_s))
-        if code == EXIT_WRONG_REQUEST:
-            parts.record.refused()
+    if ending.records:
+        parts.record_end(_end_of(error, what, text, parts, step))
     if ending.leaves == "together":
         if parts.watch is not None:
             parts.watch.close()
@@ -157,27 +150,61 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
 
 def end_before_kill(parts: Parts, text: str) -> NoReturn:
     """Ends this process shortly before SIGKILL. Called in a thread."""
-    _end_from_thread(parts, text, _role(DdpHpcError(text), parts))
+    world = parts.world
+    end = AttemptEnd(
+        cause=Cause.OUT_OF_TIME,
+        exit_code=Cause.OUT_OF_TIME.exit_code,
+        reason=parts.reword(text),
+        rank=None if world is None else world.rank,
+        host="" if world is None else world.hostname,
+        step=parts.step(),
+    )
+    _end_from_thread(parts, end, _role(DdpHpcError(text), parts))
 
 
-def end_after_lost_rank(parts: Parts, text: str) -> NoReturn:
+def end_after_lost_rank(parts: Parts, loss: Loss) -> NoReturn:
     """Ends this process because the heartbeat has lost a rank. Called in its thread."""
     parts.has_lost_rank = True
+    end = AttemptEnd(
+        cause=loss.cause,
+        exit_code=loss.cause.exit_code,
+        reason=parts.reword(loss.text),
+        rank=loss.rank,
+        host=loss.host,
+        step=loss.step,
+    )
     # If rank 0 is lost, so is the store, and the ranks cannot hold an election.
     is_rank_0 = parts.world is not None and parts.world.rank == 0
-    _end_from_thread(parts, text, _role(DdpHpcError(text), parts) if is_rank_0 else Role.WITHOUT_STORE)
+    role = _role(DdpHpcError(loss.text), parts) if is_rank_0 else Role.WITHOUT_STORE
+    _end_from_thread(parts, end, role)
 
 
-def _end_from_thread(parts: Parts, text: str, role: Role) -> NoReturn:
+def _end_from_thread(parts: Parts, end: AttemptEnd, role: Role) -> NoReturn:
     """Ends this process although the main thread may never return from a collective."""
-    text, ending = parts.reword(text), _ENDINGS[role]
-    print_error(ending.prints, text, parts.world)
-    if parts.record is not None:
-        parts.record.failed(text, again=True)
+    ending = ROLES[role]
+    print_error(ending.prints, end.reason, parts.world)
+    parts.record_end(end)
     _let_rank_0_save(ending, parts)
     # Several ranks can fail at once, and the one that reports the error must not be aborted before that.
-    abort_mpi(EXIT_FAILED, patience_s=min(ending.patience_s, _PATIENCE_OF_THREADS_S))
-    _leave(EXIT_FAILED)
+    abort_mpi(end.exit_code, patience_s=min(ending.patience_s, _PATIENCE_OF_THREADS_S))
+    _leave(end.exit_code)
+
+
+def _end_of(error: BaseException, what: Verdict, text: str, parts: Parts, step: int | None) -> AttemptEnd:
+    """Returns the record of an end with this error on this rank."""
+    world = parts.world
+    has_begun = parts.record is not None and parts.record.has_begun
+    # A request that turns out to be wrong later is a failure of the run.
+    cause = Cause.FAILED if what.cause is Cause.REFUSED and has_begun else what.cause
+    return AttemptEnd(
+        cause=cause,
+        exit_code=what.exit_code,
+        reason=_reason(text),
+        rank=None if world is None else world.rank,
+        host="" if world is None else world.hostname,
+        step=step,
+        exception=type(error).__name__,
+    )
 
 
 def _role(error: BaseException, parts: Parts) -> Role:
@@ -216,12 +243,12 @@ def _wait_for_snapshot(ending: Ending, parts: Parts) -> None:
         parts.wait_for_snapshot(_SAVING_S)
 
 
-def _end_alone(error: BaseException, parts: Parts, code: int, text: str) -> NoReturn:
-    if parts.record is not None and code == EXIT_FAILED:
-        parts.record.failed(_reason(text), again=False)
+def _end_alone(error: BaseException, what: Verdict, parts: Parts, step: int | None) -> NoReturn:
+    text = with_traceback(what.text, what.traceback_text, parts)
+    parts.record_end(_end_of(error, what, text, parts, step))
     if isinstance(error, DdpHpcError):
         print_error(ErrorElection.WON, text, parts.world)
-        raise SystemExit(code) from error
+        raise SystemExit(what.exit_code) from error
     raise error
 
 

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_hpc.base.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
@@ -26,6 +26,7 @@ from ddp_hpc.training.run.directories import RunDirectories, find_run_directorie
 from ddp_hpc.training.run.end import end_before_kill
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.record import RunRecord, record_done_without_snapshots
+from ddp_hpc.training.run.restore import on_all_ranks, restore
 from ddp_hpc.training.run.resumable import Losses, RunDescription
 from ddp_hpc.training.run.save_schedule import CONTINUE, Decision, SaveSchedule, decide
 from ddp_hpc.training.run.stop_requests import StopRequests
@@ -33,15 +34,12 @@ from ddp_hpc.training.snapshots.host_buffer import num_bytes_of
 from ddp_hpc.training.snapshots.joint_save import JointSave
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory, SnapshotWriter
-from ddp_hpc.training.snapshots.snapshot_files import Snapshot, read_snapshot
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot
 from ddp_hpc.training.snapshots.training_state import TrainingState
-from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 from ddp_hpc.training.telemetry.progress_bar import Progress
 
 # Write speed of a busy parallel file system, assumed until the first save has been measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
-# The parts of the description that each rank reads itself, and that can be large.
-_INDEX = ("files", "tensors", "shards")
 
 
 class RunLifecycle:
@@ -86,21 +84,7 @@ class RunLifecycle:
                 snapshot = self._directory.newest_valid()
                 self._record.is_taken_over = lambda: self._directory is not None and self._directory.lost
         self._record.opened()
-        return self._on_all_ranks(snapshot)
-
-    def _on_all_ranks(self, snapshot: Snapshot | None) -> Snapshot | None:
-        """Returns rank 0's snapshot on all ranks. Collective: every rank must call this."""
-        path = self._group.comm.bcast("" if snapshot is None else str(snapshot.path))
-        with self._group.failing_together():
-            if path and snapshot is None:
-                try:
-                    return read_snapshot(Path(path), checks_sizes=False)
-                except DdpHpcError as error:
-                    raise DataError(
-                        f"{error}. Rank 0 could read it: the directory must be on a file system that all "
-                        "nodes share"
-                    ) from error
-        return snapshot
+        return on_all_ranks(snapshot, self._group)
 
     def resume(
         self, snapshot: Snapshot | None, state: TrainingState, num_samples: int | None, mesh: Mesh
@@ -123,7 +107,7 @@ class RunLifecycle:
             layout=mesh.layout,
             num_samples=num_samples,
         )
-        about, exact = self._restore(snapshot, state, now)
+        about, exact = restore(snapshot, state, now, self._group, self._directory)
         if about is None:
             position, losses, self._lr_ranks = Position(), Losses(), mesh.data_size
         else:
@@ -153,32 +137,6 @@ class RunLifecycle:
         """Records that the run is running; see `RunRecord.begun`."""
         self._record.begun(self._config)
         self._schedule.saved()
-
-    def _restore(
-        self, snapshot: Snapshot | None, state: TrainingState, now: RunDescription
-    ) -> tuple[dict[str, Any] | None, bool]:
-        """Restores the newest snapshot that is not damaged. Returns its description, and whether the random
-        number generators were restored, too. Collective: every rank must call this.
-        """
-        group = self._group
-        while True:
-            with group.failing_together():
-                if snapshot is not None and group.world.rank == 0:
-                    _check(snapshot, state, now)
-            about: dict[str, Any] | None = group.comm.bcast(
-                None if snapshot is None else {k: v for k, v in snapshot.about.items() if k not in _INDEX}
-            )
-            if about is None or snapshot is None:
-                return None, False
-            try:
-                return about, state.restore(snapshot)
-            except DamagedSnapshotError as error:
-                older = None
-                with group.failing_together():
-                    if self._directory is not None:
-                        self._directory.skip(error)
-                        older = self._directory.newest_valid(before=Position(**about["position"]).step)
-                snapshot = self._on_all_ranks(older)
 
     def _prepare_saves(self, state: TrainingState) -> None:
         """Creates a writer on all ranks if each writes its shards. Collective: every rank must call this."""
@@ -244,7 +202,7 @@ class RunLifecycle:
         if self._directory is not None:
             step = self._directory.wait(tick).step
             kept = f". The snapshot of step {step} is kept" if step else ". There is no earlier snapshot"
-        self._group.agree(problem + self._group.comm.bcast(kept), EXIT_FAILED)
+        self._group.agree(problem + self._group.comm.bcast(kept), DdpHpcError)
         raise AssertionError("unreachable")
 
     def check_parameters(self, step: int, state: TrainingState, tick: Callable[[], None]) -> None:
@@ -304,7 +262,7 @@ class RunLifecycle:
                 )
             else:
                 self._record.ended(position.step, stop)
-        self._group.agree(problem, EXIT_FAILED)
+        self._group.agree(problem, DdpHpcError)
 
     def finish_writing(self, limit_s: float, has_lost_rank: Callable[[], bool]) -> None:
         """Waits for the snapshot that is being written, although the run ends with an error.
@@ -337,23 +295,6 @@ def _where(position: Position, num_samples: int | None) -> str:
     if num_samples is None:
         return str(position.step)
     return f"{position.step} (epoch {position.epoch + 1}, {position.begin:,} of its samples used)"
-
-
-def _check(snapshot: Snapshot, state: TrainingState, now: RunDescription) -> None:
-    """Raises DataError unless the run can resume from the snapshot."""
-    try:
-        state.check(snapshot.model.specs, str(snapshot.path))
-        now.check(snapshot.about, snapshot.path, state.optimizer_names)
-        state.check_objects(snapshot.training, str(snapshot.path))
-    except KeyError as error:
-        raise DataError(
-            f"{snapshot.path} was not written by ddp-hpc: {error} is missing. Use another --snapshot-dir"
-        ) from None
-    except TypeError:
-        raise DataError(
-            f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid. "
-            "Use another --snapshot-dir"
-        ) from None
 
 
 @contextmanager

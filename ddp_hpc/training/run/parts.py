@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.discovery.launcher_environment import present_launchers
 from ddp_hpc.discovery.world import World
+from ddp_hpc.training.health.heartbeat_messages import NOT_BEGUN
+from ddp_hpc.training.run.record import RunRecord, record_end
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.heartbeat import Heartbeat
     from ddp_hpc.training.process_group.failure_watch import FailureWatch
-    from ddp_hpc.training.run.record import RunRecord
 
 
 @dataclass
@@ -40,6 +42,18 @@ class Parts:
     def is_alone(self) -> bool:
         """Returns whether this process is the only rank, as far as is known."""
         return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
+
+    def step(self) -> int | None:
+        """Returns the step that this process is in; None before the first one."""
+        step = self.heartbeat.now().step if self.heartbeat is not None else NOT_BEGUN
+        return None if step == NOT_BEGUN else step
+
+    def record_end(self, end: AttemptEnd) -> None:
+        """Records that the attempt has ended with an error."""
+        if self.record is not None:
+            self.record.failed(end)
+        else:
+            record_end(os.environ, end)
 
     def is_lost(self) -> bool:
         """Returns whether another rank failed, in which case this rank ends without a message."""

@@ -1,4 +1,4 @@
-"""What is recorded on disk about a run: its state, its options, and whether a start was refused.
+"""What is recorded on disk about a run: its state, its options, and how the attempt ended.
 
 Rank 0 writes the state of a run that proceeds, and the rank that reports an error that of a run that fails.
 """
@@ -13,9 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.attempt_end import AttemptEnd, place_of_end, remove_end, write_end
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.options import as_toml
-from ddp_hpc.base.run_state import RunState, State, read_state, write_refused, write_state
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_state import RunState, read_state, write_state
 from ddp_hpc.training.config import TrainConfig
 
 _HUNG_DISK_S = 2.0
@@ -32,7 +34,7 @@ class RunRecord:
         self._run, self._is_rank_0, self._say = run, is_rank_0, say
         self.is_taken_over: Callable[[], bool] = lambda: False
         self._start_step: int | None = None  # None until the attempt has resumed
-        self._is_open = self._has_begun = self._has_failed = False
+        self._is_open = self.has_begun = self._has_failed = False
         self._writing = threading.Lock()  # prevents the saving thread from overwriting `failed`
 
     def opened(self) -> None:
@@ -50,7 +52,9 @@ class RunRecord:
         that is refused must not change the state of the run.
         """
         assert self._start_step is not None  # `resumed` was called
-        self._has_begun = True
+        self.has_begun = True
+        if self._is_rank_0 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            _forget_end()
         if self._run is not None and self._is_rank_0:
             keep_config(self._run, config)
         self._write(State.RUNNING, self._start_step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
@@ -64,41 +68,45 @@ class RunRecord:
 
     def ended(self, step: int, stop: str) -> None:
         """Records that the training is complete, or with a reason in `stop`, that another job resumes it."""
-        self._write(State.REQUEUE if stop else State.DONE, step, stop or "training complete")
+        cause = Cause.STOPPED if stop else Cause.DONE
+        reason = stop or "training complete"
+        if self._is_rank_0:
+            end = AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=reason, step=step)
+            record_end(os.environ, end, replace=True)
+        state = cause.state_of_run(has_progressed=True)
+        assert state is not None
+        self._write(state, step, reason)
 
     def failing(self) -> None:
         """From now on, snapshots that become complete no longer change the state."""
         self._has_failed = True
 
-    def failed(self, reason: str, *, again: bool) -> None:
-        """Records that the run has failed; any rank may call this.
-
-        `again` means that a lost node or rank was the cause. The run is then resumed if this attempt has
-        saved a snapshot.
-        """
+    def failed(self, end: AttemptEnd) -> None:
+        """Records that the attempt has ended with an error; any rank may call this."""
         self.failing()
-        if self._run is None or not self._is_open or self.is_taken_over():
+        if self.is_taken_over():
+            return
+        record_end(os.environ, end)
+        if self._run is None or not self._is_open:
             return
         # If the disk hangs, the saving thread keeps the lock: write without it, so that this process ends.
         locked = self._writing.acquire(timeout=_HUNG_DISK_S)
         with suppress(DdpHpcError):  # report the first error
-            self._write_failed(self._run, reason, again)
+            self._write_failed(self._run, end)
         if locked:
             self._writing.release()
 
-    def refused(self) -> None:
-        """Tells the supervisor of the job that this attempt was refused before it began."""
-        if self._run is not None and self._is_rank_0 and not self._has_begun:
-            with suppress(DdpHpcError):  # report the first error
-                write_refused(self._run, os.environ)
-
-    def _write_failed(self, run: Path, reason: str, again: bool) -> None:
-        found = read_state(run)
-        if found is not None and not found.state.may_become(State.FAILED, in_same_attempt=self._has_begun):
+    def _write_failed(self, run: Path, end: AttemptEnd) -> None:
+        before = read_state(run)
+        step = before.step if before is not None else 0
+        state = end.cause.state_of_run(
+            has_progressed=self._start_step is not None and step > self._start_step
+        )
+        if state is None:
+            return
+        if before is not None and not before.state.may_become(state, in_same_attempt=self.has_begun):
             return  # the run has already ended, or another rank has reported its failure
-        step = found.step if found is not None else 0
-        goes_on = again and self._start_step is not None and step > self._start_step
-        write_state(run, RunState(State.REQUEUE if goes_on else State.FAILED, step, reason))
+        write_state(run, RunState(state, step, end.reason))
 
     def _write(self, state: State, step: int, reason: str) -> None:
         if self._run is None or not self._is_rank_0:
@@ -107,6 +115,19 @@ class RunRecord:
             write_state(self._run, RunState(state, step, reason))
         except DdpHpcError as error:
             self._say(f"WARNING: {error}. Job scripts will not see step {step}")
+
+
+def record_end(environ: Mapping[str, str], end: AttemptEnd, *, replace: bool = False) -> None:
+    """Records the end of this attempt for the supervisor of the job, if there is one."""
+    if place := place_of_end(environ):
+        with suppress(DdpHpcError):  # report the first error
+            write_end(*place, end, replace=replace)
+
+
+def _forget_end() -> None:
+    """Removes the end that this attempt recorded before torchrun restarted its ranks."""
+    if place := place_of_end(os.environ):
+        remove_end(place[0])
 
 
 def record_done_without_snapshots(environ: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The exit code and the message for an error, and its traceback.
+"""What an error means for the run: the cause of its end, the exit code, the message, and the traceback.
 
 This module does not import torch, because it also handles errors that occur before torch is imported.
 """
@@ -8,62 +8,89 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RendezvousError
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.base.user_code_exceptions import (
     describe_error,
     is_from_this_package,
     traceback_of,
     write_traceback,
 )
+from ddp_hpc.training.process_group.errors_of_torch import (
+    Lost,
+    explain_lost_contact,
+    explain_lost_worker,
+    lost_process,
+)
 from ddp_hpc.training.run.parts import Parts
 
-SIGTERM_EXIT = 128 + signal.SIGTERM
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What an error means for the run. `text` is the message, and `traceback_text` goes to a file."""
+
+    cause: Cause
+    exit_code: int
+    text: str
+    traceback_text: str = ""
 
 
-def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, str]:
-    """Returns the exit code and the message for an error."""
+def verdict(error: BaseException, parts: Parts, timeout_s: float) -> Verdict:
+    """Returns the cause of the end, the exit code and the message for an error."""
     if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            name = signal.Signals(code - 128).name
-            return code, f"stopped by {name} (scancel, qdel, the time limit, or the launcher)"
-        if isinstance(error.code, str):  # sys.exit("message") has exit code 1
-            return EXIT_FAILED, error.code
-        return code, f"a rank called sys.exit with exit code {code}"
+        return _of_exit(error)
     if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED, "interrupted"
-    if "is killed by signal: Terminated" in str(error):
-        # A worker process (--workers) received the SIGTERM of the job shortly before this process.
-        return verdict(SystemExit(SIGTERM_EXIT), parts, timeout_s)
+        return _of(Cause.INTERRUPTED, "interrupted")
     if isinstance(error, DdpHpcError):
         text = parts.reword(str(error)) if is_from_this_package(error) else str(error)
-        return error.exit_code, _at(error, text, whole=False) if error.traceback_text else text
-    if text := _known_error(error, parts, timeout_s):
-        return EXIT_FAILED, text
+        if error.traceback_text:
+            return _of(error.cause, _at(error, text, whole=False), error.traceback_text)
+        return _of(error.cause, text)
+    if known := _known_error(error, parts, timeout_s):
+        return known
+    inner = _without_context_managers(error)
     if parts.in_script:
-        return EXIT_FAILED, traceback_of(_without_context_managers(error)).rstrip()
-    return EXIT_FAILED, _at(error, describe_error(error), whole=True)
+        return _of(Cause.FAILED, traceback_of(inner).rstrip())
+    text = _at(error, describe_error(error), whole=True)
+    return _of(Cause.FAILED, text, traceback_of(inner) if isinstance(error, Exception) else "")
 
 
-def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> str:
-    """Describes an exception that the exit of another process has caused, in one line; empty for all other
-    exceptions.
+def _of(cause: Cause, text: str, traceback_text: str = "") -> Verdict:
+    return Verdict(cause=cause, exit_code=cause.exit_code, text=text, traceback_text=traceback_text)
+
+
+def _of_exit(error: SystemExit) -> Verdict:
+    """Returns the verdict on a rank that exits: by `on_signal`, or because a program calls sys.exit."""
+    code = error.code if isinstance(error.code, int) else Cause.FAILED.exit_code
+    if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        text = (
+            f"stopped by {signal.Signals(code - 128).name} (scancel, qdel, the time limit, or the launcher)"
+        )
+        return Verdict(cause=Cause.SIGNALLED, exit_code=code, text=text)
+    if isinstance(error.code, str):  # sys.exit("message") has exit code 1
+        return _of(Cause.FAILED, error.code)
+    cause = Cause.REFUSED if code == Cause.REFUSED.exit_code else Cause.FAILED
+    return Verdict(cause=cause, exit_code=code, text=f"a rank called sys.exit with exit code {code}")
+
+
+def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> Verdict | None:
+    """Returns the verdict on an exception of torch that the end of another process has caused, in one line;
+    None for all other exceptions.
     """
-    if "ddp_hpc.training.input.batch_loader" in sys.modules:
-        from ddp_hpc.training.input.batch_loader import explain_lost_worker
-
-        if text := explain_lost_worker(error):
-            return text
-    if parts.watch is not None:
-        from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
-
-        if text := explain_lost_contact(error, timeout_s):
-            gone = parts.heartbeat.gone_ranks() if parts.heartbeat is not None else ""
-            return f"{gone} is gone: {text}" if gone else text
-    return ""
+    lost = lost_process(error)
+    if lost is Lost.WORKER_BY_SIGTERM:
+        # A worker process (--workers) received the SIGTERM of the job shortly before this process.
+        return _of_exit(SystemExit(128 + signal.SIGTERM))
+    if lost is Lost.WORKER:
+        return _of(Cause.FAILED, explain_lost_worker(error))
+    if lost is Lost.RANK and parts.watch is not None:
+        gone = parts.heartbeat.gone_ranks() if parts.heartbeat is not None else ""
+        text = explain_lost_contact(error, timeout_s)
+        return _of(Cause.LOST_RANK, f"{gone} is gone: {text}" if gone else text)
+    return None
 
 
 def _at(error: BaseException, text: str, *, whole: bool) -> str:
@@ -71,15 +98,6 @@ def _at(error: BaseException, text: str, *, whole: bool) -> str:
     notes = getattr(error, "__notes__", [])
     where = ", ".join(notes if whole else notes[:1])
     return f"{where}: {text}" if where else text
-
-
-def traceback_text_of(error: BaseException, parts: Parts, timeout_s: float) -> str:
-    """Returns the traceback to write to a file for an unexpected exception, a bug here or in user code."""
-    if isinstance(error, DdpHpcError):
-        return error.traceback_text
-    if parts.in_script or not isinstance(error, Exception) or _known_error(error, parts, timeout_s):
-        return ""
-    return traceback_of(_without_context_managers(error))
 
 
 def with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
@@ -102,12 +120,3 @@ def _without_context_managers(error: BaseException) -> BaseException:
     while inner is not None and inner.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
         inner = inner.tb_next
     return error.with_traceback(inner or error.__traceback__)
-
-
-def is_lost_contact(error: BaseException, timeout_s: float) -> bool:
-    """Returns whether the exit of another process has caused this error."""
-    if "torch" not in sys.modules:
-        return False
-    from ddp_hpc.training.process_group.failure_watch import explain_lost_contact
-
-    return isinstance(error, RendezvousError) or bool(explain_lost_contact(error, timeout_s))

@@ -1,0 +1,152 @@
+"""The states of a run and the causes of its end, each in a table.
+
+The trainer, the library, `ddp-hpc exec`, the supervisor and `ddp-hpc status` all follow these tables. To add
+a state or a cause, add a member and a row: see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class State(StrEnum):
+    """The first word in the file `state`. docs/explanation/snapshots-and-requeue.md has a table of them."""
+
+    RUNNING = "running"
+    """An attempt has begun. If no process is left, its ranks were lost before they could report a reason."""
+    REQUEUE = "requeue"
+    """The attempt has ended, its state is saved, and another job resumes the run."""
+    DONE = "done"
+    """The training, or the program, is complete."""
+    FAILED = "failed"
+    """The attempt has ended with an error, and no job resumes the run by itself."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the attempt that wrote this state has ended."""
+        return self is not State.RUNNING
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether no job resumes the run until a user has found the cause."""
+        return self is State.FAILED
+
+    def may_become(self, later: State, *, in_same_attempt: bool) -> bool:
+        """Returns whether `later` may replace this state, in the attempt that wrote it or in a later one."""
+        return later in (_IN_AN_ATTEMPT if in_same_attempt else _IN_A_LATER_ATTEMPT)[self]
+
+
+# An attempt ends once: the first final state counts, even if something fails afterwards.
+_IN_AN_ATTEMPT = {
+    State.RUNNING: (State.RUNNING, State.REQUEUE, State.DONE, State.FAILED),
+    State.REQUEUE: (),
+    State.DONE: (),
+    State.FAILED: (),
+}
+# An attempt that fails before it begins leaves a complete run complete.
+_IN_A_LATER_ATTEMPT = {
+    State.RUNNING: (State.RUNNING, State.REQUEUE, State.FAILED),
+    State.REQUEUE: (State.RUNNING, State.REQUEUE, State.FAILED),
+    State.DONE: (State.RUNNING,),
+    State.FAILED: (State.RUNNING, State.REQUEUE, State.FAILED),
+}
+
+
+class Cause(StrEnum):
+    """Why an attempt ended."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    """It has saved its state and stopped on purpose, for example before the end of the walltime."""
+    FAILED = "failed"
+    """An error of the program, its data or its machine."""
+    EXITED = "exited"
+    """The program of a rank exited with an error code, and recorded no reason."""
+    LOST_RANK = "lost rank"
+    """A rank was killed, or its node does not answer."""
+    HANG = "hang"
+    """A rank has made no progress for too long."""
+    OUT_OF_TIME = "out of time"
+    """A rank did not stop in time, and ended itself shortly before the scheduler would have killed it."""
+    REFUSED = "refused"
+    """The request is wrong, and the attempt has not begun."""
+    SIGNALLED = "signalled"
+    """A signal ended it before it could save its state."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the ranks and of the job, unless the program has set another one."""
+        return _CONSEQUENCES[self].exit_code
+
+    @property
+    def advice(self) -> str:
+        """What `ddp-hpc status` advises; empty if the scheduler's reason says more."""
+        return _CONSEQUENCES[self].advice
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the attempt has failed, even if another job resumes the run."""
+        return _CONSEQUENCES[self].state is State.FAILED
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether another job resumes the run if this attempt has saved a snapshot."""
+        return _CONSEQUENCES[self].resumes
+
+    def state_of_run(self, *, has_progressed: bool) -> State | None:
+        """Returns the state of the run after an attempt that has ended for this cause; None: unchanged.
+
+        `has_progressed` is whether the attempt has saved a snapshot.
+        """
+        row = _CONSEQUENCES[self]
+        return State.REQUEUE if row.resumes and has_progressed else row.state
+
+
+class _Consequence(NamedTuple):
+    """What follows from a cause; see the properties of `Cause`. `state` is None if it does not change."""
+
+    exit_code: int
+    state: State | None
+    resumes: bool = False
+    advice: str = ""
+
+
+_CONSEQUENCES = {
+    Cause.DONE: _Consequence(exit_code=0, state=State.DONE),
+    Cause.STOPPED: _Consequence(
+        exit_code=75, state=State.REQUEUE, resumes=True, advice="submit the script again"
+    ),
+    Cause.FAILED: _Consequence(
+        exit_code=1, state=State.FAILED, advice="fix the error shown above, then submit it again"
+    ),
+    Cause.EXITED: _Consequence(
+        exit_code=1,
+        state=State.FAILED,
+        resumes=True,
+        advice="fix the error shown above, then submit it again",
+    ),
+    Cause.LOST_RANK: _Consequence(
+        exit_code=1,
+        state=State.FAILED,
+        resumes=True,
+        advice="submit it again; if the same node fails again, exclude it and report it to the site",
+    ),
+    Cause.HANG: _Consequence(
+        exit_code=1,
+        state=State.FAILED,
+        resumes=True,
+        advice="find the line that hangs in the stack traces; if it was only slow, raise --hang-timeout",
+    ),
+    Cause.OUT_OF_TIME: _Consequence(
+        exit_code=1,
+        state=State.FAILED,
+        resumes=True,
+        advice="increase --walltime, or save snapshots more often",
+    ),
+    Cause.REFUSED: _Consequence(exit_code=2, state=None, advice="correct the request, then submit it again"),
+    Cause.SIGNALLED: _Consequence(exit_code=143, state=None, resumes=True),
+    Cause.INTERRUPTED: _Consequence(exit_code=130, state=None),
+}

@@ -1,0 +1,1 @@
+"""Estimates for planning a job."""

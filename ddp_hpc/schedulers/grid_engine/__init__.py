@@ -1,1 +1,0 @@
-"""Support for Altair Grid Engine, based on the user guides of sites, and never run on a real machine."""

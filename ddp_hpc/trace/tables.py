@@ -1,0 +1,252 @@
+"""The tables of a report, which the text and the page share: rows of values, and a format for each column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ddp_hpc.base.text_table import Column, Row, cut
+from ddp_hpc.base.units import counted, format_bytes
+from ddp_hpc.trace.analysis_results import COLUMNS, Capture, PathRow, RankTrace, Times, present
+from ddp_hpc.trace.critical_path import WAIT
+from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
+
+_NAME_LENGTH = 60
+_WHOLE_NAME_LENGTH = 2000
+_CAUSES = {
+    "idle_host_s": "late launch",
+    "idle_data_s": "data",
+    "idle_snapshot_s": "snapshot",
+    "idle_kernel_s": "kernel queued",
+    "idle_other_s": "not recorded",
+}
+"""The headings of the causes of idle time."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows, in which None is an unknown value. The first column has the title of the table."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+    @property
+    def title(self) -> str:
+        """What the rows are."""
+        return self.columns[0].title
+
+    def is_number(self, column: Column) -> bool:
+        """Returns whether the column is right-aligned and sorted numerically."""
+        known = (row[column.field] for row in self.rows if row[column.field] is not None)
+        return not isinstance(next(known, 0), str)
+
+    def write(self, column: Column, row: Row) -> str:
+        """Returns the text of the cell."""
+        value = row[column.field]
+        return "-" if value is None else column.write(value)
+
+    def whole(self, column: Column, row: Row) -> str:
+        """Returns the whole text of a cell that shows only a part of it, or an empty text."""
+        value = row[column.field]
+        is_cut = isinstance(value, str) and value != self.write(column, row)
+        return cut(value, _WHOLE_NAME_LENGTH) if is_cut else ""
+
+
+_name = partial(shortened, limit=_NAME_LENGTH)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}"
+
+
+def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Returns a format that shows zero, which means unknown, as a dash."""
+    return lambda value: write(value) if value else "-"
+
+
+def _parts(rows: Sequence[Row]) -> list[Column]:
+    """Returns the columns of the parts of a step that are not zero in all rows."""
+    return [
+        Column(part, part.removesuffix("_s").replace("comm_", "comm "), _ms)
+        for part in COLUMNS
+        if any(row[part] for row in rows)
+    ]
+
+
+def mean_steps(captures: Sequence[Capture]) -> Table:
+    """Returns the parts of the mean step of each capture."""
+    rows: list[Row] = [
+        {"name": capture.name, "step": capture.mean.wall_s} | vars(capture.mean) for capture in captures
+    ]
+    return Table([Column("name", "mean step, ms", _name), Column("step", "step", _ms), *_parts(rows)], rows)
+
+
+def ranks(capture: Capture) -> Table:
+    """Returns the mean step of each rank, the rank first that waits least for others."""
+    rows: list[Row] = [
+        {"name": f"rank {trace.rank}", "host": trace.host, "step": mean.wall_s}
+        | {"own_s": mean.wall_s - mean.comm_exposed_s}
+        | vars(mean)
+        for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
+    ]
+    columns = [
+        Column("name", "slowest rank first, ms"),
+        Column("step", "step", _ms),
+        # Exposed communication includes the time of waiting for slower ranks.
+        Column("own_s", "step without comm", _ms),
+        *_parts(rows),
+    ]
+    return Table(columns, sorted(rows, key=lambda row: -row["own_s"]))
+
+
+def memory(capture: Capture) -> Table:
+    """Returns the host and the peak memory of each rank."""
+    devices = sorted({device for trace in capture.ranks for device in trace.peak_bytes})
+    rows: list[Row] = [
+        {"rank": trace.rank, "host": trace.host}
+        | {f"peak{i}": trace.peak_bytes.get(device) for i, device in enumerate(devices)}
+        for trace in capture.ranks
+    ]
+    peaks = [
+        Column(f"peak{i}", f"peak memory, {_name(device)}", format_bytes) for i, device in enumerate(devices)
+    ]
+    return Table([Column("rank", "rank"), Column("host", "host", _name), *peaks], rows)
+
+
+def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
+    """Returns the idle time of a device by cause, for each mean step of a device."""
+    rows: list[Row] = [
+        {"name": name, "total": mean.device_idle_s} | vars(mean)
+        for name, mean in zip(names, means, strict=True)
+        if mean.device_idle_s
+    ]
+    columns = [Column("name", "idle device, ms"), Column("total", "total", _ms)]
+    columns += [Column(cause, _CAUSES[cause], _ms) for cause in present(means, tuple(_CAUSES))]
+    return Table(columns, rows)
+
+
+def launches(capture: Capture) -> Table:
+    """Returns the launch statistics of each rank that has some."""
+    count = "{:,.0f}".format
+    columns = [
+        Column("name", "launches per step"),
+        Column("num_calls", "launch calls", count),
+        Column("num_kernels", "kernels", count),
+        Column("num_late", "launched late", count),
+        Column("num_short", "shorter than launch call", count),
+        Column("call_s", "median launch call, us", _us),
+        Column("delay_s", "median launch to start, us", _us),
+    ]
+    with_launches = [trace for trace in capture.ranks if trace.launches]
+    return Table(columns, [{"name": f"rank {trace.rank}"} | vars(trace.launches) for trace in with_launches])
+
+
+def critical_path(capture: Capture) -> Table:
+    """Returns the parts of the critical path of a step, the longest first."""
+    path = capture.path
+    columns = [
+        Column("name", f"critical path of step {path.step}" if path else "", _name),
+        Column("rank", "rank"),
+        Column("dur_s", "ms", _ms),
+        Column("share", "share", "{:.0%}".format),
+        Column("count", "count"),
+    ]
+    rows: list[Row] = [
+        vars(row) | {"name": _path_name(row), "share": row.dur_s / (path.total_s or 1.0)}
+        for row in (path.rows if path else ())
+        if path
+    ]
+    return Table(columns, rows)
+
+
+def _path_name(row: PathRow) -> str:
+    return f"wait {row.name}" if row.kind == WAIT else row.name
+
+
+def collectives(capture: Capture) -> Table:
+    """Returns a row per kind and size of collective."""
+    columns = [
+        Column("kind", f"collectives in {_num_steps(capture)}", _name),
+        Column("bytes", "size", _known(format_bytes)),
+        Column("num_ranks", "ranks", _known(str)),
+        Column("num_calls", "calls per rank"),
+        Column("total_s", "total ms per rank", _ms),
+        Column("median_s", "median ms", _ms),
+        Column("transfer_s", "median transfer ms", _ms),
+        Column("busbw", "busbw GB/s", _known("{:.3f}".format)),
+        Column("slowest_s", "slowest ms", _ms),
+        Column("slowest", "on rank, step"),
+    ]
+    rows: list[Row] = []
+    for row in capture.collectives:
+        # A duration that includes an unknown waiting time says little about the network.
+        known = {"transfer_s": row.transfer_s, "busbw": row.busbw_bytes_per_s / 1e9}
+        step = "-" if row.slowest_step is None else row.slowest_step
+        rows.append(
+            vars(row)
+            | (known if row.is_transfer_known else dict.fromkeys(known))
+            | {"slowest": f"{row.slowest_rank}, {step}"}
+        )
+    unknown = {name for name in ("bytes", "busbw") if not any(row[name] for row in rows)}
+    return Table([column for column in columns if column.field not in unknown], rows)
+
+
+def _num_steps(capture: Capture) -> str:
+    return counted(max(len(trace.steps) for trace in capture.ranks), "step")
+
+
+def kernels(capture: Capture) -> Table:
+    """Returns the kernels and copies with the longest time."""
+    return _operators(capture, "kernels", "kernels", has_self_time=False)
+
+
+def operators(capture: Capture) -> Table:
+    """Returns the operators of the host with the longest self time."""
+    return _operators(capture, "ops", "operators (host)", has_self_time=True)
+
+
+def _operators(capture: Capture, kind: str, title: str, *, has_self_time: bool) -> Table:
+    """Returns the mean per rank, and the rank with the maximum.
+
+    A kernel does not call other kernels, so its self time equals its total time.
+    """
+    columns = [Column("name", f"{title} in {_num_steps(capture)}", _name)]
+    several = len(capture.ranks) > 1
+    columns.append(Column("num_calls", "calls per rank" if several else "calls"))
+    columns += [Column("self_s", "self ms", _ms)] if has_self_time else []
+    columns.append(Column("total_s", "total ms per rank" if several else "total ms", _ms))
+    if several:
+        columns.append(Column("largest_s", f"most {'self ' if has_self_time else ''}ms on a rank", _ms))
+        columns.append(Column("largest_rank", "rank"))
+    return Table(columns, _sums_over_ranks(capture.ranks, kind))
+
+
+def _sums_over_ranks(traces: Sequence[RankTrace], kind: str) -> list[Row]:
+    """Returns the `ops` or `kernels` of all ranks.
+
+    Regions are omitted, because they are shown elsewhere and include the times of operators.
+    """
+    by_name: dict[str, list[tuple[float, int, int, float]]] = {}
+    for trace in traces:
+        for op in getattr(trace, kind):
+            if op.name == ALL_STEPS or (region_of(op.name) and not op.name.startswith("autograd::")):
+                continue
+            by_name.setdefault(op.name, []).append((op.self_s, trace.rank, op.num_calls, op.total_s))
+    rows: list[Row] = [
+        {
+            "name": name,
+            "num_calls": round(sum(calls for _, _, calls, _ in own) / len(traces)),
+            "self_s": sum(self_s for self_s, _, _, _ in own) / len(traces),
+            "total_s": sum(total_s for _, _, _, total_s in own) / len(traces),
+            "largest_s": max(own)[0],
+            "largest_rank": max(own)[1],
+        }
+        for name, own in by_name.items()
+    ]
+    return sorted(rows, key=lambda row: -row["self_s"])

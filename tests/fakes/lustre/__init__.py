@@ -1,1 +1,0 @@
-"""A stand-in for Lustre's command lfs."""

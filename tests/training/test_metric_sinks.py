@@ -1,0 +1,208 @@
+"""Where the metrics of the steps go: the --metrics file, TensorBoard, and a function of the user."""
+
+import contextlib
+import errno
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.training.telemetry.config import TelemetryConfig
+from ddp_hpc.training.telemetry.metric_sinks import TensorBoard, open_sinks
+from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord, check_outputs
+
+from .runs import records
+
+HOOK = """
+from torch import nn
+
+seen = []
+
+
+def net():
+    return nn.Linear(20, 1)
+
+
+def hook(record):
+    seen.append(record["step"])
+    if record["step"] == 3:
+        raise ValueError("no route")
+"""
+WORDS = ["--src-shape", "20", "--tgt-shape", "1", "--num-samples", "96", "--batch-size", "4", "--epochs", "1"]
+
+
+def _record(step):
+    return StepRecord(step=step, epoch=1, loss=1.0, lr=0.1, samples=1, data_s=0.0, step_s=0.1)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(HOOK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def _open(rank=0, **options):
+    group = SimpleNamespace(world=SimpleNamespace(rank=rank), failing_together=contextlib.nullcontext)
+    return open_sinks(TelemetryConfig(**options), group, 0)
+
+
+def test_only_rank_0_writes_metrics(mine):
+    metrics = mine / "m.jsonl"
+    assert _open(rank=1, metrics=metrics, metrics_hook="mine:hook") == []
+    assert not metrics.exists()
+    for sink in _open(metrics=metrics, metrics_hook="mine:hook"):
+        sink.write([_record(1), _record(2)])
+        sink.close()
+    assert [record["step"] for record in records(metrics)] == [1, 2]
+    assert sys.modules["mine"].seen == [1, 2]
+
+
+def test_a_hook_that_raises_is_only_a_warning(mine, capsys):
+    (hook,) = _open(metrics_hook="mine:hook")
+    hook.write([_record(step) for step in range(1, 6)])
+    assert sys.modules["mine"].seen == [1, 2, 3]
+    assert capsys.readouterr().err.count("warning: --metrics-hook mine:hook raised ValueError: no route") == 1
+
+
+def test_a_missing_hook_is_an_error_before_the_metrics_file_is_truncated(mine):
+    (mine / "m.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RequestError, match=r"--metrics-hook mine:hok: .*\(did you mean \"hook\"\?\)"):
+        _open(metrics=mine / "m.jsonl", metrics_hook="mine:hok")
+    assert (mine / "m.jsonl").read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("before", ["", "requeue 12 the walltime\n"])
+def test_a_refused_start_does_not_change_the_state_of_the_run(mine, forks, before):
+    run = mine / "run"
+    run.mkdir()
+    if before:
+        (run / "state").write_text(before)
+    env = {"DDP_HPC_RUN_DIR": str(run), "DDP_HPC_THIS_ATTEMPT": "2 7"}
+    words = [*WORDS, "--metrics-hook", "mine:hok", "--model", "mine:net"]
+    assert forks.start(*words, cwd=mine, ranks=2, env=env).wait() == [2, 2]
+    assert ((run / "state").read_text() if before else (run / "state").exists()) == (before or False)
+    end = json.loads((run / "end").read_text())
+    assert (end["attempt"], end["cause"], end["exit_code"]) == ("2 7", "refused", 2)
+    assert "did you mean" in end["reason"]
+
+
+def test_tensorboard_has_each_step_and_continues_after_a_restart(mine, forks):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = [
+        *WORDS,
+        "--model",
+        "mine:net",
+        "--tensorboard",
+        "tb",
+        "--metrics",
+        "m.jsonl",
+        "--snapshot-dir",
+        "run",
+    ]
+    forks.run(*words, "--max-steps", "6", cwd=mine, ranks=2)
+    forks.run(*words, cwd=mine, ranks=2)
+    events = EventAccumulator(str(mine / "tb"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    expected = [(record["step"], record["loss"]) for record in records(mine / "m.jsonl")]
+    assert [step for step, _ in found] == [step for step, _ in expected] == list(range(1, 13))
+    assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], rel=1e-6)
+
+
+def test_a_full_disk_for_tensorboard_is_only_a_warning(tmp_path, monkeypatch, capsys):
+    board = TensorBoard(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(board._writer, "add_scalar", full)
+    board.write([_record(1)])
+    board.write([_record(2)])
+    board.close()
+    assert capsys.readouterr().err.count("stopped writing (No space left on device)") == 1
+
+
+def test_unwritable_outputs_are_detected_before_the_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert check_outputs({"--metrics": None, "--summary": tmp_path / "new" / "s.json"}, None) == ""
+    assert not (tmp_path / "new").exists()
+    for path in (tmp_path, tmp_path / "file" / "s.json"):
+        assert f"--summary {path}: cannot be written" in check_outputs({"--summary": path}, None)
+
+
+def test_no_output_overwrites_the_data_or_a_file_other_than_json(tmp_path):
+    data, old, notes = (tmp_path / name for name in ("train.h5", "old.json", "notes.txt"))
+    data.write_bytes(b"\x89HDF\r\n")
+    old.write_text('{"steps": 1}\n')
+    notes.write_text("mine")
+    assert "is the data" in check_outputs({"--metrics": data}, data)
+    assert "is not JSON" in check_outputs({"--summary": notes}, data)
+    assert "the same file" in check_outputs({"--metrics": old, "--summary": old}, data)
+    assert check_outputs({"--metrics": old, "--summary": tmp_path / "new.json"}, data) == ""
+    assert (data.read_bytes(), notes.read_text()) == (b"\x89HDF\r\n", "mine")
+
+
+def test_a_full_disk_for_the_metrics_is_a_warning_that_names_the_missing_steps(capsys):
+    metrics = MetricsFile(Path("/dev/full"))
+    for step in (1, 2, 3):
+        metrics.write([_record(step)])
+    metrics.close()
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == (
+        "warning: --metrics /dev/full: cannot be written (No space left on device); ddp-hpc tries again "
+        "after the next steps"
+    )
+    assert last.endswith("cannot be written (No space left on device); the steps 1 to 3 are missing")
+
+
+def _fill_disk(path):
+    with suppress(OSError), path.open("wb", buffering=0) as filled:
+        while True:
+            filled.write(bytes(4096))
+
+
+@pytest.mark.parametrize("max_waiting", [100, 2])
+def test_the_metrics_continue_when_there_is_space_again(tiny_disk, capsys, monkeypatch, max_waiting):
+    monkeypatch.setattr("ddp_hpc.training.telemetry.metrics_file._MAX_WAITING", max_waiting)
+    path, others = tiny_disk / "m.jsonl", tiny_disk / "others.bin"
+    metrics = MetricsFile(path)
+    metrics.write(
+        [_record(step) for step in range(1, 31)]
+    )  # almost a block, so that a line is cut at its end
+    _fill_disk(others)
+    for step in range(31, 71):
+        metrics.write([_record(step)])
+    others.unlink()
+    metrics.write([_record(71)])
+    metrics.close()
+    written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    first, last = capsys.readouterr().err.splitlines()
+    assert "cannot be written (No space left on device)" in first
+    missing = sorted(set(range(1, 72)) - set(written))
+    assert written == [step for step in range(1, 72) if step not in missing]
+    if max_waiting == 100:
+        assert missing == []
+        assert last.endswith("can be written again; no steps are missing")
+    else:
+        assert len(missing) > 10
+        assert last.endswith(f"can be written again; the steps {missing[0]} to {missing[-1]} are missing")
+
+
+def test_the_summary_contains_flops_and_memory(mine, forks):
+    forks.run(*WORDS, "--model", "mine:net", "--summary", "s.json", cwd=mine, ranks=1)
+    summary = json.loads((mine / "s.json").read_text())
+    # Two operations per weight in the forward pass and two for its gradient; none for that of the input.
+    assert summary["flops_per_s"] == pytest.approx(80 * summary["samples_per_s"])
+    assert summary["tokens_per_s"] is None, "a scalar target is not a sequence"
+    assert summary["share_of_peak"] is None, "the peak of a CPU is unknown"
+    # Parameters, gradients and two states of Adam, each 21 numbers, and two counts of steps.
+    assert summary["memory"]["state_bytes"] == 4 * (4 * 21 + 2)
+    assert summary["memory"]["peak_bytes"] > 2**20
