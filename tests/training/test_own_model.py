@@ -4,11 +4,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DataError, DdpHpcError, RequestError
+from ddp_hpc.data.in_memory import samples_of_dataset
 from ddp_hpc.training.tasks.builtin_models import factory_of
 from ddp_hpc.training.tasks.config import read_model_option
 from ddp_hpc.training.tasks.task import Task, as_task, make_task
@@ -247,9 +249,7 @@ def test_a_task_can_provide_test_data(mine, forks):
 )
 def test_an_invalid_loss_is_rejected(loss, words):
     task = as_task("mine:net", Task(model=nn.Linear(20, 1), loss=loss))
-    with pytest.raises(
-        DdpHpcError, match=re.escape(f"a scalar tensor (the batch mean), {words}")
-    ):
+    with pytest.raises(DdpHpcError, match=re.escape(f"a scalar tensor (the batch mean), {words}")):
         task.loss(torch.zeros(8, 1), torch.zeros(8, 1))
 
 
@@ -284,3 +284,19 @@ def test_the_models_of_the_page_can_be_trained(tmp_path, forks):
         forks.run(*words.split(), "--metrics", "m.jsonl", cwd=home, ranks=2)
         found = losses(home / "m.jsonl")
         assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (
+            [([0.0], [0.0]), ([0.0, 1.0], [0.0])],
+            "dataset[1] has shapes (2,) and (1,), but dataset[0] has (1,)",
+        ),
+        ([([0.0], [0]), ([0.0], [0.5])], "dataset[1] has dtype float64, but dataset[0] has int64"),
+    ],
+)
+def test_samples_that_differ_from_the_first_are_rejected(items, words):
+    with pytest.raises(DataError) as caught:
+        samples_of_dataset(items).read(np.arange(2))
+    assert words in str(caught.value)
