@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, specs_of
-from ddp_hpc.training.snapshots.shard_file import WrittenShards, shard_file, splits_of, write_shards
+from ddp_hpc.training.snapshots.shard_file import WrittenShards, shard_file, write_shards
 from ddp_hpc.training.snapshots.shard_index import index_of, read_header, report_of_rank
 from ddp_hpc.training.snapshots.snapshot_files import FORMAT, _sealed, read_snapshot
 from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
@@ -35,15 +35,13 @@ def _saved(folder: Path, num_ranks: int, tensors: Mapping[str, Tensor], boxes: B
             name: Place(tuple(tensors[name].shape), tuple(one.start for one in parts[name] or ()))
             for name in own
         }
-        written, of_sections, splits = {}, {}, {}
+        written, of_sections = {}, {}
         if own:
             buffer = FileBuffer(specs_of(own))
             buffer.fill(own.items())
-            of_sections["model"], splits["model"] = buffer.specs, splits_of(buffer.specs, places)
-            written["model"] = write_shards(
-                folder / shard_file("model", rank), buffer, splits["model"], 2**12
-            )
-        reports.append(report_of_rank(written, of_sections, splits))
+            of_sections["model"] = buffer.specs
+            written["model"] = write_shards(folder / shard_file("model", rank), buffer, places, 2**12)
+        reports.append(report_of_rank(written, of_sections, {"model": places}))
     index = _index_of(folder, reports)
     (folder / "snapshot.json").write_bytes(_sealed({"format": FORMAT, **index}))
     return {**index, "reports": reports}
@@ -177,9 +175,9 @@ def test_a_tensor_with_another_shape_on_another_rank_is_an_error_of_the_save(tmp
         tensors = {"a": torch.arange(float(size))[5 * rank : 5 * rank + 5]}
         buffer = FileBuffer(specs_of(tensors))
         buffer.fill(tensors.items())
-        splits = splits_of(buffer.specs, {"a": Place((size,), (5 * rank,))})
-        written = write_shards(tmp_path / shard_file("model", rank), buffer, splits, 2**12)
-        reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": splits}))
+        places = {"a": Place((size,), (5 * rank,))}
+        written = write_shards(tmp_path / shard_file("model", rank), buffer, places, 2**12)
+        reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": places}))
     with pytest.raises(ValueError, match="a does not have the same shape and data type on all ranks"):
         _index_of(tmp_path, reports)
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from ddp_hpc.training.snapshots.host_buffer import DTYPES, Specs
+from ddp_hpc.training.snapshots.host_buffer import DTYPES, Place, Specs
 from ddp_hpc.training.snapshots.shard_file import (
     SECTIONS,
     TORCH_DTYPES,
     Header,
-    Splits,
     WrittenShards,
     parse_header,
+    place_of,
     shard_file,
     size_of,
 )
@@ -56,7 +56,9 @@ class Part:
 
 
 def report_of_rank(
-    files: Mapping[str, WrittenShards], specs: Mapping[str, Specs], splits: Mapping[str, Splits]
+    files: Mapping[str, WrittenShards],
+    specs: Mapping[str, Specs],
+    places: Mapping[str, Mapping[str, Place]],
 ) -> dict[str, Any]:
     """Returns what rank 0 must know about the files of a rank, by section; `index_of` combines the reports.
 
@@ -67,28 +69,27 @@ def report_of_rank(
         "files": {section: astuple(file) for section, file in files.items()},
         "groups": {
             section: [
-                [_fingerprint(entries), parts] for parts, entries in _groups(specs[section], splits[section])
+                [_fingerprint(entries), parts] for parts, entries in _groups(specs[section], places[section])
             ]
             for section in files
         },
     }
 
 
-def _groups(specs: Specs, splits: Splits) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
+def _groups(specs: Specs, places: Mapping[str, Place]) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
     """Yields each group of tensors that are divided in the same way.
 
-    A group consists of the dimensions, offsets and sizes of its shards, and of the data types and shapes of
-    the whole tensors by name.
+    A group consists of the divided dimensions with the offsets and sizes of its shards, and of the data types
+    and shapes of the whole tensors by name.
     """
     groups: dict[tuple[tuple[int, int, int], ...], dict[str, Any]] = defaultdict(dict)
-    for name in sorted(specs):
-        (shape, dtype), whole = specs[name], list(specs[name][0])
-        for split in splits[name]:
-            whole[split.dim] = split.whole
-        key = tuple((split.dim, split.offset, shape[split.dim]) for split in splits[name])
-        groups[key][name] = [DTYPES[dtype], whole]
+    for name, (shape, dtype) in sorted(specs.items()):
+        place = place_of(places, name, shape)
+        dims = enumerate(zip(shape, place.offset, place.shape, strict=True))
+        key = tuple((dim, offset, size) for dim, (size, offset, whole) in dims if size != whole)
+        groups[key][name] = [DTYPES[dtype], list(place.shape)]
     for key, entries in groups.items():
-        yield [list(split) for split in key], entries
+        yield [list(divided) for divided in key], entries
 
 
 def _fingerprint(entries: Mapping[str, Any]) -> str:
@@ -130,7 +131,7 @@ def _divided(
     names: dict[str, list[str]] = {}
     for rank in sorted(set(first_ranks.values())):
         header = read_header(rank)
-        for _, entries in _groups(header.specs, header.splits):
+        for _, entries in _groups(header.specs, header.places):
             names[_fingerprint(entries)] = list(entries)
             for name, entry in entries.items():
                 if tensors.setdefault(name, entry) != entry:
