@@ -123,6 +123,7 @@ def test_bytes_are_written_immediately_until_the_reader_closes_the_pipe(folder):
     assert process.returncode == 1
 
 
+@pytest.mark.check
 def test_a_full_disk_is_one_line(folder):
     with Path("/dev/full").open("wb") as full, start(folder, full) as process:
         said = process.stderr.read().decode()

@@ -48,7 +48,7 @@ def single(folder: Path, forks: Forks) -> list[float]:
     ("ranks", "options"),
     [
         (1, "--batch-size 4 --accumulate 4"),
-        (2, "--batch-size 8 --strategy fsdp"),
+        pytest.param(2, "--batch-size 8 --strategy fsdp", marks=pytest.mark.check),
         (2, "--batch-size 16 --strategy tp"),
         pytest.param(2, "--batch-size 8", marks=pytest.mark.check),
         pytest.param(2, "--batch-size 8 --strategy zero", marks=pytest.mark.check),

@@ -154,6 +154,7 @@ def test_a_damaged_shard_is_skipped_on_all_ranks_together(
     assert state_of(home).step == 6
 
 
+@pytest.mark.check
 def test_if_all_sharded_snapshots_are_damaged_the_run_ends_with_one_error_and_keeps_them(
     sharded: Path, home: Path, forks: Forks
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_full_disk_is_a_warning_on_all_ranks_and_an_error_at_the_end(
     assert "resuming after step 1 " in forks.run(*words, cwd=home, ranks=2).words()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("tp", marks=pytest.mark.soak)])
 def test_a_snapshot_has_the_same_tensors_as_a_checkpoint_of_torch(
     home: Path, forks: Forks, strategy: str
