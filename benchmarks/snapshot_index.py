@@ -35,7 +35,6 @@ from ddp_hpc.training.snapshots.shard_file import (
     Header,
     WrittenShards,
     shard_file,
-    splits_of,
     write_shards,
 )
 from ddp_hpc.training.snapshots.shard_index import (
@@ -102,15 +101,15 @@ def shards_of(rank: int, num_ranks: int) -> dict[str, tuple[Specs, dict[str, Pla
 
 def written(folder: Path | None, rank: int, num_ranks: int) -> dict[str, Any]:
     """The report of a rank, after writing its files to `folder`."""
-    files, specs, splits = {}, {}, {}
-    for section, (of_section, places) in shards_of(rank, num_ranks).items():
-        specs[section], splits[section] = of_section, splits_of(of_section, places)
+    files, specs, places = {}, {}, {}
+    for section, (of_section, of_shards) in shards_of(rank, num_ranks).items():
+        specs[section], places[section] = of_section, of_shards
         files[section] = WrittenShards(2**32, 2**18, f"{rank:064x}")
         if folder is not None:
             path = folder / shard_file(section, rank)
             path.unlink(missing_ok=True)
-            files[section] = write_shards(path, FileBuffer(of_section), splits[section], CHUNK_BYTES // WIDTH)
-    return report_of_rank(files, specs, splits)
+            files[section] = write_shards(path, FileBuffer(of_section), of_shards, CHUNK_BYTES // WIDTH)
+    return report_of_rank(files, specs, places)
 
 
 def bytes_read() -> int:

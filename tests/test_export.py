@@ -117,6 +117,7 @@ def test_a_damaged_shard_is_reported_with_the_previous_snapshot_and_nothing_is_w
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.check
 def test_the_export_of_a_sharded_snapshot_reads_one_tensor_at_a_time(tmp_path, export):
     model = {f"layer{number}": torch.full((1024, 1024), float(number)) for number in range(32)}
     with ranks_in(tmp_path / "snapshots", 2) as ranks:

@@ -83,14 +83,6 @@ def test_the_newest_snapshot_continues_the_prompt(folder, sample):
     )
 
 
-def test_without_a_prompt_the_text_starts_like_a_new_file(folder, sample):
-    assert sample(folder, "--num-bytes", 3)[1] == b"\1\2\3"
-
-
-def test_a_prompt_can_contain_any_bytes(folder, sample):
-    assert sample(folder, "--prompt", "\u00fc\udcff", "--num-bytes", 2)[1] == b"\xc3\xbc\xff\0\1"
-
-
 def test_the_text_depends_only_on_the_seed(folder, sample):
     old = folder / "step_00000010"
     texts = [sample(old, "--prompt", "x", "--num-bytes", 40, "--seed", seed)[1] for seed in (3, 3, 4)]
@@ -131,6 +123,7 @@ def test_bytes_are_written_immediately_until_the_reader_closes_the_pipe(folder):
     assert process.returncode == 1
 
 
+@pytest.mark.check
 def test_a_full_disk_is_one_line(folder):
     with Path("/dev/full").open("wb") as full, start(folder, full) as process:
         said = process.stderr.read().decode()

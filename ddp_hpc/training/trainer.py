@@ -29,7 +29,6 @@ from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.float8 import use_fp8
 from ddp_hpc.training.optimization.precision import set_matmul_precision
 from ddp_hpc.training.optimization.step_graph import use_one_stream
-from ddp_hpc.training.optimization.torch_compile import RecompilationLog
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
 from ddp_hpc.training.parallel.model_layers import blocks_of, checkpoint_activations
@@ -167,9 +166,7 @@ class Trainer:
         if line := set_matmul_precision(config.optimization.matmul_precision, device):
             self.progress.say(line)
         self.strategy = _distribute(task, group, config, self.initial)
-        self.compiled = None
         if config.optimization.compile is not None:
-            self.compiled = RecompilationLog()
             self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch())}")
         mesh = self.strategy.mesh
         # From here on, data-parallel ranks draw different dropout masks; ranks that share samples draw the
@@ -316,8 +313,6 @@ class Trainer:
     def _finish(self, wall_s: float, stop: str) -> Result:
         """Closes the outputs, completes the last snapshot, and returns the result."""
         config, position, device = self.config, self.position, self.group.device
-        if str(self.compiled or ""):
-            self.progress.say(f"note: {self.compiled}")
         self.batches.close()
         self.stepper.close()
         for sink in self.sinks:

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,38 +34,6 @@ from ddp_hpc.training.telemetry.step_clock import StepClock
 
 WIDTH, BLOCKS, GLOBAL_BATCH, STEPS = 256, 3, 8, 3
 Options = dict[str, Any]
-
-# Options that can be combined with --compile, and the strategies that support each.
-ALL = ("ddp", "zero", "fsdp")
-OPTIONS: list[tuple[Options, tuple[str, ...]]] = [
-    ({"static_graph": True}, ("ddp", "zero")),
-    ({"find_unused_parameters": True}, ("ddp", "zero")),
-    ({"bucket_mib": 1.0}, ("ddp", "zero")),
-    ({"compress_gradients": "fp16"}, ("ddp", "zero")),
-    ({"accumulate": 2}, ALL),
-    ({"clip_norm": 0.01}, ALL),
-    ({"check_gradients": True}, ALL),
-    ({"activation_checkpointing": True}, ALL),
-    ({"fused": True}, ALL),
-    ({"optimizer": "sgd"}, ALL),
-    ({"optimizer": "adamw", "weight_decay": 0.1}, ALL),
-    ({"amp": "bf16"}, ALL),
-    ({"amp": "fp16"}, ALL),
-    ({"compile": "reduce-overhead"}, ALL),
-]
-
-
-def all_pairs() -> list[Options]:
-    """Each strategy with --compile and with every pair of different options."""
-    rows: list[Options] = [{"strategy": strategy, "compile": "default"} for strategy in ("tp", "pp")]
-    for strategy in ALL:
-        mine = [options for options, strategies in OPTIONS if strategy in strategies]
-        base = {"strategy": strategy, "compile": "default"}
-        rows += [base, *({**base, **one} for one in mine)]
-        rows += [
-            {**base, **one, **other} for one, other in combinations(mine, 2) if not one.keys() & other.keys()
-        ]
-    return rows
 
 
 class Block(nn.Module):

@@ -9,10 +9,10 @@ from torch import nn
 from ddp_hpc.training.tasks.task import Task, default_loss
 
 from .one_process import Steps
-from .option_rows import BLOCKS, STEPS, Graphs, all_pairs
+from .option_rows import BLOCKS, STEPS, Graphs
 
 COMPILED = {"compile": "default"}
-# One row of each kind; `make soak` runs every pair.
+# One row of each kind.
 SOME = [
     {**COMPILED, "bucket_mib": 1.0, "static_graph": True},
     {**COMPILED, "strategy": "zero", "clip_norm": 0.01, "accumulate": 2, "find_unused_parameters": True},
@@ -81,39 +81,6 @@ def test_a_smaller_last_batch_does_not_change_the_code_for_full_batches():
             steps.step(size)
             used.append((graphs.num - before, graphs.last))
     assert used == [(1, 0), (0, 0), (1, 1), (0, 0), (0, 0), (0, 1)]
-
-
-def cannot_be_combined(options):
-    """The combinations listed in docs/explanation/parallel-strategies.md."""
-    together = [
-        {"static_graph", "find_unused_parameters"},
-        {"static_graph", "accumulate"},
-    ]
-    return (
-        options["strategy"] in ("tp", "pp")
-        or any(pair <= options.keys() for pair in together)
-        or (options.get("amp") == "fp16" and ("check_gradients" in options or options["strategy"] == "fsdp"))
-        or (options["compile"] == "reduce-overhead" and options["strategy"] == "fsdp")
-        or (
-            options["strategy"] == "fsdp"
-            and {"fused", "optimizer"} <= options.keys()
-            and options["optimizer"] == "sgd"
-        )
-    )
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_every_pair_of_options_equals_plain_torch_or_is_rejected(forks, tmp_path):
-    for options, ranks in measured(forks, tmp_path, all_pairs(), timeout_s=3500):
-        refusals = {rank.get("refused") for rank in ranks}
-        if cannot_be_combined(options):
-            (line,) = refusals
-            assert line is not None, options
-            assert "\n" not in line
-        else:
-            assert refusals == {None}, options
-            assert_gradients_of_plain_torch(options, ranks)
 
 
 # With torch's own compiler, inductor, which takes some seconds per row.

@@ -16,9 +16,7 @@ from ddp_hpc.base.run_state import read_state
 from ddp_hpc.sample import main
 from tests.conftest import PROJECT, Launch
 
-from .forked import Forks
 from .runs import MpiJob, losses
-from .tiny import assert_equal, state_of
 
 SMALL = ["--model", "decoder", "--model-option", "layers=2", "--model-option", "width=32"]
 STEPS = 60
@@ -48,20 +46,6 @@ def test_the_loss_falls(whole: Path) -> None:
     found = losses(whole / "m.jsonl")
     assert found[0] == pytest.approx(5.55, abs=0.2), "nats per byte if all 256 are equally likely"
     assert sum(found[-5:]) / 5 < 3.5
-
-
-@pytest.mark.check
-def test_a_killed_run_ends_like_an_uninterrupted_one(text: Path, whole: Path, forks: Forks) -> None:
-    home = text / "killed"
-    home.mkdir()
-    job = forks.start(*OPTIONS, *SAVING, cwd=home, ranks=2)
-    while job.running() and state_of(home).step < 20:
-        time.sleep(0.001)
-    assert job.running(), f"the run ended before the kill: more steps are needed\n{job.words()}"
-    job.kill()
-    job.wait()
-    assert "resuming after step" in forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2).words()
-    assert_equal(home, whole, STEPS)
 
 
 def test_the_trained_decoder_generates_reproducible_text(whole: Path, capfdbinary) -> None:

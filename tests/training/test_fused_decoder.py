@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.data.in_memory import samples_of_arrays
-from ddp_hpc.training.evaluation import evaluate
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 
@@ -114,13 +112,6 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_queries_keys_and_values_are_passed_to_attention_without_a_copy():
-    fused = made(torch.float32)
-    with Copies() as copies:
-        loss_of(fused, tokens(1), tokens(2))
-    assert [shape for shape in copies.shapes if len(shape) > 2] == []
-
-
 def test_a_label_out_of_range_is_explained():
     fused = made()
     tgt = tokens(2)
@@ -129,18 +120,6 @@ def test_a_label_out_of_range_is_explained():
         DdpHpcError, match=r"contains the label 102, but the model has 100 classes \(0 to 99\)"
     ):
         loss_of(fused, tokens(1), tgt)
-
-
-def test_an_evaluation_has_the_loss_of_all_scores():
-    samples = samples_of_arrays(tokens(1, 7).numpy(), tokens(2, 7).numpy())
-    losses = []
-    for task in both(torch.float32):
-        strategy = Steps(task, batches()).strategy
-        found = evaluate(
-            strategy, samples, batch_size=3, dtype=torch.float32, timeout_s=9.0, tick=lambda: None
-        )
-        losses.append(found.loss)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 class Graphs:
@@ -187,20 +166,6 @@ def test_compiled_steps_run_forward_and_loss_as_one_graph_that_is_compiled_once(
     assert len(whole) == 1
     assert {"cross_entropy", "linear"} <= graphs.functions(whole[0])
     assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-5)
-
-
-def test_the_loss_of_any_task_is_compiled_with_its_model(graphs):
-    task = Task(model=nn.Linear(LENGTH, 3))
-
-    def numbers():
-        while True:
-            yield torch.rand(4, LENGTH), torch.rand(4, 3)
-
-    steps = Steps(task, numbers(), compile="default")
-    for _ in range(3):
-        steps.step(4)
-    assert len(graphs.kept) == 1
-    assert {"mse_loss", "linear"} <= graphs.functions(0)
 
 
 @pytest.mark.parametrize("model", ["decoder", "classifier"])

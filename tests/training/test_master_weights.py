@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization import master_weights
-from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import clip_factor, global_norm
 from ddp_hpc.training.optimization.master_weights import Adam, AdamW, to_bf16
-from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.tuned_options import choose_tuned
 
 from .one_process import Steps, group_on
 from .runs import losses
-from .test_launches import Operators
-from .test_resume import _kill_often
-from .tiny import DATA, EPOCHS, EVERY_STEP, MODEL, STEPS, assert_equal, make_home, trained
+from .tiny import DATA, EVERY_STEP, MODEL, assert_equal, make_home
 
 BOTH = ["--param-dtype", "bf16", "--moment-dtype", "bf16"]
 # Differences of losses of about 2 between bfloat16 and float32, which have 8 and 24 bits of precision.
@@ -130,58 +123,6 @@ def test_moments_in_bfloat16_follow_those_in_float32_when_gradients_become_small
     found, expected = second_moments(1500)
     assert found.mean().item() == pytest.approx(expected.mean().item(), rel=0.03)
     torch.testing.assert_close(found, expected, rtol=0.15, atol=0.0)
-
-
-@pytest.mark.check
-def test_moments_that_are_rounded_to_the_nearest_value_would_not_decrease(monkeypatch):
-    monkeypatch.setattr(master_weights, "_round_up_or_down", lambda *_: None)
-    found, expected = second_moments(1500)
-    assert found.mean().item() > 1.5 * expected.mean().item()
-
-
-def moving(kind: str) -> list[float]:
-    """The losses of a small network that learns a function of random inputs."""
-    stream = torch.Generator().manual_seed(1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
-
-    def batches():
-        while True:
-            inputs = torch.randn(32, 8, generator=stream)
-            yield inputs, inputs[:, :3].prod(dim=1, keepdim=True)
-
-    options = {"moment": {"moment_dtype": "bf16"}, "both": {"moment_dtype": "bf16", "param_dtype": "bf16"}}
-    steps = Steps(Task(model=model, loss=nn.functional.mse_loss), batches(), lr=0.01, **options.get(kind, {}))
-    for _ in range(400):
-        steps.step(32)
-    return [loss / 32 for loss in steps.losses()]
-
-
-@pytest.mark.check
-def test_hundreds_of_steps_learn_as_in_float32():
-    expected, *found = (sum(moving(kind)[-100:]) / 100 for kind in ("float32", "moment", "both"))
-    assert expected < 0.4  # the loss is 1.0 in the first steps
-    assert found == pytest.approx([expected] * 2, rel=0.02)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("moments", [None, "bf16"])
-def test_the_number_of_operators_of_an_update_does_not_depend_on_the_number_of_parameters(moments, device):
-    nums = []
-    for num in (4, 40):
-        model = nn.ModuleList(nn.Linear(3, 2) for _ in range(num))
-        masters = to_bf16(model)
-        config = OptimizationConfig(param_dtype="bf16", moment_dtype=moments)
-        options = optimizer_options(config, torch.device(device), 0.1)
-        options["trained"] = {master: parameter for parameter, master in masters.items()}
-        optimizer = optimizer_class(config)(list(masters.values()), **options)
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        with Operators(views=False) as operators:
-            optimizer.step()
-        nums.append(operators.num)
-    assert nums[0] == nums[1]
 
 
 def test_a_state_is_saved_and_loaded_bit_for_bit_and_a_float32_one_is_rounded():
@@ -299,48 +240,16 @@ def test_other_options_do_not_change_the_losses_in_bfloat16(option, ranks, forks
     assert losses(home / "m.jsonl") == pytest.approx(losses(home / "plain.jsonl"), rel=1e-2)
 
 
-@pytest.mark.check
-def test_a_killed_run_resumes_bit_for_bit(home, tiny_data, forks):
-    options = [*DATA, *EVERY_STEP, *BOTH, "--epochs", str(EPOCHS)]
-    whole = make_home(home / "whole", tiny_data)
-    forks.run(*options, cwd=whole, ranks=2)
-    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(1), 2, 0.3)
-    forks.run(*options, cwd=home, ranks=2)
-    assert_equal(home, whole, STEPS)
-    step = home / "run" / f"step_{STEPS:08d}"
-    model = safetensors.torch.load_file(step / "model-00000.safetensors")
-    training = safetensors.torch.load_file(step / "training-00000.safetensors")
-    assert {value.dtype for value in model.values()} == {torch.float32}
-    assert any(not torch.equal(value, value.bfloat16().float()) for value in model.values())
-    moments = {value.dtype for name, value in training.items() if "exp_avg" in name}
-    assert moments == {torch.bfloat16}
-
-
-@pytest.mark.check
-def test_sharded_moments_in_bfloat16_resume_bit_for_bit(home, tiny_data, forks):
-    options = [*DATA, *EVERY_STEP, "--moment-dtype", "bf16", "--strategy", "fsdp", "--epochs", "1"]
+@pytest.mark.parametrize(
+    "options", ["--param-dtype bf16 --moment-dtype bf16", *checked("--moment-dtype bf16 --strategy fsdp")]
+)
+def test_a_run_in_bfloat16_resumes_bit_for_bit(options, home, tiny_data, forks):
+    options = [*DATA, *EVERY_STEP, *options.split(), "--epochs", "1"]
     whole = make_home(home / "whole", tiny_data)
     forks.run(*options, cwd=whole, ranks=2)
     forks.run(*options, "--max-steps", "2", cwd=home, ranks=2)
     forks.run(*options, cwd=home, ranks=2)
     assert_equal(home, whole, 4)
-
-
-@pytest.mark.check
-def test_a_run_resumes_with_other_data_types_and_another_number_of_ranks(home, tiny_data, forks):
-    shared = [*MODEL, "--data", "train.h5", "--dropout", "0", "--epochs", "2", "--lr-scaling", "none"]
-    shared += ["--metrics", "m.jsonl"]
-    other = make_home(home / "other", tiny_data)
-    forks.run(*shared, "--batch-size", "4", cwd=other, ranks=2)
-    words = ""
-    parts = [("", 2), ("--param-dtype bf16", 1), (" ".join(BOTH), 4), ("--moment-dtype bf16", 2), ("", 1)]
-    for number, (options, ranks) in enumerate(parts, start=1):
-        limits = ["--batch-size", str(8 // ranks), "--max-steps", str(2 * number), "--snapshot-dir", "run"]
-        words += forks.run(*shared, *options.split(), *limits, cwd=home, ranks=ranks).words()
-    assert "note: changed options: param_dtype bf16 (was None)" in words
-    found = [line["loss"] for line in trained(home)]
-    assert len(found) == 10
-    assert found == pytest.approx([line["loss"] for line in trained(other)][:10], abs=HALF)
 
 
 BUFFER = """

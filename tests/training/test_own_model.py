@@ -4,12 +4,16 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.errors import DataError, DdpHpcError, RequestError
+from ddp_hpc.data.in_memory import samples_of_dataset
 from ddp_hpc.training.tasks.builtin_models import factory_of
 from ddp_hpc.training.tasks.config import read_model_option
-from ddp_hpc.training.tasks.task import make_task
+from ddp_hpc.training.tasks.task import Task, as_task, make_task
 
 from .runs import losses
 
@@ -18,7 +22,6 @@ import os
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from ddp_hpc.training.tasks.task import Task
 
@@ -65,41 +68,12 @@ def numbers():
     return Task(model=Net(), loss=square, dataset=Numbers())
 
 
-def ragged():
-    class Ragged(Numbers):
-        def __getitem__(self, number):
-            return torch.zeros(20 + (number == 7)), [0.0]
-
-    return Task(model=Net(), loss=square, dataset=Ragged())
-
-
 def tested():
     return Task(model=Net(), dataset=Brings().dataset, test_dataset=Numbers(), metrics=Brings().metrics)
 
 
-def a_loss_a_sample():
-    return Task(model=Net(), loss=lambda output, tgt: (output - tgt).square(), dataset=Numbers())
-
-
-def a_number():
-    return Task(model=Net(), loss=lambda output, tgt: square(output, tgt).item(), dataset=Numbers())
-
-
 def flat():
     return nn.Sequential(nn.Linear(20, 1), nn.Flatten(0))
-
-
-def split():
-    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
-    return Task(model=Net(), dataset=Numbers(), tensor_parallel=lambda model: plan)
-
-
-def mixed():
-    class Mixed(Numbers):
-        def __getitem__(self, number):
-            return torch.zeros(20), [number / 40 if number else 0]
-
-    return Task(model=Net(), loss=square, dataset=Mixed())
 
 
 def normed():
@@ -146,18 +120,8 @@ def looks(spec):
 
 number = 3
 """
-SYNTHETIC = [
-    "--src-shape",
-    "20",
-    "--tgt-shape",
-    "1",
-    "--num-samples",
-    "50",
-    "--batch-size",
-    "8",
-    "--epochs",
-    "2",
-]
+SYNTHETIC = ["--src-shape", "20", "--tgt-shape", "1", "--num-samples", "50"]
+SYNTHETIC += ["--batch-size", "8", "--epochs", "2"]
 
 
 @pytest.fixture
@@ -176,13 +140,6 @@ def test_a_model_a_task_or_a_similar_object_can_be_trained(factory, mine, forks)
     forks.run(*words, cwd=mine, ranks=2)
     found = losses(mine / "m.jsonl")
     assert found[-1] < found[0]
-
-
-def test_the_data_of_a_task_is_used_equally_by_any_number_of_ranks(mine, forks):
-    words = ["--model", "mine:numbers", "--lr-scaling", "none", "--epochs", "2"]
-    forks.run(*words, "--batch-size", "16", "--metrics", "one.jsonl", cwd=mine, ranks=1)
-    forks.run(*words, "--batch-size", "8", "--metrics", "two.jsonl", cwd=mine, ranks=2)
-    assert losses(mine / "two.jsonl") == pytest.approx(losses(mine / "one.jsonl"), rel=1e-5)
 
 
 def test_the_factory_receives_options_as_numbers_and_text(mine, forks):
@@ -220,45 +177,22 @@ def test_a_factory_without_a_model_is_rejected(model, words, mine, monkeypatch):
     assert words in str(caught.value)
 
 
-def test_an_unknown_option_is_one_line_with_the_known_ones(mine, forks):
-    words = ["--model", "mine:Net", "--model-option", "widht=3", *SYNTHETIC]
-    job = forks.start(*words, cwd=mine, ranks=1)
-    assert job.wait() == [2]
-    (line,) = job.errors()
-    assert '(did you mean "width"?); it has width, unused, bad_at' in line
-
-
-def test_models_that_differ_between_ranks_are_rejected(mine, forks):
-    job = forks.start("--model", "mine:differs", *SYNTHETIC, cwd=mine, ranks=2)
-    assert job.wait() == [2, 2]
-    (line,) = job.errors()
-    assert "first.weight (9, 20) float32 on rank 1, but first.weight (8, 20) float32 on rank 0" in line
-
-
 @pytest.mark.parametrize(
-    ("factory", "env", "words"),
+    ("model", "options", "code", "words"),
     [
-        (
-            "numbers",
-            {"BAD_SAMPLE": "12"},
-            "dataset[12] raised KeyError: lost (",
-        ),
-        ("ragged", {}, "dataset[7] has shapes (21,) and (1,), but dataset[0] has (20,) and (1,)"),
-        ("mixed", {}, "has dtype float64, but dataset[0] has int64"),
+        ("Net", ["--model-option", "widht=3", *SYNTHETIC], 2, "it has width, unused, bad_at"),
+        ("differs", SYNTHETIC, 2, "first.weight (9, 20) float32 on rank 1, but first.weight (8, 20) float32"),
+        ("Net", [], 2, "Use --data FILE"),
+        ("numbers", ["--batch-size", "8"], 1, "dataset[12] raised KeyError: lost ("),
+        ("flat", SYNTHETIC, 1, "output is (8,) for targets (8, 1), but the default loss requires (8, 1)."),
     ],
 )
-def test_an_error_in_a_dataset_names_the_sample(factory, env, words, mine, forks):
-    job = forks.start("--model", f"mine:{factory}", "--batch-size", "8", cwd=mine, ranks=2, env=env)
-    assert job.wait() == [1, 1]
+def test_an_error_in_the_users_code_is_one_line(model, options, code, words, mine, forks):
+    env = {"BAD_SAMPLE": "12"}
+    job = forks.start("--model", f"mine:{model}", *options, cwd=mine, ranks=2, env=env)
+    assert job.wait() == [code, code]
     (line,) = job.errors()
     assert words in line
-
-
-def test_missing_training_data_is_reported(mine, forks):
-    job = forks.start("--model", "mine:Net", cwd=mine, ranks=2)
-    assert job.wait() == [2, 2]
-    (line,) = job.errors()
-    assert "Use --data FILE" in line
 
 
 def test_unused_parameters_are_reported(mine, forks):
@@ -268,17 +202,6 @@ def test_unused_parameters_are_reported(mine, forks):
     (line,) = job.errors()
     assert "2 of the model's parameters received no gradient: extra.weight, extra.bias" in line
     forks.run(*words, "--find-unused-parameters", cwd=mine, ranks=2)
-
-
-@pytest.mark.check
-def test_unused_parameters_are_reported_by_a_resumed_run(mine, forks):
-    # A single process supports them.
-    words = ["--model", "mine:Net", "--model-option", "unused=True", *SYNTHETIC, "--snapshot-dir", "run"]
-    forks.run(*words, "--max-steps", "1", cwd=mine, ranks=1)
-    job = forks.start(*words, cwd=mine, ranks=2)
-    assert job.wait() == [1, 1]
-    (line,) = job.errors()
-    assert "2 of the model's parameters received no gradient: extra.weight, extra.bias" in line
 
 
 def test_the_first_non_finite_layer_and_its_rank_are_reported_before_the_update(mine, forks):
@@ -310,41 +233,6 @@ def test_initial_values_are_those_of_rank_0(sharing, ranks, mine, forks):
     assert losses(mine / "many.jsonl") == pytest.approx(losses(mine / "one.jsonl"), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        (["--check-data"], "sample 3 of src contains a NaN"),
-        (["--workers", "1"], "workers is 1, but worker processes cannot read"),
-    ],
-)
-def test_data_options_apply_to_the_data_of_a_task(option, words, mine, forks):
-    job = forks.start("--model", "mine:normed", *option, cwd=mine, ranks=1, env={"BAD_SAMPLE": "3"})
-    assert job.wait() == [2]
-    (line,) = job.errors()
-    assert words in line
-
-
-def test_the_metrics_of_a_task_are_means_over_all_test_samples(mine, forks):
-    import h5py
-    import numpy as np
-
-    numbers = np.random.default_rng(0).random((50, 20), dtype=np.float32)
-    with h5py.File(mine / "d.h5", "w") as file:
-        for name, part in (("src", numbers), ("test/src", numbers[:7])):
-            file[name] = part
-            file[name.replace("src", "tgt")] = part.sum(axis=1, keepdims=True)
-    words = ["--model", "mine:Brings", "--data", "d.h5", "--epochs", "1", "--batch-size", "4"]
-    job = forks.run(*words, cwd=mine, ranks=2)
-    assert " far 1.0000" in job.words(), "every output of an untrained model is off by more than 0.1"
-
-
-def test_a_layer_with_a_single_output_is_split_by_its_inputs(mine, forks):
-    words = ["--model", "mine:split", "--epochs", "1", "--batch-size", "8"]
-    forks.run(*words, "--metrics", "whole.jsonl", cwd=mine, ranks=1)
-    forks.run(*words, "--strategy", "tp", "--metrics", "split.jsonl", cwd=mine, ranks=2)
-    assert losses(mine / "split.jsonl") == pytest.approx(losses(mine / "whole.jsonl"), rel=1e-5)
-
-
 def test_a_task_can_provide_test_data(mine, forks):
     job = forks.run("--model", "mine:tested", "--epochs", "1", "--batch-size", "8", cwd=mine, ranks=2)
     assert "data: provided by the task (50 samples, 40 for tests; memory)" in job.words()
@@ -352,25 +240,17 @@ def test_a_task_can_provide_test_data(mine, forks):
     assert " far " in job.words()
 
 
-def test_replacing_the_data_of_a_task_by_random_numbers_is_a_warning(mine, forks):
-    job = forks.run("--model", "mine:numbers", *SYNTHETIC, cwd=mine, ranks=1)
-    assert "warning: --src-shape: using random numbers instead of the dataset of mine:numbers" in job.words()
-
-
 @pytest.mark.parametrize(
-    ("factory", "words"),
+    ("loss", "words"),
     [
-        ("a_loss_a_sample", "its `loss` must return a scalar tensor (the batch mean), not shape (8, 1)"),
-        ("a_number", "its `loss` must return a scalar tensor (the batch mean), not an object of type float"),
-        ("flat", "output is (8,) for targets (8, 1), but the default loss requires (8, 1)."),
+        (lambda output, tgt: (output - tgt).square(), "not shape (8, 1)"),
+        (lambda output, tgt: (output - tgt).square().mean().item(), "not an object of type float"),
     ],
 )
-def test_an_invalid_loss_is_one_line(factory, words, mine, forks):
-    data = SYNTHETIC if factory == "flat" else ["--batch-size", "8"]
-    job = forks.start("--model", f"mine:{factory}", *data, cwd=mine, ranks=2)
-    assert job.wait() == [1, 1]
-    (line,) = job.errors()
-    assert words in line
+def test_an_invalid_loss_is_rejected(loss, words):
+    task = as_task("mine:net", Task(model=nn.Linear(20, 1), loss=loss))
+    with pytest.raises(DdpHpcError, match=re.escape(f"a scalar tensor (the batch mean), {words}")):
+        task.loss(torch.zeros(8, 1), torch.zeros(8, 1))
 
 
 @pytest.mark.check
@@ -392,25 +272,6 @@ def test_running_means_in_an_evaluation_are_those_that_are_saved(strategy, mine,
     assert told == [pytest.approx(told[0], rel=1e-5)] * 2
 
 
-@pytest.mark.soak
-def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
-    # No smaller last batch, which would be compiled again.
-    words = ["--model", "mine:Net", *SYNTHETIC, "--num-samples", "48", "--epochs", "1"]
-    forks.run(*words, "--metrics", "eager.jsonl", cwd=mine, ranks=2)
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(mine / "cache")}
-    # Without the seven programs that detect CPU features, and without additional processes.
-    env |= {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    words += ["--compile", "--metrics", "compiled.jsonl", "--snapshot-dir", "run"]
-    for more in (["--max-steps", "1"], []):
-        job = forks.start(*words, *more, cwd=mine, ranks=2, env=env)
-        assert job.wait(150) == [0, 0], job.words()
-        assert "compiled: in " in job.words()
-        assert "size mismatch" not in job.words(), "recompiled for another batch size"
-    assert "resuming after step 1" in job.words()
-    assert losses(mine / "compiled.jsonl") == pytest.approx(losses(mine / "eager.jsonl"), rel=1e-5)
-    assert list((mine / "cache").iterdir()), "it was compiled"
-
-
 def test_the_models_of_the_page_can_be_trained(tmp_path, forks):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "own-model.md").read_text()
     blocks = re.findall(
@@ -423,3 +284,19 @@ def test_the_models_of_the_page_can_be_trained(tmp_path, forks):
         forks.run(*words.split(), "--metrics", "m.jsonl", cwd=home, ranks=2)
         found = losses(home / "m.jsonl")
         assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (
+            [([0.0], [0.0]), ([0.0, 1.0], [0.0])],
+            "dataset[1] has shapes (2,) and (1,), but dataset[0] has (1,)",
+        ),
+        ([([0.0], [0]), ([0.0], [0.5])], "dataset[1] has dtype float64, but dataset[0] has int64"),
+    ],
+)
+def test_samples_that_differ_from_the_first_are_rejected(items, words):
+    with pytest.raises(DataError) as caught:
+        samples_of_dataset(items).read(np.arange(2))
+    assert words in str(caught.value)

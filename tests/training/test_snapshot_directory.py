@@ -134,17 +134,16 @@ def test_if_all_snapshots_are_damaged_nothing_is_deleted(
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
 
 
-@pytest.mark.parametrize("number", [2, 4])
 def test_a_snapshot_of_another_format_is_an_error_and_not_skipped(
-    tmp_path: Path, open_run: Callable[..., Run], number: int
+    tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tmp_path)
     run.save(1, 2)
     manifest = tmp_path / "step_00000002" / "snapshot.json"
     about = json.loads(manifest.read_text())
     del about["sha256"]
-    manifest.write_bytes(_sealed({**about, "format": number}))
-    with pytest.raises(DataError, match=f"step_00000002 has format {number}, which this version"):
+    manifest.write_bytes(_sealed({**about, "format": 2}))
+    with pytest.raises(DataError, match="step_00000002 has format 2, which this version"):
         run.folder.newest_valid()
 
 
@@ -224,17 +223,6 @@ def test_transient_errors_are_retried(
     assert [words.split(":")[0] for words in run.said[2:]] == ["warning"] * 3 + ["WARNING"]
 
 
-def test_a_full_disk_is_not_retried(
-    tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshots, "complete_snapshot", _failing([errno.ENOSPC]))
-    run = open_run(tmp_path)
-    run.save(1)
-    [words] = run.said
-    assert "there is no snapshot yet" in words
-    assert _steps(tmp_path) == []
-
-
 def test_the_next_run_removes_only_leftovers_of_a_killed_writer(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
@@ -267,8 +255,6 @@ def test_a_run_that_lost_its_directory_does_not_write_to_it(
         ("position", {"step": "1"}, FOREIGN),
         # The name of the directory is compared with the step first.
         ("position", {"step": -1}, "none of its 1 snapshots is valid"),
-        ("losses", {"first": "low"}, FOREIGN),
-        ("lr_ranks", 10**30, FOREIGN),
         ("lr_ranks", float("nan"), FOREIGN),
         ("global_batch", "9" * 5000, FOREIGN),
     ],

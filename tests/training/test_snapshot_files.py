@@ -296,11 +296,11 @@ def test_an_invalid_header_with_a_correct_checksum_is_damage(snapshot: Path, see
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:begin])
-    header["__metadata__"]["splits"] = json.loads(header["__metadata__"]["splits"])
+    header["__metadata__"]["places"] = json.loads(header["__metadata__"]["places"])
     for seed in seeds:
         changed = _changed(copy.deepcopy(header), random.Random(seed))
         if isinstance(changed, dict) and isinstance(more := changed.get("__metadata__"), dict):
-            more["splits"] = json.dumps(more.get("splits"))
+            more["places"] = json.dumps(more.get("places"))
         text = json.dumps(changed).encode()
         text += b" " * (begin - 8 - len(text))
         path.write_bytes(len(text).to_bytes(8, "little") + text + content[begin:])

@@ -238,6 +238,7 @@ def spied(spec, dropout):
 """
 
 
+@pytest.mark.check
 def test_ranks_that_share_samples_draw_the_same_dropout_after_a_change_of_strategy(forks, home, tiny_data):
     # Otherwise their unsharded parameters, such as this norm, would silently diverge.
     (home / "spy.py").write_text(SPY)

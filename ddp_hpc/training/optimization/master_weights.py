@@ -80,10 +80,10 @@ class _Float32Update(torch.optim.Adam):
             trained = self._trained.get(parameter, parameter)
             if trained.grad is not None:
                 alike.setdefault((parameter.device, trained.dtype), []).append(parameter)
-        for found in alike.values():
+        for parameters_alike in alike.values():
             bucket: list[nn.Parameter] = []
             num = 0
-            for parameter in found:
+            for parameter in parameters_alike:
                 size = local_shard(parameter).numel()
                 if bucket and num + size > _MOST_VALUES:
                     yield bucket

@@ -16,19 +16,19 @@ from ddp_hpc.training.tasks.task import Task
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Returns the layers that a model repeats: the children of its outermost ModuleLists and Sequentials."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
         for child in module.children():
             if isinstance(child, nn.ModuleList | nn.Sequential):
-                found.extend(block for block in child if any(True for _ in block.parameters()))
+                blocks.extend(block for block in child if any(True for _ in block.parameters()))
             else:
                 look(child)
 
     if isinstance(model, nn.Sequential):
         return [block for block in model if any(True for _ in block.parameters())]
     look(model)
-    return found
+    return blocks
 
 
 def split_stages(task: Task, num: int) -> Sequence[nn.Module]:

@@ -135,10 +135,10 @@ class _Stage(PipelineStage):
         kept = [buffer.clone() for buffer in buffers]
         devices = [self.device] if self.device.type != "cpu" else []
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
-            found = super()._prepare_forward_infra(*args, **kwargs)
+            result = super()._prepare_forward_infra(*args, **kwargs)
         for buffer, value in zip(buffers, kept, strict=True):
             buffer.data.copy_(value)  # with .data, so that autograd does not record the copy
-        return found
+        return result
 
 
 class _ContiguousGradient(torch.autograd.Function):

@@ -133,10 +133,10 @@ class DirectoryLock:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._path.read_bytes())
+            holder = json.loads(self._path.read_bytes())
         except (FileNotFoundError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return holder if isinstance(holder, dict) else {}
 
     def _touched(self) -> int | None:
         """Returns the modification time, which is only compared with earlier ones; None if the file no longer

@@ -178,20 +178,20 @@ class FileBuffer:
             if len(place) == 1:
                 sources.append(values)
             else:
-                sources += torch.split(values.reshape(-1), [len(one) for one in place])
+                sources += torch.split(values.reshape(-1), [len(view) for view in place])
         if targets:
             torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def _places(self, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         """Returns the bytes from `begin` on as one tensor, or as several flat ones in different parts."""
         end = begin + prod(shape) * dtype.itemsize
-        at, found = begin, []
+        at, views = begin, []
         while at < end:
             number = bisect_right(self._starts, at) - 1
             start, stop = self._starts[number], min(end, self._starts[number + 1])
-            found.append(self.parts[number][at - start : stop - start].view(dtype))
+            views.append(self.parts[number][at - start : stop - start].view(dtype))
             at = stop
-        return [found[0].view(shape)] if len(found) == 1 else found
+        return [views[0].view(shape)] if len(views) == 1 else views
 
 
 def _runs(scalars: Mapping[int, Tensor]) -> Iterator[tuple[int, list[Tensor]]]:

@@ -11,9 +11,8 @@ import json
 import os
 import re
 import struct
-import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,21 +24,6 @@ SECTIONS = ("model", "training")
 TORCH_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 _AT_ONCE_BYTES = 16 * 2**20
 _DIGESTS = re.compile(r"([0-9a-f]{64})*")
-
-
-@dataclass(frozen=True)
-class Split:
-    """A dimension along which a shard contains only a part of the tensor."""
-
-    dim: int
-    offset: int
-    """The offset of the shard in the whole tensor along this dimension."""
-    whole: int
-    """The size of the whole tensor along this dimension."""
-
-
-Splits = Mapping[str, tuple[Split, ...]]
-"""For each shard, the dimensions along which its tensor is divided; empty for a whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +44,8 @@ class Header:
     """Shape and type of each shard."""
     begins: Mapping[str, int]
     """The position of each shard relative to the end of the header."""
-    splits: Splits
+    places: Mapping[str, Place]
+    """The place of each shard in the whole tensor."""
     chunk_bytes: int
     chunks: str
     """The SHA-256 checksums of the chunks after the header, in hexadecimal, one after another."""
@@ -71,47 +56,46 @@ def shard_file(section: str, rank: int) -> str:
     return f"{section}-{rank:05d}.safetensors"
 
 
-def splits_of(specs: Specs, places: Mapping[str, Place]) -> Splits:
-    """Returns the dimensions along which the tensor of each shard is divided."""
-    found = {}
-    for name, (shape, _) in specs.items():
-        place = places.get(name, Place(shape, (0,) * len(shape)))
-        dims = enumerate(zip(shape, place.offset, place.shape, strict=True))
-        found[name] = tuple(Split(dim, at, whole) for dim, (size, at, whole) in dims if size != whole)
-    return found
-
-
-def write_shards(path: Path, buffer: FileBuffer, splits: Splits, chunk_bytes: int) -> WrittenShards:
+def write_shards(
+    path: Path, buffer: FileBuffer, places: Mapping[str, Place], chunk_bytes: int
+) -> WrittenShards:
     """Writes the file of a rank and syncs it to disk.
+
+    A tensor without an entry in `places` is whole.
 
     Raises:
         OSError: the file cannot be written.
     """
-    header = _header(buffer.specs, splits, chunk_bytes, None)
+    header = _header(buffer.specs, places, chunk_bytes, None)
     with path.open("xb", buffering=0) as file:
         # The header contains the checksums of the values, so it is written last.
         file.seek(len(header))
-        digests = write_hashed(file, _without(buffer, buffer.header_bytes), chunk_bytes)
+        digests = _write_hashed(file, _without(buffer, buffer.header_bytes), chunk_bytes)
         num_bytes = file.tell()
-        header = _header(buffer.specs, splits, chunk_bytes, digests)
+        header = _header(buffer.specs, places, chunk_bytes, digests)
         file.seek(0)
-        [sha256] = write_hashed(file, [memoryview(header)], None)
+        [sha256] = _write_hashed(file, [memoryview(header)], len(header))
         os.fsync(file.fileno())
     return WrittenShards(max(num_bytes, len(header)), len(header), sha256)
 
 
-def _header(specs: Specs, splits: Splits, chunk_bytes: int, digests: list[str] | None) -> bytes:
+def _header(specs: Specs, places: Mapping[str, Place], chunk_bytes: int, digests: list[str] | None) -> bytes:
     """Returns the header; if `digests` is None, a placeholder of the same size."""
     if digests is None:
         num_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
         digests = ["0" * 64] * -(-num_bytes // chunk_bytes)
-    of_names = [[(one.dim, one.offset, one.whole) for one in splits[name]] for name in sorted(specs)]
+    of_names = [astuple(place_of(places, name, specs[name][0])) for name in sorted(specs)]
     metadata = {
         "chunk_bytes": str(chunk_bytes),
         "chunks": "".join(digests),
-        "splits": json.dumps(of_names, separators=(",", ":")),
+        "places": json.dumps(of_names, separators=(",", ":")),
     }
     return file_layout(specs, metadata)[0]
+
+
+def place_of(places: Mapping[str, Place], name: str, shape: tuple[int, ...]) -> Place:
+    """Returns the place of a shard with this shape; without an entry, it is the whole tensor."""
+    return places.get(name) or Place(shape, (0,) * len(shape))
 
 
 def _without(buffer: FileBuffer, num_bytes: int) -> Iterable[memoryview]:
@@ -121,12 +105,9 @@ def _without(buffer: FileBuffer, num_bytes: int) -> Iterable[memoryview]:
         num_bytes = max(0, num_bytes - len(part))
 
 
-def write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: int | None) -> list[str]:
-    """Writes to an unbuffered file; returns the checksum of each chunk.
-
-    If `chunk_bytes` is None, the only chunk contains everything.
-    """
-    digests, digest, left = [], hashlib.sha256(), chunk_bytes or sys.maxsize
+def _write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: int) -> list[str]:
+    """Writes to an unbuffered file; returns the checksum of each chunk."""
+    digests, digest, left = [], hashlib.sha256(), chunk_bytes
     for content in contents:
         begin = 0
         while begin < len(content):
@@ -138,8 +119,8 @@ def write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: in
             left -= written
             if not left:
                 digests.append(digest.hexdigest())
-                digest, left = hashlib.sha256(), chunk_bytes or sys.maxsize
-    if chunk_bytes is None or left < chunk_bytes:
+                digest, left = hashlib.sha256(), chunk_bytes
+    if left < chunk_bytes:
         digests.append(digest.hexdigest())
     return digests
 
@@ -165,9 +146,10 @@ def parse_header(content: bytes, num_bytes: int) -> Header:
         if end - begin != prod(shape) * dtype.itemsize or len(content) + end > num_bytes:
             raise ValueError(f"{name} is outside the file")
         specs[name], begins[name] = (shape, dtype), begin
-    of_names = zip(sorted(specs), json.loads(metadata["splits"]), strict=True)
-    splits = {name: tuple(Split(*map(size_of, one)) for one in found) for name, found in of_names}
-    return Header(specs, begins, splits, chunk_bytes, chunks)
+    places = {}
+    for name, values in zip(sorted(specs), json.loads(metadata["places"]), strict=True):
+        places[name] = Place(*(tuple(map(size_of, sizes)) for sizes in values))
+    return Header(specs, begins, places, chunk_bytes, chunks)
 
 
 def size_of(value: Any) -> int:

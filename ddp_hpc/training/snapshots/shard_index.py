@@ -1,9 +1,8 @@
 """The index of a snapshot, in snapshot.json; each rank reads only the parts of the files that it needs.
 
-snapshot.json lists each tensor and each file once. The places of the parts of a tensor are progressions over
-the ranks (`part_runs`), so their number depends on the dimensions of the device mesh and not on the number of
-ranks. Everything else about a file is in its own header (`shard_file`). docs/reference/snapshot-format.md
-describes the entries.
+snapshot.json lists each tensor and each file once. The parts of tensors that are divided in the same way are
+listed once for all of these tensors. Everything else about a file is in its own header (`shard_file`).
+docs/reference/snapshot-format.md describes the entries.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -20,15 +19,14 @@ from typing import Any
 
 import torch
 
-from ddp_hpc.training.snapshots.host_buffer import DTYPES, Specs
-from ddp_hpc.training.snapshots.part_runs import Run, Vector, compressed
+from ddp_hpc.training.snapshots.host_buffer import DTYPES, Place, Specs
 from ddp_hpc.training.snapshots.shard_file import (
     SECTIONS,
     TORCH_DTYPES,
     Header,
-    Splits,
     WrittenShards,
     parse_header,
+    place_of,
     shard_file,
     size_of,
 )
@@ -41,6 +39,8 @@ from ddp_hpc.training.snapshots.verified_file import (
 
 # The position of a shard relative to the end of the header, its shape and its data type.
 _Shard = tuple[int, tuple[int, ...], torch.dtype]
+Member = tuple[int, ...]
+"""A rank, and the offset of its part along each dimension along which the tensor is divided."""
 _INVALID = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
@@ -56,7 +56,9 @@ class Part:
 
 
 def report_of_rank(
-    files: Mapping[str, WrittenShards], specs: Mapping[str, Specs], splits: Mapping[str, Splits]
+    files: Mapping[str, WrittenShards],
+    specs: Mapping[str, Specs],
+    places: Mapping[str, Mapping[str, Place]],
 ) -> dict[str, Any]:
     """Returns what rank 0 must know about the files of a rank, by section; `index_of` combines the reports.
 
@@ -67,28 +69,27 @@ def report_of_rank(
         "files": {section: astuple(file) for section, file in files.items()},
         "groups": {
             section: [
-                [_fingerprint(entries), parts] for parts, entries in _groups(specs[section], splits[section])
+                [_fingerprint(entries), parts] for parts, entries in _groups(specs[section], places[section])
             ]
             for section in files
         },
     }
 
 
-def _groups(specs: Specs, splits: Splits) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
+def _groups(specs: Specs, places: Mapping[str, Place]) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
     """Yields each group of tensors that are divided in the same way.
 
-    A group consists of the dimensions, offsets and sizes of its shards, and of the data types and shapes of
-    the whole tensors by name.
+    A group consists of the divided dimensions with the offsets and sizes of its shards, and of the data types
+    and shapes of the whole tensors by name.
     """
     groups: dict[tuple[tuple[int, int, int], ...], dict[str, Any]] = defaultdict(dict)
-    for name in sorted(specs):
-        (shape, dtype), whole = specs[name], list(specs[name][0])
-        for split in splits[name]:
-            whole[split.dim] = split.whole
-        key = tuple((split.dim, split.offset, shape[split.dim]) for split in splits[name])
-        groups[key][name] = [DTYPES[dtype], whole]
+    for name, (shape, dtype) in sorted(specs.items()):
+        place = place_of(places, name, shape)
+        dims = enumerate(zip(shape, place.offset, place.shape, strict=True))
+        key = tuple((dim, offset, size) for dim, (size, offset, whole) in dims if size != whole)
+        groups[key][name] = [DTYPES[dtype], list(place.shape)]
     for key, entries in groups.items():
-        yield [list(split) for split in key], entries
+        yield [list(divided) for divided in key], entries
 
 
 def _fingerprint(entries: Mapping[str, Any]) -> str:
@@ -119,7 +120,7 @@ def _divided(
     groups_of_ranks: Sequence[Sequence[Any]], read_header: Callable[[int], Header]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the tensors of a section, and for tensors that are divided in the same way, their parts."""
-    members: dict[str, dict[tuple[Vector, Vector], list[Vector]]] = defaultdict(lambda: defaultdict(list))
+    members: dict[str, dict[tuple[Member, Member], list[Member]]] = defaultdict(lambda: defaultdict(list))
     first_ranks: dict[str, int] = {}
     for rank, groups in enumerate(groups_of_ranks):
         for fingerprint, parts in groups:
@@ -130,49 +131,51 @@ def _divided(
     names: dict[str, list[str]] = {}
     for rank in sorted(set(first_ranks.values())):
         header = read_header(rank)
-        for _, entries in _groups(header.specs, header.splits):
+        for _, entries in _groups(header.specs, header.places):
             names[_fingerprint(entries)] = list(entries)
             for name, entry in entries.items():
                 if tensors.setdefault(name, entry) != entry:
                     raise ValueError(f"{name} does not have the same shape and data type on all ranks")
-    numbers = {name: number for number, name in enumerate(sorted(tensors))}
     shards = []
     for fingerprint, of_group in members.items():
         if fingerprint not in names:
             raise ValueError("the header of a file differs from what its rank reported")
         parts = [
-            {"dims": dims, "shape": sizes, "first": run.first, "repeat": run.repeat}
-            for (dims, sizes), places in of_group.items()
-            for run in compressed(places)
+            {"dims": dims, "shape": sizes, "members": places} for (dims, sizes), places in of_group.items()
         ]
-        shards.append(
-            {"tensors": _ranges(sorted(numbers[name] for name in names[fingerprint])), "parts": parts}
-        )
+        shards.append({"tensors": names[fingerprint], "parts": parts})
     return tensors, shards
 
 
-def _ranges(numbers: Sequence[int]) -> list[list[int]]:
-    """Returns sorted numbers as ranges. Each range is a beginning and an end, which is not included."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([number, number + 1])
-    return ranges
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Parts:
     """Parts of equal size along the divided dimensions, of all tensors that are divided in the same way."""
 
     dims: tuple[int, ...]
     sizes: tuple[int, ...]
-    run: Run
+    members: tuple[Member, ...]
+    highest: Member
+    """The highest rank and offsets."""
+    _within: dict[Any, list[Member]] = field(default_factory=dict)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the parts of a tensor with this shape."""
         return _replaced(whole, self.dims, self.sizes)
+
+    def within(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> list[Member]:
+        """Returns the members with values between these positions of the divided dimensions."""
+        # A rank needs the same range of all tensors of the same shape.
+        if (begins, ends) not in self._within:
+            limits = list(zip(begins, ends, self.sizes, strict=True))
+            self._within[begins, ends] = [
+                member
+                for member in self.members
+                if all(
+                    begin - size < offset < end
+                    for offset, (begin, end, size) in zip(member[1:], limits, strict=True)
+                )
+            ]
+        return self._within[begins, ends]
 
 
 @dataclass(frozen=True)
@@ -196,33 +199,22 @@ def _parse_tensors(about: Mapping[str, Any], section: str) -> dict[str, _Tensor]
         ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError: an entry is invalid.
     """
     num_ranks, entries = len(about["files"][section]), about["tensors"][section]
-    names, parts = sorted(entries), defaultdict[str, list[_Parts]](list)
+    parts = defaultdict[str, list[_Parts]](list)
     for group in about["shards"][section]:
         of_group = [_parse_parts(entry, num_ranks) for entry in group["parts"]]
-        for begin, end in group["tensors"]:
-            if size_of(end) > len(names):
-                raise ValueError("a tensor number is too large")
-            for name in names[size_of(begin) : end]:
-                parts[name] += of_group
+        for name in group["tensors"]:
+            parts[name] += of_group
     return {name: _parse_tensor(name, entry, tuple(parts[name])) for name, entry in entries.items()}
 
 
 def _parse_parts(entry: Mapping[str, Any], num_ranks: int) -> _Parts:
-    dims, sizes, first = (tuple(map(size_of, entry[key])) for key in ("dims", "shape", "first"))
-    repeat = []
-    for count, step in entry["repeat"]:
-        if size_of(count) < 2 or any(type(by) is not int for by in step):
-            raise ValueError("a progression is invalid")
-        repeat.append((count, tuple(step)))
-    run = Run(first, tuple(repeat))
-    if any(len(step) != len(first) for _, step in repeat) or len(first) != len(dims) + 1:
-        raise ValueError("a progression has the wrong number of dimensions")
-    lowest, highest = run.bounds()
-    if run.num_members > num_ranks or min(lowest) < 0 or highest[0] >= num_ranks:
-        raise ValueError("a progression contains ranks that do not exist")
+    dims, sizes = (tuple(map(size_of, entry[key])) for key in ("dims", "shape"))
+    members = tuple(tuple(map(size_of, member)) for member in entry["members"])
     if len(sizes) != len(dims) or len(set(dims)) != len(dims):
         raise ValueError("the dimensions of a part are invalid")
-    return _Parts(dims, sizes, run)
+    if any(len(member) != len(dims) + 1 or member[0] >= num_ranks for member in members):
+        raise ValueError("a part has the wrong number of dimensions, or is of a rank that does not exist")
+    return _Parts(dims, sizes, members, tuple(map(max, zip(*members, strict=True))))
 
 
 def _parse_tensor(name: str, entry: Sequence[Any], parts: tuple[_Parts, ...]) -> _Tensor:
@@ -230,11 +222,10 @@ def _parse_tensor(name: str, entry: Sequence[Any], parts: tuple[_Parts, ...]) ->
     dtype, shape = TORCH_DTYPES[code], tuple(map(size_of, sizes))
     num_values = 0
     for equal in parts:
-        _, highest = equal.run.bounds()
-        for dim, size, offset in zip(equal.dims, equal.sizes, highest[1:], strict=True):
+        for dim, size, offset in zip(equal.dims, equal.sizes, equal.highest[1:], strict=True):
             if offset + size > shape[dim]:
                 raise ValueError(f"a part of {name} is outside the tensor")
-        num_values += equal.run.num_members * prod(equal.shape(shape))
+        num_values += len(equal.members) * prod(equal.shape(shape))
     if num_values != prod(shape) or not parts:
         raise ValueError(f"the parts of {name} do not have as many values as the tensor")
     return _Tensor(dtype, shape, parts)
@@ -276,10 +267,9 @@ class ShardIndex:
         """Yields the parts of a tensor that contain values between these positions."""
         tensor = self._tensors[name]
         for parts in tensor.parts:
-            lowest = [begins[dim] - size + 1 for dim, size in zip(parts.dims, parts.sizes, strict=True)]
-            highest = [ends[dim] - 1 for dim in parts.dims]
+            own_begins, own_ends = (tuple(at[dim] for dim in parts.dims) for at in (begins, ends))
             shape = parts.shape(tensor.shape)
-            for rank, *offsets in parts.run.within((0, *lowest), (len(self._files), *highest)):
+            for rank, *offsets in parts.within(own_begins, own_ends):
                 offset = _replaced((0,) * len(shape), parts.dims, offsets)
                 yield self._part(name, shard_file(self._section, rank), rank, offset, shape)
 

@@ -21,16 +21,14 @@ from ddp_hpc.base.errors import DataError, RendezvousError
 from ddp_hpc.base.option_names import named
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Specs, Stream
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Place, Stream
 from ddp_hpc.training.snapshots.joint_save import JointSave, NotSavedError
 from ddp_hpc.training.snapshots.shard_file import (
     CHUNK_BYTES,
     SECTIONS,
     Header,
-    Splits,
     WrittenShards,
     shard_file,
-    splits_of,
     write_shards,
 )
 from ddp_hpc.training.snapshots.shard_index import index_of, read_header, report_of_rank
@@ -194,15 +192,13 @@ class SnapshotWriter:
         partial = self._partial(step)
         partial.mkdir(exist_ok=True)
         files: dict[str, WrittenShards] = {}
-        specs: dict[str, Specs] = {}
-        splits: dict[str, Splits] = {}
+        specs = {section: buffer.specs for section, buffer in self._buffers.items()}
         for section, buffer in self._buffers.items():
             buffer.wait()
             path = partial / shard_file(section, self.joint.rank)
             path.unlink(missing_ok=True)
-            specs[section], splits[section] = buffer.specs, splits_of(buffer.specs, self._places[section])
-            files[section] = write_shards(path, buffer, splits[section], CHUNK_BYTES)
-        return report_of_rank(files, specs, splits)
+            files[section] = write_shards(path, buffer, self._places[section], CHUNK_BYTES)
+        return report_of_rank(files, specs, self._places)
 
     def _partial(self, step: int) -> Path:
         """Returns the directory in which all ranks write the snapshot."""

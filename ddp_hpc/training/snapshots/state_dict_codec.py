@@ -57,14 +57,14 @@ def object_names(saved: Iterable[str]) -> set[str]:
 
 def load_objects(objects: Mapping[str, Stateful], saved: Mapping[str, Tensor]) -> None:
     """Restores the states of the objects from the tensors that `object_tensors` has returned."""
-    for name, one in objects.items():
+    for name, stateful in objects.items():
         if (text := saved.get(f"{PREFIX}{name}")) is not None:
             encoded = json.loads(bytes(text.cpu().numpy()))
             begin = f"{PREFIX}{name}/"
             tensors = {
                 key.removeprefix(begin): value for key, value in saved.items() if key.startswith(begin)
             }
-            one.load_state_dict(_decoded(encoded, tensors, one.state_dict()))
+            stateful.load_state_dict(_decoded(encoded, tensors, stateful.state_dict()))
 
 
 def _encoded(value: Any, tensors: list[Tensor], where: str) -> Any:
@@ -81,10 +81,10 @@ def _encoded(value: Any, tensors: list[Tensor], where: str) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
         entries = [[_encoded(key, tensors, where), key, value[key]] for key in value]
-        return {"dict": [[key, _encoded(one, tensors, f"{where}[{name!r}]")] for key, name, one in entries]}
+        return {"dict": [[key, _encoded(item, tensors, f"{where}[{name!r}]")] for key, name, item in entries]}
     for kind, of_kind in _CONTAINERS.items():
         if isinstance(value, of_kind):
-            return {kind: [_encoded(one, tensors, f"{where}[{at}]") for at, one in enumerate(value)]}
+            return {kind: [_encoded(item, tensors, f"{where}[{at}]") for at, item in enumerate(value)]}
     seen = value.dtype if isinstance(value, Tensor) else type(value).__name__
     raise RequestError(
         f"the state of {where} has the type {seen}, which a snapshot cannot contain; state_dict() must "
@@ -98,8 +98,8 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor], current: Any) -> Any:
         return value
     [(kind, content)] = value.items()
     if kind == "tensor":
-        found = tensors[content]
-        return shard_like(current, found.to(current.device)) if isinstance(current, Tensor) else found.cpu()
+        tensor = tensors[content]
+        return shard_like(current, tensor.to(current.device)) if isinstance(current, Tensor) else tensor.cpu()
     if kind in ("array", "number"):
         dtype, shape, text = content
         array = np.frombuffer(base64.b64decode(text), dtype).reshape(shape).copy()
@@ -107,12 +107,12 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor], current: Any) -> Any:
     if kind == "bytes":
         return base64.b64decode(content)
     if kind == "dict":
-        pairs = [(_decoded(key, tensors, None), one) for key, one in content]
+        pairs = [(_decoded(key, tensors, None), item) for key, item in content]
         before = current if isinstance(current, Mapping) else {}
-        return _like_mapping(before, {key: _decoded(one, tensors, before.get(key)) for key, one in pairs})
+        return _like_mapping(before, {key: _decoded(item, tensors, before.get(key)) for key, item in pairs})
     items = current if isinstance(current, list | tuple) else []
     known = [*items, *([None] * len(content))]
-    values = [_decoded(one, tensors, old) for one, old in zip(content, known, strict=False)]
+    values = [_decoded(item, tensors, old) for item, old in zip(content, known, strict=False)]
     return type(current)(*values) if hasattr(current, "_fields") else _CONTAINERS[kind](values)
 
 
@@ -120,7 +120,7 @@ def _like_mapping(current: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     """Returns a mapping of the same type, such as a Counter, or a dict."""
     if type(current) is dict or not isinstance(current, dict):
         return values
-    found = copy.copy(current)
-    found.clear()
-    found.update(values)
-    return found
+    result = copy.copy(current)
+    result.clear()
+    result.update(values)
+    return result

@@ -55,7 +55,7 @@ class StoredTensors(Mapping[str, Tensor]):
         # `parts` compares the index with the sizes of the files. It is called before memory is
         # allocated, because a damaged index can contain any size.
         parts = list(self._index.parts(name, offset, stops)) if prod(shape) else []
-        found, num_values = torch.zeros(shape, dtype=self.specs[name][1]), 0
+        result, num_values = torch.zeros(shape, dtype=self.specs[name][1]), 0
         for part in parts:
             begins = [max(mine, theirs) for mine, theirs in zip(offset, part.offset, strict=True)]
             ends = [
@@ -63,7 +63,7 @@ class StoredTensors(Mapping[str, Tensor]):
                 for stop, theirs, of_part in zip(stops, part.offset, part.shape, strict=True)
             ]
             if all(begin < end for begin, end in zip(begins, ends, strict=True)):
-                target = found[
+                target = result[
                     tuple(slice(b - o, e - o) for b, e, o in zip(begins, ends, offset, strict=True))
                 ]
                 box = [slice(b - o, e - o) for b, e, o in zip(begins, ends, part.offset, strict=True)]
@@ -71,7 +71,7 @@ class StoredTensors(Mapping[str, Tensor]):
                 num_values += target.numel()
         if num_values != prod(shape):
             raise DamagedSnapshotError(f"{self._index.path} does not contain all values of {name}")
-        return found
+        return result
 
     def check_sizes(self) -> None:
         """Raises DamagedSnapshotError if a file of this section is missing or has another size."""

@@ -148,8 +148,8 @@ class TrainingState:
         names = sorted({**self.whole, **theirs})
         name = next(name for name in names if self.whole.get(name) != theirs.get(name))
         seen, needed = (
-            f"{found[name][0]} {_dtype_name(found[name][1])}" if name in found else "absent"
-            for found in (theirs, self.whole)
+            f"{specs[name][0]} {_dtype_name(specs[name][1])}" if name in specs else "absent"
+            for specs in (theirs, self.whole)
         )
         raise DataError(
             f"the snapshot {where} is from a different model: {name} is {seen} in the snapshot, {needed} in "
@@ -289,7 +289,7 @@ def live_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def optimizer_tensors(model: Tensors, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Returns the tensors of the optimizers as `optimizer.KEY/PARAMETER`, without copying them."""
-    found = {}
+    tensors = {}
     for optimizer in optimizers:
         seen = set()
         for name, parameter in model.items():
@@ -297,8 +297,8 @@ def optimizer_tensors(model: Tensors, optimizers: Iterable[torch.optim.Optimizer
                 seen.add(id(parameter))  # a parameter with two names is optimized once
                 for key, value in optimizer.state[parameter].items():
                     if isinstance(value, Tensor):
-                        found[f"{_OPTIMIZER}{key}/{name}"] = value
-    return found
+                        tensors[f"{_OPTIMIZER}{key}/{name}"] = value
+    return tensors
 
 
 def _load_optimizer(

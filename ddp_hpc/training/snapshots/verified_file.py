@@ -41,11 +41,11 @@ def open_regular(path: Path) -> BinaryIO:
 def check_size(path: Path, num_bytes: int) -> None:
     """Raises DamagedSnapshotError if the file is missing or has the wrong size."""
     try:
-        found_bytes = path.stat().st_size
+        size = path.stat().st_size
     except OSError as error:
         raise DamagedSnapshotError(f"{path}: cannot be read") from error
-    if found_bytes != num_bytes:
-        raise DamagedSnapshotError(f"{path} has {found_bytes} bytes instead of {num_bytes}")
+    if size != num_bytes:
+        raise DamagedSnapshotError(f"{path} has {size} bytes instead of {num_bytes}")
 
 
 def read_beginning(path: Path, num_bytes: int, sha256: str) -> bytes:
@@ -83,14 +83,14 @@ class VerifiedFile:
 
     def read(self, begin: int, num_bytes: int) -> Tensor:
         """Returns the bytes as a 1-d uint8 tensor."""
-        found = bytearray(num_bytes)
+        result = bytearray(num_bytes)
         at = begin
         while at < begin + num_bytes:
             number, inside = divmod(at - self._stored.begin, self._stored.chunk_bytes)
             content = self._chunk(number)[inside : inside + begin + num_bytes - at]
-            found[at - begin : at - begin + len(content)] = content
+            result[at - begin : at - begin + len(content)] = content
             at += len(content)
-        return torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(result, dtype=torch.uint8) if result else torch.empty(0, dtype=torch.uint8)
 
     def close(self) -> None:
         """Closes the file."""

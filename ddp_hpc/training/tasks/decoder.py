@@ -95,8 +95,8 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
-        found: Tensor = self.head(x, labels)
-        return found
+        result: Tensor = self.head(x, labels)
+        return result
 
 
 class Embedding(nn.Module):

@@ -224,13 +224,13 @@ def _scalar(name: str, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wraps the loss in a check that it returns a scalar."""
 
     def checked(*arguments: Any) -> Tensor:
-        found = loss(*arguments)
-        if not isinstance(found, Tensor) or found.dim():
-            seen = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else _kind(found)
+        value = loss(*arguments)
+        if not isinstance(value, Tensor) or value.dim():
+            seen = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else _kind(value)
             raise DdpHpcError(
                 f"--model {name}: its `loss` must return a scalar tensor (the batch mean), not {seen}"
             )
-        return found
+        return value
 
     return checked
 
@@ -259,8 +259,8 @@ def _arguments(
             raise RequestError(
                 f"--model-option {option}: {name} has no such option{nearest(option, named)}; it has {known}"
             )
-    found = {**{key: value for key, value in offered.items() if key in named}, **options}
-    missing = [p for p in named if p not in found and parameters[p].default is inspect.Parameter.empty]
+    arguments = {**{key: value for key, value in offered.items() if key in named}, **options}
+    missing = [p for p in named if p not in arguments and parameters[p].default is inspect.Parameter.empty]
     if "spec" in missing:
         raise RequestError(
             f"--model {name} requires the shapes of the samples (argument spec): use --data FILE"
@@ -269,7 +269,7 @@ def _arguments(
         raise RequestError(
             f"--model {name} requires {', '.join(f'--model-option {m}=VALUE' for m in missing)}"
         )
-    return found
+    return arguments
 
 
 def _kind(value: object) -> str:
