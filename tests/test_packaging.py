@@ -53,6 +53,7 @@ def installed(built, tmp_path_factory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.check
 def test_the_wheel_contains_only_the_code_and_the_assets(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -70,6 +71,7 @@ def test_the_wheel_contains_only_the_code_and_the_assets(built):
     assert sorted(line.split()[1].split(">")[0] for line in required) == ["click", "jinja2"]
 
 
+@pytest.mark.check
 def test_an_installed_wheel_renders_in_any_directory(installed, tmp_path):
     script = _run(str(installed / "ddp-hpc"), "render", "--profile", "polaris", "--nodes", "2", cwd=tmp_path)
     assert "#PBS -l select=2:system=polaris" in script
@@ -77,12 +79,14 @@ def test_an_installed_wheel_renders_in_any_directory(installed, tmp_path):
     assert str(PROJECT) not in where
 
 
+@pytest.mark.check
 def test_an_installed_wheel_has_torchrun_script_on_the_path(installed):
     script = installed / "torchrun_script.sh"
     assert os.access(script, os.X_OK)
     assert script.read_bytes() == (PROJECT / "jobs" / "torchrun_script.sh").read_bytes()
 
 
+@pytest.mark.check
 def test_an_installed_wheel_trains_under_mpiexec(installed, tmp_path):
     mpiexec = Path(sys.executable).parent / "mpiexec"
     options = ["--model", "linear", "--num-samples", "32", "--epochs", "1"]
@@ -116,11 +120,13 @@ def test_a_bare_checkout_works_with_python_m(tmp_path):
     assert "#PBS" in _run(*argv, cwd=copy, env={"PYTHONPATH": libraries})
 
 
+@pytest.mark.check
 def test_pythonpath_works_from_another_directory(tmp_path):
     argv = [sys.executable, "-m", "ddp_hpc", "profiles", "list"]
     assert "polaris" in _run(*argv, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)})
 
 
+@pytest.mark.check
 def test_templates_of_another_project_are_ignored(tmp_path):
     """A directory `templates` beside the package is ignored if no project file there names ddp-hpc."""
     (tmp_path / "ddp_hpc").symlink_to(PROJECT / "ddp_hpc")
