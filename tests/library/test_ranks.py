@@ -124,6 +124,7 @@ def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_
     assert _losses(parts) == _losses(whole)
 
 
+@pytest.mark.check
 def test_a_sharded_model_resumes_from_the_snapshot_of_a_replicated_one(tmp_path: Path, forks: Forks) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
@@ -149,6 +150,7 @@ def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> N
     assert "in step 3, script" in job.errors()[0]
 
 
+@pytest.mark.check
 def test_work_outside_of_the_loops_has_no_time_limit(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "rest")
     assert codes == [0, 0], job.words()

@@ -178,6 +178,7 @@ def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path)
     assert all(line.startswith("making ") for line in "".join(errors).splitlines())
 
 
+@pytest.mark.check
 def test_torchrun_restarts_failed_ranks_from_the_newest_snapshot(tmp_path):
     """The agent's store keeps the addresses of the earlier ranks, which new workers must not use."""
     argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, *SAVING, "--summary", "s.json"]
@@ -235,10 +236,11 @@ def test_a_signal_does_not_interrupt_the_report_of_a_failure(tmp_path, forks, si
     assert "ValueError: planted in one rank" in line
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("signum", "options"),
     [
-        pytest.param(signal.SIGINT, [], marks=pytest.mark.check),
+        (signal.SIGINT, []),
         (signal.SIGTERM, ["--workers", "1"]),
     ],
 )

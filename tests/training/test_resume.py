@@ -150,6 +150,7 @@ def test_a_finished_run_continues_only_with_more_epochs(used: Path, whole: Path,
     assert state_of(used).step == STEPS + 4
 
 
+@pytest.mark.check
 def test_changed_options_that_keep_the_order_are_accepted_with_a_note(used: Path, forks: Forks) -> None:
     changed = ["--data", "./train.h5", "--lr", "0.5", "--clip-norm", "3", "--epochs", str(EPOCHS + 1)]
     words = forks.run(*DATA, *EVERY_STEP, *changed, "--max-steps", str(STEPS + 1), cwd=used, ranks=2).words()

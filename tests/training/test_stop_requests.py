@@ -58,6 +58,7 @@ def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path,
     assert state_of(home) == RunState(State.DONE, STEPS, "training complete")
 
 
+@pytest.mark.check
 def test_with_losses_read_a_step_later_each_step_before_a_stop_is_written_once(
     home: Path, forks: Forks
 ) -> None:

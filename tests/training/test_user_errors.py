@@ -132,6 +132,7 @@ def test_one_line_names_rank_step_samples_and_location_and_a_file_contains_the_t
     assert "ArithmeticError: planted in the " in state.reason
 
 
+@pytest.mark.check
 def test_an_error_in_an_evaluation_names_the_evaluation(mine, forks):
     job = forks.start(*MODEL, "--model-option", "bad='evaluation'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
