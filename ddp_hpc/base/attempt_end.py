@@ -61,14 +61,14 @@ def write_end(run_dir: Path, attempt: str, end: AttemptEnd, *, replace: bool = F
 
     The first end of an attempt counts, such as that of the first rank that fails: the file is complete before
     the launcher can notice this end, so ranks that the launcher terminates afterwards do not replace it.
-    `replace` is for the end of an attempt that goes on after a failure, because torchrun restarts its ranks.
+    `replace` is for the end of an attempt that continues after a failure, because torchrun restarts its ranks.
 
     Raises:
         DdpHpcError: the file cannot be written.
     """
     path = run_dir / END
     content = json.dumps({"attempt": attempt, **asdict(end)}).encode()
-    # A start that was refused can leave its end in the directory of an attempt that goes on.
+    # A start that was refused can leave its end in the directory of an attempt that continues.
     replace = replace or (path.exists() and _of_attempt(path, attempt) is None)
     try:
         with partial_file(path, _WRITER) as partial:
@@ -99,7 +99,7 @@ def read_end(run_dir: Path, attempt: str) -> AttemptEnd | None:
 
 
 def remove_end(run_dir: Path) -> None:
-    """Removes the end of an attempt that goes on, because torchrun has restarted its ranks."""
+    """Removes the end of an attempt that continues, because torchrun has restarted its ranks."""
     with suppress(OSError):
         (run_dir / END).unlink(missing_ok=True)
 
