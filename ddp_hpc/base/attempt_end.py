@@ -61,7 +61,7 @@ def write_end(run_dir: Path, attempt: str, end: AttemptEnd, *, replace: bool = F
 
     The first end of an attempt counts, such as that of the first rank that fails: the file is complete before
     the launcher can notice this end, so ranks that the launcher terminates afterwards do not replace it.
-    `replace` is for the end of an attempt that continues after a failure, because torchrun restarts its ranks.
+    `replace` is for the end of an attempt that continues after a failure: torchrun restarts its ranks.
 
     Raises:
         DdpHpcError: the file cannot be written.

@@ -12,10 +12,13 @@ from .test_training import BIN, ENVIRONMENT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
-PROGRAM = """from mpi4py import MPI
+# It runs long enough to be looked at.
+PROGRAM = """import time
+from mpi4py import MPI
 world = MPI.COMM_WORLD
 if world.rank == 0:
     print("MPI world", world.size, flush=True)
+    time.sleep(3)
 """
 
 
