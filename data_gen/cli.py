@@ -22,6 +22,7 @@ from ddp_hpc.base.errors import (
     RequestError,
     stop_together,
 )
+from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.base.version import __version__
@@ -120,7 +121,7 @@ def cli(context: click.Context, /, output: Path | None, force: bool, timeout_s: 
         for option in context.params:
             if context.get_parameter_source(option) == ParameterSource.COMMANDLINE:
                 raise click.UsageError(
-                    f"--{option.replace('_', '-')} before {context.invoked_subcommand} applies only to "
+                    f"{on_command_line(option)} before {context.invoked_subcommand} applies only to "
                     f"synthetic data; put options for {context.invoked_subcommand} after that word"
                 )
         return

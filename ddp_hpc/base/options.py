@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, Literal, TypedDict, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from ddp_hpc.base.errors import RequestError, nearest
-from ddp_hpc.base.option_names import OptionError
+from ddp_hpc.base.option_names import OptionError, on_command_line
 
 _KEY = "option"
 _T = TypeVar("_T")
@@ -93,12 +93,16 @@ class Option:
     @property
     def name(self) -> str:
         """The name in `to_options`."""
-        return self.declared.get("name") or self.flag.removeprefix("--").replace("-", "_")
+        return self.declared.get("name") or self._flag_as_name
 
     @property
     def key(self) -> tuple[str, ...]:
         """The tables and the key in a TOML file."""
-        return (*self.path[:-1], self.flag.removeprefix("--").replace("-", "_"))
+        return (*self.path[:-1], self._flag_as_name)
+
+    @property
+    def _flag_as_name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
 
     @property
     def is_multiple(self) -> bool:
@@ -143,7 +147,7 @@ def _declared_options(config: type[Any]) -> Iterator[Option]:
             yield from (replace(option, path=(declared.name, *option.path)) for option in options_of(below))
             continue
         settings: Declared = declared.metadata[_KEY]
-        flag = settings.get("flag") or f"--{declared.name.replace('_', '-')}"
+        flag = settings.get("flag") or on_command_line(declared.name)
         yield Option((declared.name,), flag, settings, _without_none(hint))
 
 

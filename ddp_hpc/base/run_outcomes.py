@@ -114,20 +114,14 @@ class _Consequence(NamedTuple):
     advice: str = ""
 
 
+_FIX_ERROR = "fix the error shown above, then submit it again"
 _CONSEQUENCES = {
     Cause.DONE: _Consequence(exit_code=0, state=State.DONE),
     Cause.STOPPED: _Consequence(
         exit_code=75, state=State.REQUEUE, resumes=True, advice="submit the script again"
     ),
-    Cause.FAILED: _Consequence(
-        exit_code=1, state=State.FAILED, advice="fix the error shown above, then submit it again"
-    ),
-    Cause.EXITED: _Consequence(
-        exit_code=1,
-        state=State.FAILED,
-        resumes=True,
-        advice="fix the error shown above, then submit it again",
-    ),
+    Cause.FAILED: _Consequence(exit_code=1, state=State.FAILED, advice=_FIX_ERROR),
+    Cause.EXITED: _Consequence(exit_code=1, state=State.FAILED, resumes=True, advice=_FIX_ERROR),
     Cause.LOST_RANK: _Consequence(
         exit_code=1,
         state=State.FAILED,

@@ -204,17 +204,17 @@ def snapshots(
         keep=keep,
     )
     with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
-        found = Snapshots(world, lifecycle, state, loader)
-        found.resume()
+        run_snapshots = Snapshots(world, lifecycle, state, loader)
+        run_snapshots.resume()
         try:
-            yield found
+            yield run_snapshots
         except SystemExit as end:
             if end.code == EXIT_REQUEUE:
-                found.stop("the program requested it")
+                run_snapshots.stop("the program requested it")
             if end.code in (None, EXIT_DONE, EXIT_REQUEUE):
-                found.finish()
+                run_snapshots.finish()
             raise
-        found.finish()
+        run_snapshots.finish()
 
 
 def _checked(

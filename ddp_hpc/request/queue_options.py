@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.base.record import record
 
 QUEUE_OPTIONS = (
@@ -69,14 +70,9 @@ def check_queue_options(given: Mapping[str, object]) -> None:
     ):
         if text[name] and not re.fullmatch(pattern, text[name]):
             raise RequestError(
-                f"{flag_of(name)} {_shown(text[name])} cannot be written into a directive. Give {example}, "
-                "without blanks or quotes."
+                f"{on_command_line(name)} {_shown(text[name])} cannot be written into a directive. "
+                f"Give {example}, without blanks or quotes."
             )
-
-
-def flag_of(name: str) -> str:
-    """Returns the option of the command line for a field of `Job`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def parse_memory(text: str) -> tuple[int, str]:

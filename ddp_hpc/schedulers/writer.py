@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.request.job import Job
-from ddp_hpc.request.queue_options import QUEUE_OPTIONS, flag_of
+from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.schedulers.directive_values import Directives, directive_value, optional_value, walltime_of
@@ -80,7 +81,8 @@ class ScriptWriter:
         """
         for name in QUEUE_OPTIONS:
             if (value := getattr(job, name)) and name not in self.queue_options:
-                given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
+                option = on_command_line(name)
+                given = f"{option} {value}" if isinstance(value, str) else option
                 default = f"ddp-hpc does not write this option for {self.scheduler.title}. Use --directive."
                 raise RequestError(f"{given} was given, but {self.instead_of.get(name, default)}")
         values = self.directives(job, site, layout)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.base.units import parse_bytes
 
 _SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4}
@@ -95,7 +96,7 @@ def parse_sizes(sizes: tuple[str, ...], **sweep: Any) -> tuple[int, ...]:
     Raises:
         RequestError: a size is invalid, both were given, or the sweep is empty.
     """
-    given = [f"--{name.replace('_', '-')}" for name, value in sweep.items() if value is not None]
+    given = [on_command_line(name) for name, value in sweep.items() if value is not None]
     if sizes and given:
         raise RequestError(f"--bytes cannot be combined with {' and '.join(given)}; use one or the other")
     if sizes:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.base.units import counted
 
 MODES = ("weak", "strong")
@@ -187,7 +188,7 @@ def differing(old: Settings, new: Settings) -> str:
         if isinstance(before, tuple):
             before, after = (" ".join(words) or "none" for words in (before, after))
         what = {"training": "options after --", "launch": "launch options"}.get(name)
-        return f"{what or '--' + name.replace('_', '-')} {before} (now {after})"
+        return f"{what or on_command_line(name)} {before} (now {after})"
     return ""
 
 

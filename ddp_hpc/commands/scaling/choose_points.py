@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.bench.scaling import points as scaling
 from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Settings, Size
@@ -103,7 +104,7 @@ def _earlier_requests(folder: Path) -> Plan | None:
 
 def _as_typed(name: str, value: Any) -> list[str]:
     """Returns an option with its values as command-line arguments; empty if it was not given."""
-    option = "--" + name.removesuffix("_file").replace("_", "-")
+    option = on_command_line(name.removesuffix("_file"))
     values = value if isinstance(value, tuple) else [value] if value else []
     texts = ("=".join(part) if isinstance(part, tuple) else str(part) for part in values)
     return [word for text in texts for word in (option, text)]

@@ -1,9 +1,8 @@
 """Ends a process whose run failed or stopped early: one line for the whole job, and the exit code.
 
 What a process does depends on its role among the processes that end, see `ROLES`. The exit code and the
-state of the run depend on the cause, see `run_outcomes.Cause`.
-This module does not import torch, because it also handles
-errors that occur before torch is imported.
+state of the run depend on the cause, see `run_outcomes.Cause`. This module does not import torch, because it
+also handles errors that occur before torch is imported.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ def end_stopped(world: World) -> NoReturn:
 def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     """Reports the error once for the whole job, and ends the other ranks.
 
-    The process ends with `os._exit`: a normal interpreter shutdown would call into
-    threads and communicators whose peers may be gone.
+    The process ends with `os._exit`: a normal interpreter shutdown would call into threads and communicators
+    whose peers may be gone.
 
     Raises:
         BaseException: the error itself, if a user's script runs as a single process, because it may be a
