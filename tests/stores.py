@@ -15,7 +15,6 @@ from ddp_hpc.rendezvous.store_process import StoreProcess
 from ddp_hpc.rendezvous.store_server import StoreServer
 
 HERE = "127.0.0.1"
-WILL = ("rank 0", "gone")
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Served:
 def store_in_process(num_clients: int = 0) -> Iterator[Served]:
     listener, key = socket.create_server((HERE, 0), backlog=4096), os.urandom(32)
     served = Served(listener.getsockname()[1], key)
-    served.process = StoreProcess(listener, key, WILL, num_clients)
+    served.process = StoreProcess(listener, key, num_clients)
     try:
         yield served
     finally:
@@ -66,7 +65,6 @@ def store_in_thread(max_bytes: int = 2**30) -> Iterator[Served]:
         listener,
         key,
         Owner(os.getppid(), pipe=reader, warn=served.warnings.append),
-        will=(WILL[0].encode(), WILL[1].encode()),
         max_bytes=max_bytes,
     )
     served.server = server

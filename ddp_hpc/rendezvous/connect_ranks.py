@@ -38,8 +38,6 @@ from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, connect
 from ddp_hpc.rendezvous.store_process import StoreProcess
 
-RANK_0_GONE = ("rank 0", "gone")
-"""The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
 _CONNECT_S = 20.0  # rank 0 already listens when the others start, so a longer wait would not help
 _RANKS_PER_S = 100  # a cautious estimate of how many ranks rank 0 can accept per second
 _LATER_S = 10.0  # the other ranks wait longer, so that rank 0, which knows the missing ranks, reports first
@@ -77,7 +75,7 @@ def endpoint_of_one_rank() -> Endpoint:
     """Returns an endpoint that only this process uses, for a process group of one rank."""
     listener, key = open_listener([0], LOOPBACK), new_secret()
     port = listener.getsockname()[1]
-    process = StoreProcess(listener, key, RANK_0_GONE)
+    process = StoreProcess(listener, key)
     store = connect(LOOPBACK, [port], lambda: key, _CONNECT_S)
     return Endpoint(
         host=LOOPBACK, why="one rank", interface="lo", store=store, process=process, listen=LOOPBACK
@@ -140,10 +138,10 @@ def _serve_over_mpi(
 ) -> tuple[_Offer, StoreProcess | None]:
     """Starts the store on rank 0."""
     try:
-        address, num_clients = choose_address(world, environ), _num_connections(world)
-        listener = open_listener(ports, address.listen, num_clients)
+        address = choose_address(world, environ)
+        listener = open_listener(ports, address.listen, world.world_size)
         port, key = listener.getsockname()[1], new_secret()
-        return _Offer(address, port, key), StoreProcess(listener, key, RANK_0_GONE, num_clients)
+        return _Offer(address, port, key), StoreProcess(listener, key, world.world_size)
     except RendezvousError as error:
         return _Offer(failure=str(error)), None
 
@@ -167,11 +165,6 @@ def _endpoint(
     )
 
 
-def _num_connections(world: World) -> int:
-    """Returns the number of connections to the store: of all ranks, and of the servers of torch's clients."""
-    return world.world_size + (world.num_nodes or -(-world.world_size // world.local_size))
-
-
 def _first_and_number(problems: list[str]) -> tuple[str, int]:
     return first_text(problems), sum(map(bool, problems))
 
@@ -182,7 +175,7 @@ def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     process: StoreProcess | None = None
     key, note = shared_secret(environ, point.launch)
     if world.rank == 0:
-        process, store = serve_store(point, key, world.hostname, _num_connections(world))
+        process, store = serve_store(point, key, world.hostname, world.world_size)
         address = _address_of_store(point, environ)
         answer = {"host": address.host, "why": address.why}
         wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, answer)
@@ -221,7 +214,7 @@ def serve_store(
         )
     listener = open_listener(point.ports, point.listen, num_clients)
     port = listener.getsockname()[1]
-    process = StoreProcess(listener, key, RANK_0_GONE, num_clients)
+    process = StoreProcess(listener, key, num_clients)
     return process, connect(point.listen or LOOPBACK, [port], lambda: key, _CONNECT_S)
 
 

@@ -1,24 +1,18 @@
-"""A server for clients with the job's key: its connections, their handshake, and their frames.
-
-The key-value store of the ranks and the server for the TCPStore clients of a node are such servers. Each is a
-separate process, which also answers while the ranks compute, are stopped or hold the GIL.
-"""
+"""The connections of the ranks' store: their handshake with the job's key, and their frames."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ddp_hpc.rendezvous.store_protocol import (
-    KEY_BYTES,
     RESPONSE_BYTES,
     FrameStream,
     ProtocolError,
@@ -38,26 +32,16 @@ LINGER_S = 10.0
 _PIECE_BYTES = 1 << 18
 
 
-class Stream(Protocol):
-    """Decodes what a connection receives, and encodes what it sends."""
-
-    def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
-        """Yields kind, request number and fields of each message that these bytes complete."""
-
-    def frame(self, kind: int, request: int, fields: Sequence[bytes]) -> bytes:
-        """Returns the next frame."""
-
-
 @dataclass(eq=False)
 class Connection:
     """A client, or an unauthenticated connection until its proof has been received."""
 
     socket: socket.socket
     address: str
-    nonce: bytes = b""
-    opened_s: float = 0.0
+    nonce: bytes
+    opened_s: float
     received: bytearray = field(default_factory=bytearray)  # received bytes of the handshake
-    stream: Stream | None = None
+    stream: FrameStream | None = None
     unsent: deque[bytes] = field(default_factory=deque)
     unsent_bytes: int = 0
     requests: dict[int, Any] = field(default_factory=dict)  # unanswered requests, by number
@@ -79,7 +63,7 @@ class Owner:
 
     pid: int
     """The process ID of the owner, which is the parent of the server's process."""
-    pipe: int | None = None
+    pipe: int
     """A file descriptor that returns end of file when the owner has ended.
 
     The end is also detected by the process ID, up to a second later, because the owner's children may keep
@@ -101,11 +85,6 @@ class FrameServer:
         num_clients: the number of clients that may connect at once.
     """
 
-    _REFUSED: ClassVar = (
-        "without this job's key",
-        "a port scan, another job, or an attempt to interfere with this one",
-    )
-
     def __init__(self, listener: socket.socket, key: bytes, owner: Owner, *, num_clients: int = 0) -> None:
         self._listener, self._key, self._owner = listener, key, owner
         self._max_unauthenticated = max(MIN_UNAUTHENTICATED, num_clients)
@@ -119,8 +98,7 @@ class FrameServer:
     def serve(self) -> None:
         """Serves until the owner has ended and all clients have disconnected, or `LINGER_S` after its end."""
         self._selector.register(self._listener, selectors.EVENT_READ)
-        if self._owner.pipe is not None:
-            self._selector.register(self._owner.pipe, selectors.EVENT_READ)
+        self._selector.register(self._owner.pipe, selectors.EVENT_READ)
         try:
             while not self._is_finished():
                 for event, mask in self._selector.select(1.0):
@@ -128,8 +106,6 @@ class FrameServer:
                         self._accept()
                     elif event.fileobj == self._owner.pipe:
                         self._handle_owner_end()
-                    elif callable(event.data):
-                        event.data()
                     elif event.data in self._connections:
                         if mask & selectors.EVENT_WRITE:
                             self._send(event.data)
@@ -165,54 +141,40 @@ class FrameServer:
         # The next attempt of the job may use the port, and its ranks must not connect to this server.
         self._selector.unregister(self._listener)
         self._listener.close()
-        if self._owner.pipe is not None:
-            self._selector.unregister(self._owner.pipe)
+        self._selector.unregister(self._owner.pipe)
         self._owner.on_end()
-
-    def _num_clients(self) -> int:
-        return len(self._connections) - len(self._unauthenticated)
 
     def _is_finished(self) -> bool:
         if self._owner_ended_s is None:
             return False
-        return not self._num_clients() or time.monotonic() > self._owner_ended_s + LINGER_S
+        has_clients = len(self._connections) > len(self._unauthenticated)
+        return not has_clients or time.monotonic() > self._owner_ended_s + LINGER_S
 
     # Methods that manage connections.
 
     def _accept(self) -> None:
-        if (waiting := self._accept_one()) is not None:
-            self._greet(*waiting)
-
-    def _accept_one(self) -> tuple[socket.socket, str] | None:
-        """Returns the next waiting connection and its address; None if there is none or no free file."""
         try:
             accepted, address = self._listener.accept()
         except BlockingIOError:
-            return None
+            return
         except OSError:
             # There may be no free file descriptor, so close the oldest unauthenticated connection.
             if self._unauthenticated:
                 self._refuse_oldest()
             else:
                 time.sleep(0.01)
-            return None
+            return
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return accepted, str(address[0])
-
-    def _greet(self, accepted: socket.socket, host: str) -> None:
-        connection = Connection(accepted, host, os.urandom(32), time.monotonic())
+        connection = Connection(accepted, str(address[0]), os.urandom(32), time.monotonic())
         self._unauthenticated[connection] = None
-        self._add(connection)
+        self._connections.add(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
         self._queue(connection, challenge(connection.nonce))
         if len(self._unauthenticated) > self._max_unauthenticated:
             self._refuse_oldest()
-
-    def _add(self, connection: Connection) -> None:
-        self._connections.add(connection)
-        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def _receive(self, connection: Connection) -> None:
         limit = _PIECE_BYTES if connection.stream else RESPONSE_BYTES - len(connection.received)
@@ -266,16 +228,13 @@ class FrameServer:
 
     def _refuse(self, connection: Connection) -> None:
         self._close(connection)
-        self._count_refused(connection.address)
-
-    def _count_refused(self, address: str) -> None:
         self._num_refused += 1
         count = self._num_refused
         if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th, ... connection
-            which, causes = self._REFUSED
             number = f" ({count} so far)" if count > 1 else ""
             self._owner.warn(
-                f"rejected a connection from {address} {which}{number}; possible causes are {causes}"
+                f"rejected a connection from {connection.address} without this job's key{number}; possible "
+                "causes are a port scan, another job, or an attempt to interfere with this one"
             )
 
     def _close(self, connection: Connection) -> None:
@@ -320,22 +279,3 @@ class FrameServer:
             except ValueError as error:  # larger than the limit of a frame
                 frame = connection.stream.frame(Status.REFUSED, request, [str(error).encode()])
             self._queue(connection, frame)
-
-
-def close_output() -> None:
-    """Closes stdout and stderr, because launchers wait until all processes have closed them."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
-
-
-def read_key_of_owner() -> bytes:
-    """Returns the key that `ServerProcess` has written to stdin; empty if the owner has already ended.
-
-    From now on, this process ignores signals.
-    """
-    # The ranks handle Ctrl-C and the launcher's signals, and still need the server until they end.
-    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(sig, signal.SIG_IGN)
-    key = os.read(0, KEY_BYTES)
-    return key if len(key) == KEY_BYTES else b""

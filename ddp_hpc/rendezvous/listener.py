@@ -40,7 +40,7 @@ def open_listener(ports: Sequence[int], address: str = "", num_connections: int 
     if num_connections + _OTHER_FILES > limit:
         raise RendezvousError(
             f"rank 0 needs {num_connections + _OTHER_FILES} open files for {num_connections} connections "
-            f"from ranks and nodes, but the hard limit on {socket.gethostname()} is {limit} (ulimit -Hn); "
+            f"from ranks, but the hard limit on {socket.gethostname()} is {limit} (ulimit -Hn); "
             "ask the site to raise it, or use fewer ranks"
         )
     for port in ports:

@@ -64,10 +64,8 @@ class StoreClient:
         StoreLostError: every method except `close` raises it after the connection has ended.
     """
 
-    def __init__(
-        self, connection: socket.socket, stream: FrameStream, host: str, port: int, key: bytes
-    ) -> None:
-        self.host, self.port, self.key = host, port, key
+    def __init__(self, connection: socket.socket, stream: FrameStream, host: str, port: int) -> None:
+        self.host, self.port = host, port
         self._connection, self._stream = connection, stream
         self._wake_writer, self._wake_reader = socket.socketpair()
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
@@ -77,11 +75,6 @@ class StoreClient:
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
         _open_clients.add(self)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection has ended."""
-        return self._lost is not None
 
     def set(self, key: str, value: bytes, timeout_s: float) -> None:
         """Sets the value of a key."""
@@ -131,10 +124,6 @@ class StoreClient:
         fields = self._call(Op.GIVEN, [key.encode()], timeout_s)
         return {int(number): value for number, value in batched_pairs(fields)}
 
-    def keys(self, timeout_s: float) -> list[str]:
-        """Returns all keys of the store."""
-        return [key.decode() for key in self._call(Op.LIST, [], timeout_s)]
-
     def goodbye(self, timeout_s: float) -> None:
         """Announces that rank 0 is about to end on purpose, so the server does not report its end."""
         self._call(Op.GOODBYE, [], timeout_s)
@@ -145,9 +134,9 @@ class StoreClient:
         If the key is set more than once, `call` may receive any of its values. The background thread of the
         connection makes the call, so `call` must not block.
         """
-        self.send(Op.GET, [key.encode()], call)
+        self._send(Op.GET, [key.encode()], call)
 
-    def send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
+    def _send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
         """Sends a request and returns its number. `call` receives the answer, as in `when_set`."""
         request = next(self._numbers) % 2**32
         self._waiting[request] = call
@@ -158,7 +147,7 @@ class StoreClient:
         self._post(op, request, fields)
         return request
 
-    def cancel(self, request: int) -> None:
+    def _cancel(self, request: int) -> None:
         """Stops waiting for the answer to a request."""
         if self._waiting.pop(request, None) is not None:
             self._post(Op.CANCEL, request, [])
@@ -175,7 +164,7 @@ class StoreClient:
 
     def _call(self, op: Op, fields: list[bytes], timeout_s: float) -> list[bytes]:
         answers: SimpleQueue[Answer] = SimpleQueue()
-        request = self.send(op, fields, answers.put)
+        request = self._send(op, fields, answers.put)
         try:
             answer = answers.get(timeout=max(timeout_s, 0.001))
         except Empty:
@@ -183,7 +172,7 @@ class StoreClient:
                 f"no answer from the ranks' store at {self.host}:{self.port} within {timeout_s:g} s"
             ) from None
         finally:
-            self.cancel(request)
+            self._cancel(request)
         if isinstance(answer, RendezvousError):
             raise answer
         return answer
@@ -298,7 +287,7 @@ def _connect_once(host: str, port: int, key: bytes, timeout_s: float) -> StoreCl
     except BaseException:
         connection.close()
         raise
-    return StoreClient(connection, stream, host, port, key)
+    return StoreClient(connection, stream, host, port)
 
 
 def _shake_hands(connection: socket.socket, key: bytes, timeout_s: float) -> FrameStream:

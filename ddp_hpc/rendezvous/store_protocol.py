@@ -26,6 +26,8 @@ RESPONSE_BYTES = 64
 PROOF_BYTES = 32
 """The size of the server's proof in bytes."""
 MAX_FRAME_BYTES = 64 * 2**20
+RANK_0_GONE = ("rank 0", "gone")
+"""The key and the value that the server sets when its owner ends without `StoreClient.goodbye`."""
 
 _HEAD = struct.Struct(">I16s")  # size of the body in bytes, MAC of the body
 _BODY = struct.Struct(">BI")  # operation or status, number of the request
@@ -43,13 +45,11 @@ class Op(IntEnum):
     COMPARE_SET = 6  # fields: key, expected value, desired value
     DELETE = 7  # field: key
     APPEND = 8  # fields: key, value
-    LIST = 9  # no fields
-    CANCEL = 10  # no fields; the client no longer waits for the request with this number; not answered
-    GOODBYE = 11  # no fields; rank 0 is about to end on purpose
-    GIVE = 12  # fields: key, number and value of a rank
-    TAKE = 13  # fields: key, number of ranks; answered with their values once all ranks have given theirs
-    GIVEN = 14  # field: key; answered with number and value of each rank that has given its value
-    READ = 15  # fields: keys; answered at once with their values, which are empty for missing keys
+    CANCEL = 9  # no fields; the client no longer waits for the request with this number; not answered
+    GOODBYE = 10  # no fields; rank 0 is about to end on purpose
+    GIVE = 11  # fields: key, number and value of a rank
+    TAKE = 12  # fields: key, number of ranks; answered with their values once all ranks have given theirs
+    GIVEN = 13  # field: key; answered with number and value of each rank that has given its value
 
 
 class Status(IntEnum):

@@ -11,18 +11,13 @@ key: https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from dataclasses import dataclass
 
-from ddp_hpc.rendezvous.frame_server import (
-    Connection,
-    FrameServer,
-    Owner,
-    close_output,
-    read_key_of_owner,
-)
-from ddp_hpc.rendezvous.store_protocol import Op, ProtocolError, Status
+from ddp_hpc.rendezvous.frame_server import Connection, FrameServer, Owner
+from ddp_hpc.rendezvous.store_protocol import KEY_BYTES, RANK_0_GONE, Op, ProtocolError, Status
 
 MAX_STORE_BYTES = 2**30
 _PER_ENTRY_BYTES = 100  # the approximate overhead of Python for a key and a value
@@ -43,12 +38,12 @@ class _Wait:
 class StoreServer(FrameServer):
     """Serves the store on a listening socket until its owner has ended.
 
+    If the owner ends without a goodbye, the server sets `RANK_0_GONE`, for which clients wait.
+
     Args:
         listener: the listening socket, which is closed at the end.
         key: the key that clients must have.
         owner: see `FrameServer`.
-        will: a key, and the value that is set if the owner ends without a goodbye. Clients that wait for
-            the key are notified in this way.
         num_clients: see `FrameServer`.
         max_bytes: limit on the total size of keys and values.
     """
@@ -59,12 +54,11 @@ class StoreServer(FrameServer):
         key: bytes,
         owner: Owner,
         *,
-        will: tuple[bytes, bytes] | None = None,
         num_clients: int = 0,
         max_bytes: int = MAX_STORE_BYTES,
     ) -> None:
         super().__init__(listener, key, owner, num_clients=num_clients)
-        self._will, self._max_bytes = will, max_bytes
+        self._max_bytes = max_bytes
         self._values: dict[bytes, bytes] = {}
         self._num_bytes = 0
         self._waiting: dict[bytes, set[_Wait]] = {}
@@ -76,8 +70,9 @@ class StoreServer(FrameServer):
         if self._owner_ended_s is not None:
             return
         super()._handle_owner_end()
-        if not self._owner_said_goodbye and self._will is not None and self._will[0] not in self._values:
-            self._set(*self._will)
+        if not self._owner_said_goodbye:
+            key, value = RANK_0_GONE
+            self._set(key.encode(), value.encode())
 
     def _handle_end(self, connection: Connection) -> None:
         for wait in connection.requests.values():
@@ -117,8 +112,6 @@ class StoreServer(FrameServer):
                 return []
             case Op.CHECK, keys:
                 return [b"1" if all(key in values for key in keys) else b"0"]
-            case Op.READ, keys:
-                return [values.get(key, b"") for key in keys]
             case Op.ADD, [key, number]:
                 total = b"%d" % (_number(values.get(key, b"0")) + _number(number))
                 self._set(key, total)
@@ -139,8 +132,6 @@ class StoreServer(FrameServer):
             case Op.GIVEN, [key]:
                 given = sorted(self._given.get(key, {}).items())
                 return [field for number, value in given for field in (b"%d" % number, value)]
-            case Op.LIST, []:
-                return list(values)
             case Op.GOODBYE, []:
                 self._owner_said_goodbye = True
                 return []
@@ -228,16 +219,20 @@ def _number(text: bytes) -> int:
         raise _RefusedError("the stored value is not a number, as ADD requires") from None
 
 
+def _close_output() -> None:
+    """Closes stdout and stderr, because launchers wait until all processes have closed them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)
+
+
 def main() -> None:
-    """Runs the server. `StoreProcess` passes LISTENER CLIENTS WILL_KEY WILL_VALUE, and the key on stdin."""
-    owner = Owner(os.getppid(), pipe=0, on_end=close_output)
-    if not (key := read_key_of_owner()):
-        return
-    listener, num_clients, will_key, will_value = sys.argv[1:5]
-    StoreServer(
-        socket.socket(fileno=int(listener)),
-        key,
-        owner,
-        will=(will_key.encode(), will_value.encode()),
-        num_clients=int(num_clients),
-    ).serve()
+    """Runs the server. `StoreProcess` passes LISTENER and CLIENTS as arguments, and the key on stdin."""
+    owner = Owner(os.getppid(), pipe=0, on_end=_close_output)
+    # The ranks handle Ctrl-C and the launcher's signals, and still need the server until they end.
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, signal.SIG_IGN)
+    key = os.read(0, KEY_BYTES)
+    if len(key) == KEY_BYTES:  # otherwise, the owner has already ended
+        listener = socket.socket(fileno=int(sys.argv[1]))
+        StoreServer(listener, key, owner, num_clients=int(sys.argv[2])).serve()

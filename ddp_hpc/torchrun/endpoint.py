@@ -35,7 +35,7 @@ from ddp_hpc.discovery.rank_communication import Comm, finalize_mpi
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.address import LOOPBACK, choose_address, rendezvous_point
-from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE, Joining, serve_store, wait_for_ranks
+from ddp_hpc.rendezvous.connect_ranks import Joining, serve_store, wait_for_ranks
 from ddp_hpc.rendezvous.launch_secret import new_secret, shared_secret, write_secret
 from ddp_hpc.rendezvous.listener import open_listener, reserve_port
 from ddp_hpc.rendezvous.store_process import StoreProcess
@@ -88,7 +88,7 @@ def _open_endpoint(host: str, listen: str, *, for_torch: bool) -> AgentEndpoint:
         return AgentEndpoint(host, reserved.getsockname()[1], key, kept=reserved)
     listener = open_listener([0], listen)
     port = listener.getsockname()[1]
-    return AgentEndpoint(host, port, key, kept=StoreProcess(listener, key, RANK_0_GONE))
+    return AgentEndpoint(host, port, key, kept=StoreProcess(listener, key))
 
 
 def _over_mpi(world: World, comm: Comm, environ: Environ, *, for_torch: bool) -> AgentEndpoint:

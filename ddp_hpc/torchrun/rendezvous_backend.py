@@ -22,7 +22,6 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ddp_hpc.base.errors import RendezvousError, RequestError
 from ddp_hpc.discovery.network_interfaces import is_own_address
-from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.launch_secret import KEY_FILE, read_secret
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import connect
@@ -76,7 +75,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     if is_own_address(host):
         # The port is in use if torchrun_script.sh or another agent on this host already hosts the store.
         with suppress(RendezvousError):
-            _servers.append(StoreProcess(open_listener([port]), read_secret(Path(path)), RANK_0_GONE))
+            _servers.append(StoreProcess(open_listener([port]), read_secret(Path(path))))
     client = connect(host, [port], lambda: read_secret(Path(path)), join_s)
     timeout_s = float(params.get_as_int("read_timeout", _READ_TIMEOUT_S) or _READ_TIMEOUT_S)
     store = GroupStore(client, "agents/", timeout_s)

@@ -70,12 +70,10 @@ def test_a_master_port_in_use_is_refused_at_once_by_one_line(connect_ranks: Conn
 def test_a_limit_on_open_files_that_is_too_low_is_reported_at_once_by_one_line(
     connect_ranks: ConnectRanks,
 ) -> None:
-    ended = connect_ranks(3, CONNECT_MOST_FILES="103")
+    ended = connect_ranks(3, CONNECT_MOST_FILES="102")
     (line,) = errors(ended)
-    assert (
-        "rank 0 needs 104 open files for 4 connections from ranks and nodes, but the hard limit on " in line
-    )
-    assert line.endswith("is 103 (ulimit -Hn); ask the site to raise it, or use fewer ranks")
+    assert "rank 0 needs 103 open files for 3 connections from ranks, but the hard limit on " in line
+    assert line.endswith("is 102 (ulimit -Hn); ask the site to raise it, or use fewer ranks")
     assert ended.exit_code == 1
     assert ended.wall_s < 10
 

@@ -70,7 +70,5 @@ def test_a_limit_on_open_files_that_is_too_low_for_the_ranks_is_reported(launch:
     ended = launch([sys.executable, "-c", code])
     assert ended.stdout == "(1000, 1000)\n"  # the soft limit was raised
     line = ended.stderr.splitlines()[-1]
-    assert (
-        "rank 0 needs 1001 open files for 901 connections from ranks and nodes, but the hard limit on" in line
-    )
+    assert "rank 0 needs 1001 open files for 901 connections from ranks, but the hard limit on" in line
     assert "is 1000 (ulimit -Hn)" in line

@@ -21,7 +21,7 @@ from ddp_hpc.rendezvous.store_client import (
 )
 from ddp_hpc.rendezvous.store_process import StoreProcess
 from tests.conftest import Launch
-from tests.stores import HERE, WILL, Served, store_in_process, store_in_thread
+from tests.stores import HERE, Served, store_in_process, store_in_thread
 
 S = 10.0
 
@@ -211,7 +211,7 @@ def test_the_server_ends_and_closes_its_output_after_a_killed_owner(launch: Laun
     code = (
         "import socket, sys, time; from ddp_hpc.rendezvous.store_process import StoreProcess;"
         "s = socket.create_server(('127.0.0.1', 0)); port = s.getsockname()[1];"
-        "p = StoreProcess(s, bytes(32), ('a', 'b')); print(port, flush=True); time.sleep(60)"
+        "p = StoreProcess(s, bytes(32)); print(port, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -222,7 +222,7 @@ def test_the_server_ends_and_closes_its_output_after_a_killed_owner(launch: Laun
     start_s = time.monotonic()
     assert owner.communicate(timeout=5) == ("", "")
     assert time.monotonic() - start_s < 4
-    assert client.get(["a"], S) == [b"b"]
+    assert client.get(["rank 0"], S) == [b"gone"]
     client.close()
 
 
@@ -312,7 +312,7 @@ def test_a_client_that_starts_before_the_server_retries() -> None:
     thread = threading.Thread(target=lambda: found.append(connect(HERE, [port], lambda: key, S)))
     thread.start()
     time.sleep(0.5)
-    process = StoreProcess(socket.create_server((HERE, port)), key, WILL)
+    process = StoreProcess(socket.create_server((HERE, port)), key)
     thread.join(S)
     found[0].close()
     process.close()

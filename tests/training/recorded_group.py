@@ -31,7 +31,7 @@ def arguments_of_group(monkeypatch, config, backend, interface="", **options):
         "device_kind": "cuda",
         "choose_backend": backend,
         "check_placement": (),
-        "group_store": SimpleNamespace(store=None),
+        "group_store": None,
         "turn_on_flight_recorder": None,
         "_set_threads": (1, ""),
     }.items():

@@ -3,14 +3,22 @@
 import random
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from ddp_hpc.training.process_group.group_store import GroupStore
+from ddp_hpc.discovery.listening_ports import tcp_sockets
+from ddp_hpc.discovery.rank_communication import SingleComm
+from ddp_hpc.discovery.world import World
+from ddp_hpc.training.process_group.group_store import GroupStore, group_store
 from tests.stores import HERE, Served, store_in_process
+from tests.training.forked import Forks
+
+PROGRAM = str(Path(__file__).with_name("over_tcp_store.py"))
 
 
 @pytest.fixture
@@ -36,9 +44,7 @@ def compare(ours: Store, theirs: Store) -> None:
 def do(store: Store, chance: random.Random) -> Any:
     """Sends one request with random arguments; returns its result, or the kind of its error."""
     key, value, other = chance.choice(KEYS), chance.choice(VALUES), chance.choice(VALUES)
-    name = chance.choice(
-        ["set", "get", "check", "compare_set", "delete", "add", "append", "multi", "wait", "count"]
-    )
+    name = chance.choice(["set", "get", "check", "compare_set", "add", "append", "multi", "wait"])
     brief = timedelta(milliseconds=30)
     try:
         match name:
@@ -50,18 +56,14 @@ def do(store: Store, chance: random.Random) -> Any:
                 return store.check([key, chance.choice(KEYS)])
             case "compare_set":
                 return store.compare_set(key, value, other)
-            case "delete":
-                return store.delete_key(key)
             case "add":
-                store.delete_key(key)
+                store.set(key, "0")
                 return store.add(key, 2), store.add(key, -5), store.get(key)
             case "append":
                 return store.append(key, value)
             case "multi":
                 store.multi_set([key, "d"], [value, other])
                 return store.multi_get([key, "d"])
-            case "count":
-                return store.num_keys()
             case "wait":
                 store.wait([key, "never" if value else key], brief)
     except dist.DistStoreError as error:
@@ -106,6 +108,23 @@ def test_the_keys_of_the_group_have_a_prefix(served: Served) -> None:
     ours = GroupStore(client, "group/", 5.0)
     client.set("verdict", b"1", 5)
     ours.set("verdict", "2")
-    assert ours.list_keys() == ["verdict"]
-    assert ours.num_keys() == 1
-    assert client.get(["verdict"], 5) == [b"1"]
+    assert client.get(["verdict", "group/verdict"], 5) == [b"1", b"2"]
+
+
+# The store of GPU backends.
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gloo_works_over_the_tcp_store_of_gpu_backends(forks: Forks, tmp_path: Path, ranks: int) -> None:
+    ended = forks.script(PROGRAM, cwd=tmp_path, ranks=ranks)
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "done"
+
+
+def test_the_tcp_store_listens_only_at_the_address_of_the_rendezvous() -> None:
+    world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="slurm")
+    endpoint = SimpleNamespace(host=HERE, listen=HERE)
+    store = group_store(endpoint, SingleComm(), world, "nccl", 5.0)  # type: ignore[arg-type]
+    port = store.underlying_store.port
+    rows = [fields for fields in tcp_sockets(Path("/proc/self/net")) if fields[3] == "0A"]
+    assert [row[1] for row in rows if row[1].endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]

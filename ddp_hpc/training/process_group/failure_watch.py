@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 
 from ddp_hpc.base.errors import EXIT_FAILED, RendezvousError
-from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.store_client import Answer, StoreClient, StoreLostError
+from ddp_hpc.rendezvous.store_protocol import RANK_0_GONE
 from ddp_hpc.training.process_group.print_error import ErrorElection
 
 _ELECTION, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"

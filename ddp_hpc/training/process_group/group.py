@@ -24,7 +24,7 @@ from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
 from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
-from ddp_hpc.training.process_group.group_store import OpenStore, group_store
+from ddp_hpc.training.process_group.group_store import Store, group_store
 from ddp_hpc.training.process_group.link import Link
 from ddp_hpc.training.process_group.start_phases import CHOOSING, CONNECTING
 from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
@@ -178,12 +178,12 @@ def connected_group(
         host=endpoint.host,
         listen=endpoint.listen,
         checked=checked,
-        notes=tuple(filter(None, (endpoint.note, store.note))),
+        notes=(endpoint.note,) if endpoint.note else (),
         store=endpoint.store,
     )
     # This is not in a `finally`, because destroying the group would wait for a rank that has failed.
     _destroy_process_group(link)
-    store.close()
+    del store  # C++ does not keep it alive
 
 
 def _choose_device(
@@ -216,7 +216,7 @@ def _init_process_group(
     backend: str,
     backends: str,
     device: torch.device | None,
-) -> OpenStore:
+) -> Store:
     """Creates torch's process group; returns its store. Collective: every rank must call this."""
     if link.endpoint.interface and "gloo" in backends:
         # Otherwise gloo resolves the host name to find its own address; on Debian that is 127.0.1.1.
@@ -225,7 +225,7 @@ def _init_process_group(
     store = group_store(link.endpoint, link.comm, world, backend, config.init_timeout_s)
     dist.init_process_group(
         backends,
-        store=store.store,
+        store=store,
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=config.timeout_s),

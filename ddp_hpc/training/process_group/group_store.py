@@ -1,105 +1,61 @@
-"""Creates the store of torch's process group, which keeps its values in the ranks' own authenticated store.
+"""Creates the store with which torch's process group connects the ranks.
 
-torch's own TCPStore has no authentication, and needs a connection from each rank to rank 0. gloo accesses the
-ranks' store through Python. GPU backends use TCPStore clients, because their C++ watchdog threads access the
-store all the time and must not need the GIL. A process on each node serves these clients
-(`torch_store_server`); this has not been tested with NCCL on a GPU.
+gloo and MPI use the ranks' own authenticated store through Python. GPU backends use torch's TCPStore,
+because their C++ watchdog threads access the store all the time and must not need the GIL. The server of
+TCPStore is in the process of rank 0, and has no authentication.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 # torch re-exports these without naming them in an __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ddp_hpc.base.errors import RendezvousError
 from ddp_hpc.discovery.rank_communication import GroupComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.rendezvous.address import LOOPBACK
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, StoreLostError, StoreTimeoutError
-from ddp_hpc.rendezvous.store_process import ServerProcess, TorchStoreProcess
-from ddp_hpc.rendezvous.torch_store_server import OWN_STORE
 
-__all__ = ["GroupStore", "OpenStore", "PrefixStore", "Store", "TCPStore", "group_store"]
+__all__ = ["GroupStore", "PrefixStore", "Store", "TCPStore", "group_store"]
 
-_OWN_STORE_BACKENDS = ("gloo", "mpi")
+_WITH_RANKS_STORE = ("gloo", "mpi")
 
 
-@dataclass(frozen=True)
-class OpenStore:
-    """A store for `init_process_group`.
+def group_store(endpoint: Endpoint, comm: GroupComm, world: World, backend: str, timeout_s: float) -> Store:
+    """Returns a store for `init_process_group`. Collective: every rank must call this.
 
     The caller must keep a reference to it as long as the group exists, because C++ does not keep a Python
     object alive.
-    """
-
-    store: Store
-    server: ServerProcess | None = None  # on one rank per node, if the backend needs it
-    note: str = ""  # for the log
-
-    def close(self) -> None:
-        """Ends the server of this rank once its clients have disconnected. Not collective; never raises."""
-        if self.server is not None:
-            self.server.close()
-
-
-def group_store(
-    endpoint: Endpoint, comm: GroupComm, world: World, backend: str, timeout_s: float
-) -> OpenStore:
-    """Returns a store for `init_process_group`. Collective: every rank must call this.
-
-    If DDP_HPC_TORCH_STORE is 1 on rank 0, this is torch's own TCPStore.
 
     Raises:
-        RendezvousError: the server for torch's TCPStore clients cannot be started on this node.
+        RendezvousError: rank 0 cannot listen for the other ranks.
     """
-    if comm.bcast(os.environ.get(OWN_STORE, "") == "1"):
-        return _torchs_own_store(endpoint, comm, world, timeout_s)
-    if backend in _OWN_STORE_BACKENDS:
-        return OpenStore(GroupStore(endpoint.store, "group/", timeout_s))
-    port, problem, server = 0, "", None
-    if world.local_rank == 0:
-        try:
-            listener = open_listener([0], LOOPBACK)
-            port = listener.getsockname()[1]
-            server = TorchStoreProcess(listener, endpoint.store, torch.__version__)
-        except RendezvousError as error:
-            port, problem = 0, str(error)
-    of_node = comm.members(world.hostname, (port, problem)).values
-    port = max(port for port, _ in of_node)
-    if not port:
-        problem = next((problem for _, problem in of_node if problem), "no rank of the node has local rank 0")
-        raise RendezvousError(f"torch's store on {world.hostname} cannot be started: {problem}")
-    store = TCPStore(
-        LOOPBACK, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-    )
-    return OpenStore(PrefixStore("group", store), server)
+    if backend in _WITH_RANKS_STORE:
+        return GroupStore(endpoint.store, "group/", timeout_s)
+    return PrefixStore("group", _tcp_store(endpoint, comm, world, timeout_s))
 
 
-def _torchs_own_store(endpoint: Endpoint, comm: GroupComm, world: World, timeout_s: float) -> OpenStore:
+def _tcp_store(endpoint: Endpoint, comm: GroupComm, world: World, timeout_s: float) -> TCPStore:
     """Returns a client of a TCPStore server in rank 0's process. Collective: every rank must call this."""
-    limit, server = timedelta(seconds=timeout_s), None
+    limit, port = timedelta(seconds=timeout_s), 0
     if world.rank == 0:
-        listener = open_listener([0], endpoint.listen)
+        # torch itself would listen on all addresses.
+        listener = open_listener([0], endpoint.listen, world.world_size)
         port = listener.getsockname()[1]
         server = TCPStore(
             endpoint.host, port, world.world_size, is_master=True, timeout=limit, wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
-    port = comm.bcast(0 if server is None else server.port)
-    store = server or TCPStore(endpoint.host, port, is_master=False, timeout=limit, wait_for_workers=False)
-    note = f"{OWN_STORE}=1: the ranks use torch's own TCPStore on port {port}, which has no authentication"
-    return OpenStore(PrefixStore("group", store), note=note)
+        comm.bcast(port)
+        return server
+    port = comm.bcast(port)
+    return TCPStore(endpoint.host, port, is_master=False, timeout=limit, wait_for_workers=False)
 
 
 class GroupStore(Store):
@@ -172,27 +128,9 @@ class GroupStore(Store):
         with _torch_errors():
             self._client.wait([self._prefix + key for key in keys], timeout_s)
 
-    def delete_key(self, key: str) -> bool:
-        """Removes a key; returns whether it existed."""
-        with _torch_errors():
-            return self._client.delete(self._prefix + key, self._timeout_s)
-
-    def num_keys(self) -> int:
-        """Returns the number of keys."""
-        return len(self.list_keys())
-
-    def list_keys(self) -> list[str]:
-        """Returns all keys."""
-        with _torch_errors():
-            keys = self._client.keys(self._timeout_s)
-        return [key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)]
-
     def has_extended_api(self) -> bool:
         """Returns whether the store supports `append`, `multi_get` and `multi_set`."""
         return True
-
-    # C++ looks for these two methods under these names (torch 2.13).
-    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
 
 
 def _bytes(value: str | bytes) -> bytes:
