@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ddp_hpc.base.text_table import cut, printable
 from ddp_hpc.schedulers.registry import scheduler_of_job
@@ -14,12 +13,10 @@ STATUSES = ("ok", "warn", "fail")  # from best to worst
 
 @dataclass(frozen=True)
 class Here:
-    """The context of a check: environment variables, working directory, and the size of the job."""
+    """The context of a check: environment variables, and the size of the job."""
 
     environ: Mapping[str, str]
-    directory: Path = Path()  # the working directory
     num_nodes: int = 1
-    local_size: int = 1  # ranks on this node
     is_rank: bool = False  # a launcher started this process as a rank
 
     @property
@@ -32,15 +29,13 @@ class Here:
 class Result:
     """The result of a check: `what` was seen, and the `remedy` if the status is not "ok".
 
-    The results of a job's nodes differ if their texts `compared_by` differ. The name of the check is empty
-    until it has ended.
+    The name of the check is empty until it has ended.
     """
 
     name: str
     status: str
     what: str
     remedy: str = ""
-    compared_by: str = ""
 
     @property
     def line(self) -> str:
@@ -60,26 +55,19 @@ class Check:
     limit_s: float = 20.0
 
 
-def ok(what: str, same: str | None = None) -> Result:
-    """Returns a result without a problem. For `same`, see `warn`."""
-    return _result("ok", what, "", same)
+def ok(what: str) -> Result:
+    """Returns a result without a problem."""
+    return Result("", "ok", what)
 
 
-def warn(what: str, remedy: str, same: str | None = None) -> Result:
-    """Returns a result that may affect jobs, but does not prevent them.
-
-    Set `same` if `what` contains numbers that differ on every node; it is compared between nodes instead.
-    """
-    return _result("warn", what, remedy, same)
+def warn(what: str, remedy: str) -> Result:
+    """Returns a result that may affect jobs, but does not prevent them."""
+    return Result("", "warn", what, remedy)
 
 
-def fail(what: str, remedy: str, same: str | None = None) -> Result:
-    """Returns a result that prevents jobs from running correctly. For `same`, see `warn`."""
-    return _result("fail", what, remedy, same)
-
-
-def _result(status: str, what: str, remedy: str, same: str | None) -> Result:
-    return Result("", status, what, remedy, f"{status} {what if same is None else same}")
+def fail(what: str, remedy: str) -> Result:
+    """Returns a result that prevents jobs from running correctly."""
+    return Result("", "fail", what, remedy)
 
 
 def one_line(text: str) -> str:

@@ -58,55 +58,11 @@ def shared_memory_in(directory: Path) -> Result:
     free, total = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     what = f"{format_bytes(free)} of {format_bytes(total)} free in {directory}"
     remedy = f"remove leftovers in {directory}, or start the container with --shm-size=8g or --ipc=host"
-    same = format_bytes(total)
     if not os.access(directory, os.W_OK):
-        return fail(f"{directory} is not writable", f"chmod 1777 {directory}, or ask the site", same)
+        return fail(f"{directory} is not writable", f"chmod 1777 {directory}, or ask the site")
     if free < _SHM_LEAST_BYTES:
-        return fail(what, remedy, same)
-    return warn(what, remedy, same) if free < _SHM_GOOD_BYTES else ok(what, same)
-
-
-def cores(_here: Here) -> Result:
-    """Checks the cores available to this process after the launcher's binding and a container's quota."""
-    allowed, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    what = f"{allowed} of {total} cores"
-    if allowed == 1 and total > 1:
-        return warn(
-            f"{what}: all threads and loader workers share a single core",
-            "request more cores: srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N or --bind-to none",
-        )
-    quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
-    if quota is not None and quota < allowed:
-        return warn(
-            f"{what}, but a cgroup limits the CPU time to {quota:g} cores", f"use at most {quota:g} threads"
-        )
-    return ok(what)
-
-
-def cpu_quota(cpu_max: Path) -> float | None:
-    """Returns the CPU time limit of cgroup v2's `cpu.max` in cores; None if there is no limit."""
-    try:
-        quota, period = cpu_max.read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-
-
-def threads(here: Here) -> Result:
-    """Compares OMP_NUM_THREADS with the cores, because PBS sets it to all cores of a chunk in every rank."""
-    text, allowed = here.environ.get("OMP_NUM_THREADS"), len(os.sched_getaffinity(0))
-    if text is None:
-        return ok("OMP_NUM_THREADS is not set; training divides the cores among the ranks of a node")
-    first = text.split(",")[0].strip()
-    if not (first.isascii() and first.isdecimal() and int(first[:9]) > 0):
-        return warn(f"OMP_NUM_THREADS={text[:80]!r} is not a number of threads", "unset OMP_NUM_THREADS")
-    if int(first[:9]) * here.local_size > allowed:
-        ranks = f" in each of {here.local_size} ranks" if here.local_size > 1 else ""
-        return warn(
-            f"OMP_NUM_THREADS={first[:9]}{ranks} on {allowed} cores",
-            f"export OMP_NUM_THREADS={max(1, allowed // here.local_size)}",
-        )
-    return ok(f"OMP_NUM_THREADS={first[:9]} on {allowed} cores")
+        return fail(what, remedy)
+    return warn(what, remedy) if free < _SHM_GOOD_BYTES else ok(what)
 
 
 def python(_here: Here) -> Result:

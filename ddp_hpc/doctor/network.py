@@ -22,7 +22,7 @@ def interfaces(here: Here) -> Result:
             )
     outward = outward_interfaces()
     if outward:
-        return ok(", ".join(f"{name} {address}" for name, address in outward.items()), ", ".join(outward))
+        return ok(", ".join(f"{name} {address}" for name, address in outward.items()))
     what = f"no interface leads to other nodes (found {', '.join(own)})"
     if here.num_nodes > 1:
         return fail(what, "ask the site why this node has no network interface for jobs")

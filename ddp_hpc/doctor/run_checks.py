@@ -13,14 +13,10 @@ from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 
 CHECKS = (
     Check("python", "the Python version, and packages in the user's site directory", limits.python),
-    Check("launch", "whether the launcher's variables identify the rank", mpi.launch),
-    Check("cores", "cores available to this process", limits.cores),
-    Check("threads", "OMP_NUM_THREADS compared with the cores", limits.threads),
     Check("torch", "whether the driver supports torch's build", gpus.torch_build, 60.0),
     Check("gpus", "memory errors and compute mode of the GPUs", gpus.gpu_state, 40.0),
     Check("nccl", "NCCL and its network plugin", gpus.nccl, 60.0),
-    Check("mpi4py", "mpi4py's MPI library in a single process", mpi.mpi4py_binding, 60.0),
-    Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 100.0),
+    Check("mpi", "whether mpi4py has an MPI library, and mpiexec belongs to it", mpi.mpi, 60.0),
     Check("fabric", "network interfaces that lead to other nodes", network.interfaces),
     Check("open-files", "the limit of open files", limits.open_files),
     Check("locked-memory", "the limit of locked memory", limits.locked_memory),
@@ -58,7 +54,7 @@ def run_checks(checks: Sequence[Check], here: Here) -> Iterator[Result]:
             finding = collect(waiting.pop(0))
             if isinstance(finding, NoAnswer):
                 remedy = f"other checks are not affected; use --skip {check.name} to omit this one"
-                yield Result(check.name, "fail", f"aborted: {finding.reason}", remedy, "fail aborted")
+                yield Result(check.name, "fail", f"aborted: {finding.reason}", remedy)
             else:
                 yield replace(finding, name=check.name)
     finally:

@@ -13,10 +13,10 @@ _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
 _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES = 100 * 1024**2, 2 * 1024**3
 
 
-def work_space(here: Here) -> Result:
+def work_space(_here: Here) -> Result:
     """Checks the free space in the working directory for snapshots, traces and logs. Ignores quotas."""
     remedy = "start in a directory with more free space"
-    return space_in(here.directory, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, remedy)
+    return space_in(Path(), _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, remedy)
 
 
 def temp_space(here: Here) -> Result:
@@ -43,9 +43,9 @@ def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) ->
     free, path = space.f_bavail * space.f_frsize, str(directory.absolute())
     what = f"{format_bytes(free)} free in {path}"
     if space.f_files and space.f_favail < 1000:
-        return fail(f"only {space.f_favail} free inodes in {path}", remedy, path)
+        return fail(f"only {space.f_favail} free inodes in {path}", remedy)
     if free < least_bytes:
-        return fail(f"{what}, {format_bytes(least_bytes)} are needed", remedy, path)
+        return fail(f"{what}, {format_bytes(least_bytes)} are needed", remedy)
     if free < good_bytes:
-        return warn(f"{what}, {format_bytes(good_bytes)} are recommended", remedy, path)
-    return ok(what, path)
+        return warn(f"{what}, {format_bytes(good_bytes)} are recommended", remedy)
+    return ok(what)

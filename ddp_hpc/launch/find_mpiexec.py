@@ -8,17 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.discovery.local_mpi import ask_version, is_hydra, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
+from ddp_hpc.discovery.local_mpi import (
+    ask_version,
+    bundled_mpiexec,
+    is_hydra,
+    is_open_mpi,
+    is_pbs_mpiexec,
+    mpiexecs_on,
+)
 
 _ASK_LIMIT_S = 30.0
 
 
-def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
+def find_mpiexec(environ: Mapping[str, str], *, has_queue: bool) -> tuple[str, str]:
     """Returns the path of an mpiexec, and its version text.
 
-    The first choice is the mpiexec that DDP_HPC_MPIEXEC names, then one that belongs to the machine, then the
-    one in the active Python environment. Ranks that are started by an environment's mpiexec (of the mpich
-    wheel) cannot connect through the machine's MPI. PBS's own mpiexec is not an MPI launcher.
+    The first choice is the mpiexec that DDP_HPC_MPIEXEC names. On a machine without a queue, the next one is
+    that of the mpich wheel in this Python environment, because mpi4py works with it. Otherwise, an mpiexec of
+    the machine comes before one in the active Python environment: the ranks that the wheel's mpiexec starts
+    cannot connect through the machine's MPI. PBS's own mpiexec is not an MPI launcher.
 
     Raises:
         RequestError: no mpiexec was found, or DDP_HPC_MPIEXEC is not an mpiexec.
@@ -38,6 +46,8 @@ def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
             f"DDP_HPC_MPIEXEC={wanted} is not an executable program. Set the variable to the "
             "path of an mpiexec."
         )
+    if not has_queue and (own := bundled_mpiexec()):
+        return str(own), version_of(str(own), environ)
     environments = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     spare: tuple[str, str] | None = None
     for candidate in map(str, mpiexecs_on(path)):

@@ -71,7 +71,7 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
     """Returns the command that starts `job.command` here as `num_ranks` ranks, or as many as fit if None.
 
     Only ranks_per_node, launcher, mpi, env, fallback and command of `job` are used. Runs `mpiexec --version`,
-    nvidia-smi and bash, and on a machine without a scheduler possibly a trial with two ranks.
+    nvidia-smi and bash.
 
     Raises:
         RequestError: the allocation, profile or launcher does not allow the launch, or a program is missing.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ddp_hpc.base.assets import asset_directory
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.discovery import local_mpi
-from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
+from ddp_hpc.discovery.local_mpi import library_of
+from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words
 from ddp_hpc.launch.srun_mpi import mpi_option
 from ddp_hpc.render.launch_lines import STEP_SCRIPT
 from ddp_hpc.request.mpi_program import connects_only_with_mpi
@@ -53,17 +53,8 @@ def resolve(
 def _with_mpiexec(
     words: list[str], environ: Mapping[str, str], exported: Sequence[str], *, has_queue: bool
 ) -> tuple[list[str], dict[str, str]]:
-    added: dict[str, str] = {}
-    if has_queue:
-        mpiexec, version = find_mpiexec(environ)
-    else:
-        if environ.get("DDP_HPC_MPIEXEC"):
-            mpiexec, version = find_mpiexec(environ)
-            its_environ = local_mpi.with_library_of(Path(mpiexec), environ)
-        else:
-            path, its_environ = local_mpi.choose_mpiexec(environ)
-            mpiexec, version = str(path), version_of(str(path), environ)
-        added = {name: value for name, value in its_environ.items() if environ.get(name) != value}
+    mpiexec, version = find_mpiexec(environ, has_queue=has_queue)
+    added = {} if has_queue else library_of(Path(mpiexec), environ)
     words = [mpiexec, *words[1:]]
     index = next((index for index, word in enumerate(words) if word in _PER_NODE), None)
     if index is not None:

@@ -60,47 +60,6 @@ def test_space_in_dev_shm(
     assert ("--shm-size" in found.remedy) == (status != "ok")
 
 
-def test_a_single_allowed_core_is_a_warning() -> None:
-    def work() -> Result:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        return limits.cores(Here({}))
-
-    found = collect(start(work, 10.0))
-    if os.cpu_count() == 1:
-        pytest.skip("this machine has only one core")
-    assert found.status == "warn"
-    assert "share a single core" in found.what
-    assert "--cpus-per-task" in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "quota"),
-    [("max 100000\n", None), ("150000 100000\n", 1.5), ("", None)],
-)
-def test_the_quota_of_a_cgroup(tmp_path: Path, text: str, quota: float | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert limits.cpu_quota(tmp_path / "cpu.max") == quota
-
-
-@pytest.mark.parametrize(
-    ("text", "ranks", "cores", "status"),
-    [
-        (None, 4, 8, "ok"),
-        ("2", 4, 8, "ok"),
-        ("8", 1, 8, "ok"),
-        ("8", 2, 8, "warn"),  # PBS sets it to the cores of a chunk, and each rank inherits it
-        ("4,2", 2, 8, "ok"),
-        ("many", 1, 8, "warn"),
-    ],
-)
-def test_threads_are_compared_with_cores(
-    text: str | None, ranks: int, cores: int, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
-    environ = {} if text is None else {"OMP_NUM_THREADS": text}
-    assert limits.threads(Here(environ, local_size=ranks)).status == status
-
-
 def test_packages_in_the_user_site_directory_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,6 @@ def test_an_unknown_name_is_rejected_with_a_suggestion(only: tuple[str, ...], sk
 
 
 def test_no_fast_check_is_aborted_on_this_machine() -> None:
-    slow = ("torch", "nccl", "mpi4py", "mpi-launcher")
+    slow = ("torch", "nccl", "mpi")
     results = list(run_checks(chosen((), slow), Here(dict(os.environ))))
     assert not [result.line for result in results if "aborted" in result.what]
