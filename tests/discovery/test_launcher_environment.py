@@ -5,7 +5,6 @@ import pytest
 from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
-    LAUNCHERS,
     batch_shell_tasks,
     in_slurm_step,
     pbs_hosts,
@@ -14,29 +13,6 @@ from ddp_hpc.discovery.launcher_environment import (
     read_launcher_values,
 )
 from tests.environments import load
-
-# The reason for each position in the order.
-ORDER = {
-    "override": "what the user sets explicitly has precedence",
-    "torchrun": "its workers inherit the variables of the launcher that started their agent",
-    "openmpi": "in an allocation its ranks inherit the SLURM_* of its daemons; it sets PMIX_RANK too",
-    "jsrun": "the ranks of Spectrum MPI have PMIX_RANK too",
-    "flux": "its cray-pals plugin sets PALS_RANKID, without a local rank",
-    "cray_shasta": "srun --mpi=cray_shasta sets PALS_*, and has no PBS node file to derive from",
-    "pals": "it sets PMI_* or PMIX_* too, which have no local rank",
-    "mvapich": "its ranks may have PMI_* and the SLURM_* of a proxy",
-    "intelmpi": "it is a variant of Hydra with additional variables",
-    "hydra": "in an allocation its ranks inherit the SLURM_* of its proxies",
-    "hydra_port": "the same, in PMI_PORT mode",
-    "slurm": "it provides local ranks, which PMI and PMIx alone do not",
-    "pmi": "rank and size, no local rank",
-    "pmix": "only a rank",
-    "manual": "RANK and WORLD_SIZE in a shell are often stale",
-}
-
-
-def test_the_order_of_preference_of_launchers() -> None:
-    assert [launcher.name for launcher in LAUNCHERS] == list(ORDER)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +46,6 @@ def test_of_two_launchers_the_inner_or_more_complete_one_is_selected(
 
 def test_an_ompi_setting_alone_does_not_identify_open_mpi() -> None:
     assert present_launchers({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_MCA_btl": "self"}) == []
-
-
-def test_open_mpis_node_rank_is_not_used_as_node_index() -> None:
-    assert read_launcher_values(BY_NAME["openmpi"], load("openmpi-in-slurm", 1)).node_rank is None
 
 
 def test_each_value_has_its_variable_as_source() -> None:

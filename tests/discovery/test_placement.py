@@ -1,7 +1,6 @@
 """The number of threads per rank, and the check of the placement of all ranks."""
 
 import json
-import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,19 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
-from ddp_hpc.discovery.placement_problems import PlacementFinding, check, summary, table
+from ddp_hpc.discovery.cpu_affinity import threads_per_rank
+from ddp_hpc.discovery.placement_problems import check, summary
 from ddp_hpc.discovery.rank_placement import Device, RankPlace, cpu_list, cpu_numbers, own_place
 from ddp_hpc.discovery.world import World
-
-
-def test_own_cores_are_those_of_the_affinity_mask() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert own_cores() == [min(before)]
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +139,6 @@ def test_two_ranks_on_one_gpu_end_the_job_under_nccl() -> None:
     assert "gloo allows this" in only.text
 
 
-def test_without_uuids_a_gpu_is_identified_by_host_and_pci_address() -> None:
-    assert found(nodes(identity="")) == []
-    places = [place(0, identity="", pci="0000:c7:00.0"), place(8, "n2", identity="", pci="0000:c7:00.0")]
-    assert found(places) == []
-    same = [place(rank, identity="", pci="0000:c7:00.0") for rank in range(3)]
-    text = found(same)[0]
-    assert "ranks 0 and 1 on n1 would share one device (0000:c7:00.0)" in text
-    assert text.endswith("(1 more case)")
-
-
 def test_ranks_that_are_all_bound_to_one_core_are_reported() -> None:
     places = nodes(cpus="0", cores="0", device_cpus="")
     (text,) = found(places)
@@ -235,19 +215,6 @@ def test_the_check_of_a_large_job_is_fast_and_has_few_findings() -> None:
     assert all(len(text) < 400 for text in texts)
 
 
-def test_the_table_has_one_row_per_rank_and_the_findings() -> None:
-    places = nodes(1, versions={"torch": "2.8.0"})[:2]
-    lines = table(
-        places, [PlacementFinding("all is lost", ends_job=True), PlacementFinding("so so")]
-    ).splitlines()
-    assert (
-        lines[0]
-        == "rank  host  local  device  PCI           NUMA  CPUs           NUMA of CPUs  device's name"
-    )
-    assert lines[2] == "1     n1    1      cuda:1  0000:01:00.0  1     16-31,144-159  1             n1-gpu-1"
-    assert lines[-3:] == ["rank 0: torch 2.8.0", "error: all is lost", "warning: so so"]
-
-
 # The row of a single rank
 
 
@@ -298,22 +265,10 @@ def test_values_missing_in_sysfs_are_left_out(sysfs: Path, text: str) -> None:
     assert (row.device_numa, row.device_cpus, row.online_cpus) == (None, "", 2)
 
 
-def test_a_container_without_sysfs_is_not_an_error(tmp_path: Path) -> None:
-    row = own_place(world(), GPU, [0, 1], {}, {}, tmp_path / "nowhere")
-    assert (row.cpus, row.cores, row.numa, row.device_numa) == ("0-1", "0-1", "", None)
-    assert found([row, replace(row, rank=1, identity="GPU-2")]) == []
-
-
 @pytest.mark.parametrize(("per_node", "cpus"), [("64(x2)", 64), ("64,8(x3)", 8), ("", None), ("many", None)])
 def test_the_cpus_of_the_job_on_a_node_come_from_slurm(sysfs: Path, per_node: str, cpus: int | None) -> None:
     environ = {"SLURM_JOB_CPUS_PER_NODE": per_node}
     assert own_place(world(), Device(), [0], {}, environ, sysfs).allotted_cpus == cpus
-
-
-def test_this_machines_own_sysfs_can_be_read() -> None:
-    row = own_place(world(), Device(), own_cores(), {}, {})
-    assert cpu_numbers(row.cpus) == own_cores()
-    assert set(cpu_numbers(row.cores)) <= set(range(max(own_cores()) + 1))
 
 
 @pytest.mark.parametrize(

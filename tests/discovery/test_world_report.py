@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -63,12 +62,6 @@ def test_the_table_contains_the_same_values(launch: Launch) -> None:
     assert ["MASTER_PORT", "23456", "environment"] in rows
 
 
-def test_one_process_needs_no_prefix(launch: Launch) -> None:
-    ended = launch(ENV)
-    assert ended.stdout.startswith("launcher ")
-    assert "no launcher's variables in the environment" in ended.stdout
-
-
 @pytest.mark.parametrize(
     ("case", "stale"),
     [("sbatch-shell", {}), pytest.param("srun-none", {"SLURM_PROCID": "x"}, marks=pytest.mark.check)],
@@ -91,11 +84,3 @@ def test_discovery_imports_no_large_packages(launch: Launch) -> None:
     )
     ended = launch([sys.executable, "-c", program], env=as_recorded("srun-none", 0))
     assert ended.stdout == "[]\n", ended.stderr
-
-
-def test_discovery_needs_no_module_of_the_login_node(launch: Launch, tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['jinja2'] = None; sys.modules['ddp_hpc.render'] = None\n"
-        "import ddp_hpc.discovery.world_report as report; report.run(as_json=True)\n"
-    )
-    assert launch([sys.executable, "-c", program], cwd=tmp_path).exit_code == 0

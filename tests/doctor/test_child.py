@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
+from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start
 
 
 def test_the_result_of_the_function_is_returned() -> None:
@@ -63,11 +63,3 @@ def test_output_of_libraries_is_captured(capfd: pytest.CaptureFixture[str]) -> N
 
     assert collect(start(work, 10.0)) == 1
     assert capfd.readouterr() == ("", "")
-
-
-def test_children_can_be_stopped() -> None:
-    child = start(lambda: time.sleep(60), 60.0)
-    stop([child])
-    start_s = time.monotonic()
-    assert isinstance(collect(child), NoAnswer)
-    assert time.monotonic() - start_s < 30

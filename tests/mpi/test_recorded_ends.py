@@ -142,9 +142,3 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
     assert end is not None
     assert "each of the 2 ranks is an MPI world of its own" in end.reason
     assert end.exit_code == 1
-
-
-def test_without_a_supervisor_the_program_replaces_a_single_rank(launch: Launch) -> None:
-    program = "import os; print(os.getpid())"
-    process = launch.start([*EXEC, program], env=clean_environ())
-    assert launch.end(process).stdout == f"{process.pid}\n"

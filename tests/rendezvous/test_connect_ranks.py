@@ -114,20 +114,6 @@ def test_the_rendezvous_point_of_a_step_is_its_first_node() -> None:
     assert rendezvous_point(TWO_NODES, STEP | {"SLURM_RESTART_COUNT": "1"}).ports != point.ports
 
 
-def test_the_fabric_suffix_is_appended_to_the_first_node() -> None:
-    assert rendezvous_point(TWO_NODES, STEP | {"DDP_HPC_FABRIC_SUFFIX": "-ib0"}).host == "n1-ib0"
-
-
-def test_without_mpi_rank_0_listens_on_loopback_on_a_single_node() -> None:
-    assert rendezvous_point(ONE_NODE, STEP).listen == "127.0.0.1"
-    assert rendezvous_point(TWO_NODES, STEP).listen == ""
-
-
-def test_master_addr_and_master_port_are_the_rendezvous_point() -> None:
-    point = rendezvous_point(TWO_NODES, STEP | {"MASTER_ADDR": "n2", "MASTER_PORT": "23456"})
-    assert (point.host, point.ports) == ("n2", [23456])
-
-
 def test_the_rendezvous_point_of_pals_is_the_first_host_of_the_node_file(tmp_path) -> None:
     (tmp_path / "nodes").write_text("x2.hsn\nx2.hsn\nx1.hsn\n")
     pals = world(local_size=2, launcher="pals")
@@ -197,10 +183,6 @@ def test_ranks_of_a_slurm_step_connect_without_mpi() -> None:
     close_all(endpoints)
 
 
-def test_a_world_of_one_rank_needs_no_rendezvous() -> None:
-    assert rendezvous(world(size=1), {}, 1, quiet()) is None
-
-
 def test_a_missing_rank_is_reported_by_rank_0_only() -> None:
     start = time.monotonic()
     results = meet(STEP, 3, timeout_s=1, absent=2)
@@ -210,21 +192,6 @@ def test_a_missing_rank_is_reported_by_rank_0_only() -> None:
     assert "increase the time limit" in str(results[0])
     assert isinstance(results[1], ReportedElsewhereError)
     assert time.monotonic() - start < 8
-
-
-@pytest.mark.check
-def test_a_rank_with_another_key_is_rejected_and_reported(tmp_path) -> None:
-    """One node does not see the directory with the key."""
-
-    def of_rank(rank: int) -> Any:
-        environ = STEP | ({"DDP_HPC_KEY_DIR": str(tmp_path / "elsewhere")} if rank == 1 else {})
-        return rendezvous(world(rank, 3), environ, 1.5, quiet())
-
-    first, second, third = on_all_ranks(of_rank, 3)
-    assert "1 of 2 ranks did not connect to rank 0" in str(first)
-    assert "rank 1; ranks on" in str(first)
-    assert "the store on this port belongs to another job" in str(second) or "port" in str(second)
-    assert isinstance(third, ReportedElsewhereError)
 
 
 def test_a_rank_that_cannot_reach_rank_0_reports_node_address_port_interface_and_cause() -> None:
@@ -350,9 +317,3 @@ def test_a_rank_of_a_launch_with_another_number_of_ranks_does_not_join() -> None
     assert isinstance(other, RendezvousError)
     assert "the store on this port belongs to another job" in str(other)
     close_all(endpoints)
-
-
-@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
-def test_without_the_agents_address_ranks_of_one_node_use_the_run_id(name: str) -> None:
-    environ = {k: v for k, v in (AGENT | {"MASTER_PORT": "1"}).items() if k != name}
-    assert rendezvous_point(world(launcher="torchrun"), environ).launch == f"torchrun-{os.getpid()}"

@@ -89,16 +89,6 @@ def test_the_guard_returns_the_agents_exit_code(launch: Launch, end: str, code: 
     assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "out\n", "")
 
 
-def test_the_children_of_a_successful_agent_keep_running(launch: Launch) -> None:
-    body = """
-    left = subprocess.Popen(["sleep", "3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    print(left.pid, flush=True)
-    left.returncode = 0"""
-    ended = launch([sys.executable, "-c", program(body)])
-    assert ended.exit_code == 0
-    assert is_alive(int(ended.stdout))
-
-
 def test_sigterm_while_an_agent_exits_does_not_change_its_exit_code(launch: Launch) -> None:
     """Python's finalization resets signal handlers before it deletes the last objects, such as this one."""
     body = """

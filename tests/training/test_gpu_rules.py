@@ -33,7 +33,6 @@ from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
 from ddp_hpc.training.parallel.ddp import Ddp
 from ddp_hpc.training.parallel.make_strategy import make_strategy
-from ddp_hpc.training.process_group.errors_of_torch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.process_group.versions import versions
 from ddp_hpc.training.snapshots import host_buffer
@@ -296,18 +295,6 @@ def test_bfloat16_is_rejected_on_a_gpu_that_can_only_store_it(monkeypatch):
     with pytest.raises(RequestError, match="--amp bf16: Tesla V100-SXM2-32GB does not support bfloat16"):
         check_bf16(OptimizationConfig(amp="bf16"), CUDA)
     check_bf16(OptimizationConfig(amp="fp16"), CUDA)
-
-
-def test_the_cause_of_a_lost_contact_is_below_the_line_last_error():
-    # The text of C10D_NCCL_CHECK and getNcclErrorDetailStr (NCCLUtils.hpp and NCCLUtils.cpp of torch 2.13).
-    text = (
-        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:88, remote process exited or "
-        "there was a network error, NCCL version 2.28.9\nncclRemoteError: A call failed possibly due to a "
-        "network error or a remote process exiting prematurely.\nLast error:\nsocketPollConnect: "
-        "connect to 10.0.0.2<4711> returned Connection refused"
-    )
-    line = explain_lost_contact(dist.DistBackendError(text), 30.0)
-    assert "(Last error: socketPollConnect: connect to 10.0.0.2<4711> returned Connection refused)" in line
 
 
 def test_a_torch_with_cuda_but_without_nccl_reports_its_versions(monkeypatch):
