@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ddp_hpc.base.text_table import aligned
 from ddp_hpc.base.units import counted
-from ddp_hpc.discovery.open_files import num_files_needed
 from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
@@ -48,7 +47,6 @@ def check(places: Sequence[RankPlace], backend: str) -> list[PlacementFinding]:
         *_overlapping(nodes),
         *_mixed_versions(places),
         *_uneven(nodes),
-        *_few_open_files(places),
     ]
 
 
@@ -188,18 +186,6 @@ def _uneven(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
         yield PlacementFinding(
             f"nodes have different numbers of ranks: {groups}; some devices are idle or shared; start the "
             "same number on each node (mpiexec --ppn R, srun --ntasks-per-node=R)"
-        )
-
-
-def _few_open_files(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
-    needed = num_files_needed(len(places))
-    few = [place for place in places if place.max_open_files is not None and place.max_open_files < needed]
-    if few:
-        first = few[0]
-        yield PlacementFinding(
-            f"rank {first.rank} on {first.host} can open {first.max_open_files} files, and a rank of "
-            f"{counted(len(places), 'rank')} can need {needed}, so a connection or a snapshot may fail; ask "
-            f"the site to raise the hard limit (ulimit -Hn){_more_cases(len(few) - 1)}"
         )
 
 

@@ -7,7 +7,6 @@ left out, and no check depends on it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from pathlib import Path
 from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.hostlist import expand_counts
 from ddp_hpc.discovery.launcher_environment import Environ
-from ddp_hpc.discovery.open_files import file_limit
 from ddp_hpc.discovery.world import World
 
 SYSFS = Path("/sys")
@@ -63,7 +61,6 @@ class RankPlace:
     """The number of CPUs that the job has on this node, if known."""
     omp_num_threads: str
     versions: dict[str, str] = field(default_factory=dict)
-    max_open_files: int | None = None
 
 
 def own_place(
@@ -95,7 +92,6 @@ def own_place(
         allotted_cpus=_allotted_cpus(environ),
         omp_num_threads=environ.get("OMP_NUM_THREADS", ""),
         versions=versions,
-        max_open_files=None if (limit := file_limit()) == math.inf else int(limit),
     )
 
 

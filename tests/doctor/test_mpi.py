@@ -36,14 +36,14 @@ def test_pbs_own_mpiexec_is_ignored(tmp_path: Path) -> None:
     program = tmp_path / "mpiexec"
     program.write_text(PBS_MPIEXEC)
     program.chmod(0o755)
-    found = collect(start(lambda: mpi.mpi(Here({"PATH": str(tmp_path)})), 30.0))
-    assert found.what.endswith(", no mpiexec on the PATH, nor srun")
+    result = collect(start(lambda: mpi.mpi(Here({"PATH": str(tmp_path)})), 30.0))
+    assert result.what.endswith(", no mpiexec on the PATH, nor srun")
 
 
 def test_a_missing_mpi4py_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "find_spec", lambda _name: None)
-    found = mpi.mpi(Here({}))
-    assert (found.status, "'mpich>=" in found.remedy) == ("warn", True)
+    result = mpi.mpi(Here({}))
+    assert (result.status, "'mpich>=" in result.remedy) == ("warn", True)
 
 
 def test_the_mpiexec_of_the_same_mpi_is_ok(launch: Launch) -> None:

@@ -64,16 +64,6 @@ def test_each_rank_raises_its_limit_on_open_files(tmp_path: Path, forks: Forks) 
     assert placement_lines(job.words())[0].endswith(", no problems found")
 
 
-def test_a_hard_limit_on_open_files_below_the_need_of_the_ranks_is_a_warning(
-    tmp_path: Path, forks: Forks
-) -> None:
-    job = forks.start(*SIZES, cwd=tmp_path, ranks=2, program=BOUND, env={"LIMIT": "250:250"})
-    assert job.wait() == [0, 0], job.words()
-    [warning] = placement_lines(job.words())[1:]
-    assert warning.startswith("warning: rank 0 on ")
-    assert " can open 250 files, and a rank of 2 ranks can need 260, " in warning
-
-
 def test_an_unwritable_run_directory_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
