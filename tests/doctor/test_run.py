@@ -2,9 +2,6 @@
 
 import time
 
-import pytest
-
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.doctor.check_result import Check, Here, ok, warn
 from ddp_hpc.doctor.run_checks import CHECKS, chosen, run_checks
 
@@ -41,9 +38,3 @@ def test_only_and_skip_select_checks_in_their_usual_order() -> None:
     assert [c.name for c in chosen(("shm", "python"), ())] == ["python", "shm"]
     assert [c.name for c in chosen(("shm", "python"), ("shm",))] == ["python"]
     assert len(chosen((), ("torch",))) == len(CHECKS) - 1
-
-
-@pytest.mark.parametrize(("only", "skip"), [(("tourch",), ()), ((), ("tourch",))])
-def test_an_unknown_name_is_rejected_with_a_suggestion(only: tuple[str, ...], skip: tuple[str, ...]) -> None:
-    with pytest.raises(RequestError, match=r"tourch: no such check \(did you mean \"torch\"\?\)"):
-        chosen(only, skip)

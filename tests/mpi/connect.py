@@ -24,7 +24,7 @@ def connect() -> dict[str, object]:
         watchdog.stage("in MPI_Init for the other ranks")
         if launched_as == environ.get("CONNECT_SLEEPS"):
             time.sleep(600)
-        world = discover(environ, environ.get("CONNECT_DISCOVERY", "auto"))
+        world = discover(environ)
         endpoint = rendezvous(world, environ, limit_s, watchdog)
     assert endpoint is not None
     time.sleep(float(environ.get("CONNECT_HOLDS_S", "0")))

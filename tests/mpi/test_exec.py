@@ -84,13 +84,6 @@ def test_the_warning_is_printed_while_a_long_program_runs(
 
 
 @pytest.mark.check
-def test_the_program_can_initialize_mpi_itself(launch: Launch, mpiexec: Path) -> None:
-    program = "from mpi4py.MPI import COMM_WORLD as c; print(c.rank, c.size, c.allreduce(c.rank + 1))"
-    ended = launch([mpiexec, "-n", "2", sys.executable, *EXEC, "--", sys.executable, "-c", program])
-    assert sorted(ended.stdout.splitlines()) == ["0 2 3", "1 2 3"], ended.stderr
-
-
-@pytest.mark.check
 def test_a_ddp_hpc_program_under_exec_still_detects_its_launcher(launch: Launch, mpiexec: Path) -> None:
     program = (
         "import ddp_hpc, torch\n"

@@ -1,6 +1,5 @@
 """Ranks under mpiexec connect to rank 0, or all end with one line that states the reason."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,3 @@ def test_a_rank_that_never_calls_mpi_init_does_not_leave_the_others_waiting(
     assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
     assert ended.exit_code != 0
     assert ended.wall_s < 10
-
-
-@pytest.mark.check
-def test_a_chosen_launcher_with_an_address_needs_no_mpi(connect_ranks: ConnectRanks) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = printed(
-        connect_ranks(3, CONNECT_DISCOVERY="hydra", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    )
-    assert {(each["host"], each["port"]) for each in ranks} == {("127.0.0.1", port)}
-    assert [each["serves"] for each in ranks] == [True, False, False]

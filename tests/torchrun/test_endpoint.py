@@ -13,7 +13,6 @@ import pytest
 from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.discovery.world import World
 from ddp_hpc.rendezvous.launch_secret import read_secret
-from ddp_hpc.rendezvous.listener import reserve_port
 from ddp_hpc.rendezvous.store_client import connect
 from ddp_hpc.torchrun.endpoint import node_rank_of
 from ddp_hpc.torchrun.step import Rendezvous
@@ -33,13 +32,6 @@ def listens(port: int, reuse: bool) -> bool:
         except OSError:
             return False
         return True
-
-
-def test_only_torchs_store_can_use_a_reserved_port() -> None:
-    with reserve_port() as holder:
-        port = holder.getsockname()[1]
-        assert not listens(port, reuse=False)
-        assert listens(port, reuse=True)
 
 
 def test_the_store_runs_until_the_script_ends(launch: Launch, tmp_path: Path) -> None:

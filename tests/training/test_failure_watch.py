@@ -54,6 +54,15 @@ def test_ranks_gather_and_broadcast_in_order(store):
     assert _on_ranks(store, 3, body) == [expected] * 3
 
 
+def test_members_are_the_ranks_of_the_same_group_in_rank_order(store):
+    def body(comm):
+        members = comm.members("babca"[comm.rank], comm.rank)
+        return members.values, members.index, members.num_groups
+
+    b, a, c = ([0, 2], 0, 3), ([1, 4], 1, 3), ([3], 2, 3)
+    assert _on_ranks(store, 5, body) == [b, a, b, c, a]
+
+
 def test_a_barrier_names_the_missing_ranks(store):
     def body(comm):
         if comm.rank != 1:
