@@ -119,8 +119,8 @@ HUB: Hub
 class LightClient(StoreClient):
     """A connection to the store whose thread is that of the hub."""
 
-    def __init__(self, connection: socket.socket, stream: Any, host: str, port: int, key: bytes) -> None:
-        self.host, self.port, self.key = host, port, key
+    def __init__(self, connection: socket.socket, stream: Any, host: str, port: int) -> None:
+        self.host, self.port = host, port
         self._connection, self._stream = connection, stream
         self._waiting, self._lost = {}, None
         self._numbers = itertools.count(1)
