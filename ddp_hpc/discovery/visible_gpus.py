@@ -1,9 +1,12 @@
-"""Corrects CUDA_VISIBLE_DEVICES if it names the GPUs of another node."""
+"""Counts the visible GPUs, and corrects CUDA_VISIBLE_DEVICES if it names the GPUs of another node."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import MutableMapping
+import shutil
+import subprocess
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from ddp_hpc.base.errors import LaunchError
@@ -12,6 +15,7 @@ from ddp_hpc.base.errors import LaunchError
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
+_ASK_LIMIT_S = 10.0
 
 
 def correct_visible_gpus(environ: MutableMapping[str, str], driver: Path = _DRIVER) -> str:
@@ -39,6 +43,25 @@ def correct_visible_gpus(environ: MutableMapping[str, str], driver: Path = _DRIV
     return (
         f"{what}: mpiexec has passed on the value of another node. It is not used, so all GPUs are visible."
     )
+
+
+def gpus_here(environ: Mapping[str, str]) -> int:
+    """Returns the number of visible GPUs from CUDA_VISIBLE_DEVICES or nvidia-smi, without importing torch."""
+    if (visible := environ.get(_VARIABLE)) is not None:
+        # Slurm sets NoDevFiles in a job without GPUs. CUDA ignores the devices after a -1.
+        devices = visible.split(",") if visible not in ("", "NoDevFiles") else []
+        return devices.index("-1") if "-1" in devices else len(devices)
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if program is None:
+        return 0
+    try:
+        done = subprocess.run(
+            [program, "-L"], capture_output=True, timeout=_ASK_LIMIT_S, check=False, env=dict(environ)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    # Without a driver, nvidia-smi prints its error message to stdout.
+    return sum(line.startswith(b"GPU ") for line in done.stdout.splitlines())
 
 
 def _uuids(driver: Path) -> list[str]:

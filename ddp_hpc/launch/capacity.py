@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.launch.find_allocation import cpus_here, gpus_here, ranks_for
+from ddp_hpc.discovery.visible_gpus import gpus_here
+from ddp_hpc.launch.find_allocation import cpus_here, ranks_for
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.schedulers.allocation import THIS_MACHINE, Allocation

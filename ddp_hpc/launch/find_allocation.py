@@ -6,8 +6,6 @@ Values are read from the scheduler's environment variables; no scheduler command
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 
 from ddp_hpc.base.errors import RequestError
@@ -18,7 +16,6 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 _SIZES = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS")
 # These variables are set only in ranks. PALS_RANKID is needed because PALS sets no size for 1 rank per node.
 _RANKS_ALONE = ("PALS_RANKID", "TORCHELASTIC_RUN_ID")
-_ASK_LIMIT_S = 10.0
 # Cores per rank, and the minimum number of ranks, on a node without GPUs.
 _CORES_PER_RANK, _LEAST_RANKS = 8, 2
 
@@ -43,25 +40,6 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
             )
     allocations = (scheduler.inside_job.find_allocation(environ) for scheduler in SCHEDULERS.values())
     return next(filter(None, allocations), THIS_MACHINE)
-
-
-def gpus_here(environ: Mapping[str, str]) -> int:
-    """Returns the number of visible GPUs from CUDA_VISIBLE_DEVICES or nvidia-smi, without importing torch."""
-    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        # Slurm sets NoDevFiles in a job without GPUs. CUDA ignores the devices after a -1.
-        devices = visible.split(",") if visible not in ("", "NoDevFiles") else []
-        return devices.index("-1") if "-1" in devices else len(devices)
-    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
-    if program is None:
-        return 0
-    try:
-        done = subprocess.run(
-            [program, "-L"], capture_output=True, timeout=_ASK_LIMIT_S, check=False, env=dict(environ)
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    # Without a driver, nvidia-smi prints its error message to stdout.
-    return sum(line.startswith(b"GPU ") for line in done.stdout.splitlines())
 
 
 def cpus_here() -> int:

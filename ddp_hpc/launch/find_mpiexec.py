@@ -47,11 +47,11 @@ def find_mpiexec(environ: Mapping[str, str], *, has_queue: bool) -> tuple[str, s
             "path of an mpiexec."
         )
     if not has_queue and (own := bundled_mpiexec()):
-        return str(own), version_of(str(own), environ)
+        return str(own), _version_of(str(own), environ)
     environments = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     spare: tuple[str, str] | None = None
     for candidate in map(str, mpiexecs_on(path)):
-        version = version_of(candidate, environ)
+        version = _version_of(candidate, environ)
         if not version:
             continue
         if not any(Path(prefix) in Path(candidate).parents for prefix in environments):
@@ -65,7 +65,7 @@ def find_mpiexec(environ: Mapping[str, str], *, has_queue: bool) -> tuple[str, s
     return spare
 
 
-def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
+def _version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
     """Returns the output of `mpiexec --version`; empty if it fails or the program is PBS's own mpiexec."""
     code, output = ask_version(mpiexec, _ASK_LIMIT_S, environ)
     return "" if code or is_pbs_mpiexec(output) else output or "no output"

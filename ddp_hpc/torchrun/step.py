@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.process_control import set_umask
+from ddp_hpc.discovery.visible_gpus import gpus_here
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.rendezvous.end_with_parent import keep_exit_code
 
@@ -209,14 +209,9 @@ def _nodes_of_pbs(environ: Mapping[str, str]) -> str:
 
 
 def _ranks_per_node(environ: Mapping[str, str]) -> str:
-    number = environ.get("DDP_HPC_RANKS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE")
-    if not number and (devices := environ.get("CUDA_VISIBLE_DEVICES")):
-        number = str(len(devices.split(",")))
-    elif not number and (command := shutil.which("nvidia-smi")):
-        # Without a driver, nvidia-smi prints its error message to stdout.
-        listed = subprocess.run([command, "-L"], capture_output=True, text=True, check=False).stdout
-        number = str(sum(line.startswith("GPU ") for line in listed.splitlines()))
-    return number if number and number != "0" else "1"
+    given = environ.get("DDP_HPC_RANKS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE")
+    number = given or str(gpus_here(environ))
+    return "1" if number == "0" else number
 
 
 def _is_surplus(environ: Mapping[str, str]) -> bool:

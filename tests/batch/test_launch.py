@@ -14,7 +14,8 @@ import pytest
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.process_control import is_running
-from ddp_hpc.launch.find_allocation import find_allocation, gpus_here, ranks_for
+from ddp_hpc.discovery.visible_gpus import gpus_here
+from ddp_hpc.launch.find_allocation import find_allocation, ranks_for
 from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render

@@ -16,7 +16,8 @@ from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
 from ddp_hpc.bench.scaling.run_point import run_point
 from ddp_hpc.commands.scaling.choose_points import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.point_states import State, look
-from ddp_hpc.launch.find_allocation import cpus_here, find_allocation, gpus_here
+from ddp_hpc.discovery.visible_gpus import gpus_here
+from ddp_hpc.launch.find_allocation import cpus_here, find_allocation
 from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.request.job import Job
 
