@@ -17,6 +17,12 @@ from ddp_hpc.rendezvous.store_server import StoreServer
 HERE = "127.0.0.1"
 
 
+def closed_port() -> int:
+    with socket.create_server((HERE, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
 @dataclass
 class Served:
     """A store that is served; `client` connects to it."""

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from . import FOLDER, Case, cases, load
-from .record import CHECKOUT, DUMP, LAUNCHERS, recorded_cases, slurm_version_of
+from .record import CHECKOUT
 
 every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 
@@ -36,11 +36,6 @@ def test_a_case_contains_no_directory_of_the_recording_machine(case: Case) -> No
             assert not re.search(r"/root\b|/home/(?!user\b)", value), f"{name}={value}"
             assert str(CHECKOUT) not in value, f"{name}={value}"
             assert sys.prefix not in value, f"{name}={value}"
-
-
-def test_the_launcher_of_each_recorded_case_is_known_to_the_recorder() -> None:
-    assert {case.launcher for case in recorded_cases()} <= set(LAUNCHERS)
-    assert all(DUMP in case.command and slurm_version_of(case) for case in recorded_cases())
 
 
 def test_the_readme_lists_every_case() -> None:

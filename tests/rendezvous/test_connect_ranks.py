@@ -17,6 +17,7 @@ from ddp_hpc.rendezvous import connect_ranks as rendezvous_module
 from ddp_hpc.rendezvous.address import RendezvousPoint, choose_address, rendezvous_point, with_suffix
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, Joining, rendezvous
 from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
+from tests.stores import closed_port
 
 
 def world(rank: int = 0, size: int = 4, local_size: int | None = None, **more: Any) -> World:
@@ -31,11 +32,6 @@ STEP = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODE
 
 def quiet() -> Watchdog:
     return Watchdog(os.open(os.devnull, os.O_WRONLY))
-
-
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 # The address that rank 0 offers.

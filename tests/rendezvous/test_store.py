@@ -21,7 +21,7 @@ from ddp_hpc.rendezvous.store_client import (
 )
 from ddp_hpc.rendezvous.store_process import StoreProcess
 from tests.conftest import Launch
-from tests.stores import HERE, Served, store_in_process, store_in_thread
+from tests.stores import HERE, Served, closed_port, store_in_process, store_in_thread
 
 S = 10.0
 
@@ -51,11 +51,6 @@ def foreign_service(answer: Callable[[socket.socket], object]) -> Iterator[int]:
             yield server.getsockname()[1]
         finally:
             server.shutdown(socket.SHUT_RDWR)
-
-
-def closed_port() -> int:
-    with socket.create_server((HERE, 0)) as server:
-        return server.getsockname()[1]
 
 
 # Values.

@@ -1,7 +1,6 @@
 """Agreements between ranks, and the watch that ends all ranks when one fails. Ranks are threads."""
 
 import signal
-import threading
 import time
 
 import pytest
@@ -12,6 +11,7 @@ from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.failure_watch import FailureWatch
 from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
 from ddp_hpc.training.process_group.print_error import ErrorElection
+from tests.discovery.simulated_mpi import on_all_ranks
 from tests.stores import store_in_thread
 
 
@@ -23,21 +23,7 @@ def store():
 
 def _on_ranks(store, size, body, timeout_s=10.0):
     """Runs `body(comm)` in one thread per rank with separate connections; returns errors as values."""
-    results = [None] * size
-
-    def one(rank):
-        comm = StoreComm(store.client(), rank, size, timeout_s)
-        try:
-            results[rank] = body(comm)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return results
+    return on_all_ranks(lambda rank: body(StoreComm(store.client(), rank, size, timeout_s)), size)
 
 
 def _world(rank, size):
