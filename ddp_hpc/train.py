@@ -163,7 +163,7 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     check_fp8(config.optimization, group.device)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
-    task, samples, initial = set_up(config, group, progress)
+    task, samples = set_up(config, group, progress)
     if config.optimization.tuned:
         tuned = choose_tuned(config, group, samples.num_samples)
         config = tuned.config
@@ -172,9 +172,7 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     with manage_run(config, group, progress, parts) as lifecycle:
         heartbeat.prepare(STARTING)
         with _traced(config.telemetry, group) as trace:
-            trainer = Trainer(
-                config, group, task, samples, progress, lifecycle, heartbeat, trace, initial
-            )  # fmt: skip
+            trainer = Trainer(config, group, task, samples, progress, lifecycle, heartbeat, trace)
             result = trainer.run()
         heartbeat.close()
     samples.close()

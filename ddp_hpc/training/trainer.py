@@ -41,7 +41,6 @@ from ddp_hpc.training.run.stop_protocol import ExchangeSchedule
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
 from ddp_hpc.training.tasks.flops import flops_per_sample, peak_flops_per_s
-from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task, zeros
 from ddp_hpc.training.telemetry.metric_sinks import open_sinks
 from ddp_hpc.training.telemetry.profiler import Trace
@@ -109,8 +108,6 @@ class Trainer:
     heartbeat: Heartbeat
     trace: Trace
     """Counts the steps for the profiler."""
-    initial: InitialValues | None = None
-    """Computes the values of the task's model if it is on the meta device."""
 
     def __post_init__(self) -> None:
         config, group, samples = self.config, self.group, self.samples
@@ -165,7 +162,7 @@ class Trainer:
         self.flops = flops_per_sample(task, self.samples, self.dtype) if counts else 0.0
         if line := set_matmul_precision(config.optimization.matmul_precision, device):
             self.progress.say(line)
-        self.strategy = _distribute(task, group, config, self.initial)
+        self.strategy = _distribute(task, group, config)
         if config.optimization.compile is not None:
             self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch())}")
         mesh = self.strategy.mesh
@@ -341,14 +338,14 @@ class Trainer:
         )
 
 
-def _distribute(task: Task, group: Group, config: TrainConfig, initial: InitialValues | None) -> Strategy:
+def _distribute(task: Task, group: Group, config: TrainConfig) -> Strategy:
     """Distributes the task's model with the requested strategy. Collective: every rank must call this."""
     with group.failing_together():
         if config.parallel.activation_checkpointing:
             checkpoint_activations(task.model)
         if config.optimization.fp8:
             use_fp8(blocks_of(task.model))
-        return make_strategy(task, group, config.parallel, config.optimization, initial)
+        return make_strategy(task, group, config.parallel, config.optimization)
 
 
 def _described(config: TrainConfig, num_parameters: int, mesh: Mesh) -> str:

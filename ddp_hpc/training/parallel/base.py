@@ -24,7 +24,6 @@ from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard
 from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
-from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.trace_annotations import annotated
 
@@ -48,8 +47,6 @@ class Strategy:
     optimization: OptimizationConfig
     precision: Precision
     mesh: Mesh
-    initial: InitialValues | None = None
-    """Computes the values of the task's model if it is on the meta device."""
     computes_loss: bool = True
     """Whether a step computes the loss, and not a script that calls the wrapped model."""
 
