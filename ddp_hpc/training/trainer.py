@@ -189,7 +189,6 @@ class Trainer:
         self.position, self.losses, self.lr_ranks = self.lifecycle.resume(
             snapshot, state, samples.num_samples, mesh
         )
-        self.strategy.finish_restore()
         self.resumed = self.position
         left = steps_left(
             samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,

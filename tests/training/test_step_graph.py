@@ -126,8 +126,7 @@ TOKENS = SampleSpec((6,), (6,), 10)
 OPTIONS = [
     {},
     {"accumulate": 2, "clip_norm": 0.1},
-    {"param_dtype": "bf16", "moment_dtype": "bf16", "clip_norm": 0.1, "accumulate": 2},
-    {"moment_dtype": "bf16", "amp": "bf16"},
+    {"amp": "bf16"},
     {"optimizer": "adamw", "weight_decay": 0.1, "lr_schedule": "cosine", "warmup_steps": 5},
 ]
 

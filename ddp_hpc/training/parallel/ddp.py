@@ -52,7 +52,6 @@ class Ddp(WholeModel):
                 )
             self.forward_is_collective = True
             replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
-        self._convert(replica)
         model = DistributedDataParallel(
             self._with_loss(replica),
             device_ids=ids,

@@ -43,8 +43,7 @@ def make_strategy(
 ) -> Strategy:
     """Distributes the task's model as --strategy and --mesh request. Collective: every rank must call this.
 
-    The model is whole on every rank. Without `computes_loss`, the wrapped model takes the inputs of the task's
-    model, and returns its outputs.
+    Without `computes_loss`, the wrapped model has the inputs and the outputs of the task's model.
 
     Raises:
         RequestError: the strategy does not support this model, device or number of ranks.

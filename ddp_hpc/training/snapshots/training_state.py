@@ -270,13 +270,9 @@ def plain_state(
     group: Group,
     scaler: torch.amp.GradScaler | None = None,
     at: Mapping[str, int] | None = None,
-    masters: Mapping[Tensor, Tensor] | None = None,
 ) -> TrainingState:
-    """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors.
-
-    `masters` contains tensors that are saved instead of tensors of the model.
-    """
-    tensors = {name: (masters or {}).get(tensor, tensor) for name, tensor in live_tensors(model).items()}
+    """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors."""
+    tensors = live_tensors(model)
     return TrainingState(
         group=group, model=tensors, optimizers=(optimizer,), whole=specs_of(tensors), scaler=scaler, at=at
     )
