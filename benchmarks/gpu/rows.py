@@ -80,7 +80,7 @@ def machine(context: Context) -> None:
     report = context.report
     report(python=platform.python_version(), torch=torch.__version__, cores=len(os.sched_getaffinity(0)))
     report(date=time.strftime("%F %H:%M"), load_average=os.getloadavg()[0])
-    report(**{name: _version(name) for name in ("triton", "torchao", "msgspec", "h5py", "mpi4py")})
+    report(**{name: _version(name) for name in ("triton", "msgspec", "h5py", "mpi4py")})
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "none")
     report(c_compiler=compiler, python_h=(Path(sysconfig.get_paths()["include"]) / "Python.h").exists())
     problem = "--device cpu"

@@ -113,10 +113,6 @@ def check_combinations(parallel: ParallelConfig, optimization: OptimizationConfi
         raise RequestError(
             "--static-graph cannot be used with --accumulate: DDP would omit gradients. Remove one of them."
         )
-    if optimization.fp8 and (parallel.strategy == "tp" or "tp" in (parallel.mesh or "")):
-        raise RequestError(
-            "--fp8 cannot be used with tp, which splits layers between ranks. Remove one of them."
-        )
     if optimization.cuda_graph and (reason := against_cuda_graph(parallel)):
         raise RequestError(f"--cuda-graph cannot be used with {reason}. Remove one of them.")
     if optimization.compile is None:

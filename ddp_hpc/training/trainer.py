@@ -26,12 +26,11 @@ from ddp_hpc.training.evaluation import Evaluation, evaluate
 from ddp_hpc.training.health.heartbeat import Heartbeat
 from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.input.batch_loader import Loader
-from ddp_hpc.training.optimization.float8 import use_fp8
 from ddp_hpc.training.optimization.precision import set_matmul_precision
 from ddp_hpc.training.optimization.step_graph import use_one_stream
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
-from ddp_hpc.training.parallel.model_layers import blocks_of, checkpoint_activations
+from ddp_hpc.training.parallel.model_layers import checkpoint_activations
 from ddp_hpc.training.parallel.warm_up import warm_up
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.lifecycle import RunLifecycle
@@ -342,8 +341,6 @@ def _distribute(task: Task, group: Group, config: TrainConfig) -> Strategy:
     with group.failing_together():
         if config.parallel.activation_checkpointing:
             checkpoint_activations(task.model)
-        if config.optimization.fp8:
-            use_fp8(blocks_of(task.model))
         return make_strategy(task, group, config.parallel, config.optimization)
 
 

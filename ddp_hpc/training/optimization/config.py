@@ -50,11 +50,6 @@ class OptimizationConfig:
         None, "Use the fused implementation of the optimizer.", shown_default="on a GPU"
     )
     amp: Amp = option("off", "Data type of mixed-precision training with torch.amp.")
-    fp8: bool = option(
-        False,
-        "Compute the matrix products of linear layers in 8-bit floats with torchao. Needs --amp bf16 and a "
-        "GPU that supports float8, such as an H100. Not yet run on a GPU.",
-    )
     matmul_precision: MatmulPrecision | None = option(
         None,
         "Precision of float32 matrix products on a GPU: high uses TF32, medium uses bfloat16.",
