@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -180,19 +179,6 @@ def test_a_tensor_with_another_shape_on_another_rank_is_an_error_of_the_save(tmp
         reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": places}))
     with pytest.raises(ValueError, match="a does not have the same shape and data type on all ranks"):
         _index_of(tmp_path, reports)
-
-
-def test_the_header_of_a_file_has_the_checksums_of_its_chunks(tmp_path: Path) -> None:
-    found = _saved(tmp_path / "step_00000001", 2, _model(), _rows(2))
-    path = tmp_path / "step_00000001" / "model-00001.safetensors"
-    content = path.read_bytes()
-    num_bytes, header_bytes, sha256 = found["reports"][1]["files"]["model"]
-    assert num_bytes == len(content)
-    assert hashlib.sha256(content[:header_bytes]).hexdigest() == sha256
-    metadata = json.loads(content[8:header_bytes])["__metadata__"]
-    assert metadata["chunk_bytes"] == "4096"
-    chunks = [content[at : at + 4096] for at in range(header_bytes, len(content), 4096)]
-    assert metadata["chunks"] == "".join(hashlib.sha256(chunk).hexdigest() for chunk in chunks)
 
 
 def test_an_index_with_a_larger_tensor_than_its_files_is_damage_and_needs_no_memory(tmp_path: Path) -> None:

@@ -97,24 +97,6 @@ def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, ti
     assert trained(home) == whole
 
 
-def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
-    # Without dropout and with the same global batches, so that only the strategy differs.
-    words = [*MODEL, "--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
-    words += ["--snapshot-every-steps", "1"]
-    shared = ["--lr-scaling", "none", "--epochs", "2"]
-    forks.run(*words, *shared, "--batch-size", "16", cwd=home, ranks=1)
-    whole = [line["loss"] for line in trained(home)]
-    for step in (6, 7, 8):
-        (home / "run" / f"step_{step:08d}").rename(home / f"step_{step}")
-    done, rest = 5, ["--strategy fsdp", "--strategy zero", "--strategy tp --batch-size 16"]
-    for step, options in enumerate(rest, start=done + 1):
-        job = forks.run(*words, *shared, *options.split(), "--max-steps", str(step), cwd=home, ranks=2)
-        assert f"resuming after step {step - 1}" in job.words()
-    found = [line["loss"] for line in trained(home)]
-    assert found == pytest.approx(whole[: len(found)], abs=1e-9)
-    assert len(found) == done + len(rest)
-
-
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [

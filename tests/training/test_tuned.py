@@ -85,24 +85,6 @@ def test_the_steps_before_the_newest_snapshot_do_not_count(monkeypatch, tmp_path
     assert "which 5,000 steps do not save" in chosen(monkeypatch, snapshot_dir=tmp_path).line
 
 
-COMPILES = """
-from ddp_hpc.training.tuned_options import why_not_compiling
-from tests.training.one_process import group_on
-print(why_not_compiling(group_on("cpu")))
-"""
-
-
-@pytest.mark.check
-def test_compiling_is_tried_once_and_a_missing_compiler_is_named_in_one_line(tmp_path, forks):
-    (tmp_path / "script.py").write_text(COMPILES)
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": ""}
-    done = forks.script("script.py", cwd=tmp_path, ranks=1, env={"PATH": str(tmp_path), **caches})
-    assert done.exit_code == 0, done.stderr
-    [line] = done.stdout.splitlines()
-    assert "compiler" in line.lower()
-    assert line.endswith("Compiled kernels need a C compiler and Python.h on each node")
-
-
 def test_on_a_gpu_compiling_needs_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert why_not_compiling(group_on("cuda")) == "Triton is not installed"
