@@ -1,12 +1,10 @@
 """The host does not read a value of the device inside or between steps.
 
-Reading a value from the meta device raises an error, so a training on it shows that a step reads nothing.
 On a CPU, torch reports each read as an operator (`_local_scalar_dense`) or as a method of a tensor.
 """
 
 import re
 from collections import Counter
-from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_hpc.training.health.rank_report import RankReport
 from ddp_hpc.training.step import Pending
-from ddp_hpc.training.tasks.builtin_models import transformer
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 from ddp_hpc.training.telemetry.trace_annotations import annotated
@@ -73,35 +70,6 @@ def test_the_counters_count_a_read():
         torch.ones(3).tolist()
     assert reads.counts
     assert methods.counts == {"item": 1, "tolist": 1}
-
-
-# autocast and foreach norms do not support the meta device.
-ON_META = [options for options in OPTIONS if not {"amp", "clip_norm"} & options.keys()]
-
-
-@pytest.mark.parametrize(
-    "options", [ON_META[0], *(pytest.param(row, marks=pytest.mark.check) for row in ON_META[1:])], ids=str
-)
-def test_a_hundred_steps_read_no_value_of_the_device(options, monkeypatch):
-    # Events of the meta device do not exist; without them, the clock measures host time.
-    monkeypatch.setattr("ddp_hpc.training.telemetry.step_clock.StepClock._mark", lambda _: 0.0)
-    steps = Steps(decoder(TOKENS, 0.1, layers=1, heads=1, width=8), tokens("meta"), "meta", **options)
-    for _ in range(100):
-        steps.step()
-    assert len(steps.pending.losses) == 100
-    with pytest.raises(RuntimeError):
-        steps.losses()
-
-
-@pytest.mark.check
-def test_the_default_transformer_reads_no_value_of_the_device(monkeypatch):
-    monkeypatch.setattr("ddp_hpc.training.telemetry.step_clock.StepClock._mark", lambda _: 0.0)
-    batch = torch.zeros(4, 1, 64, device="meta"), torch.zeros(4, 20, 64, device="meta")
-    steps = Steps(transformer(SampleSpec((1, 64), (20, 64), None), 0.1), repeat(batch), "meta")
-    for _ in range(3):
-        steps.step()
-    with pytest.raises(RuntimeError):
-        steps.losses()
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"amp": "fp16", "clip_norm": 1.0}], ids=str)

@@ -130,17 +130,6 @@ def test_parts_of_a_mesh_of_two_dimensions_are_found(tmp_path: Path) -> None:
     assert torch.equal(stored.read("a", (7, 3), (9, 4)), tensors["a"][7:16, 3:7])
 
 
-def test_only_the_files_with_requested_values_are_opened(tmp_path: Path) -> None:
-    folder = tmp_path / "step_00000001"
-    _saved(folder, 10, {"a": torch.arange(100.0)}, _rows(10))
-    stored = _read(folder)
-    for rank in (0, 1, 2, 5, 6, 7, 8, 9):
-        (folder / shard_file("model", rank)).unlink()
-    assert torch.equal(stored.read("a", (35,), (10,)), torch.arange(35.0, 45.0))
-    with pytest.raises(DamagedSnapshotError, match=r"model-00005\.safetensors: cannot be read"):
-        stored.read("a", (35,), (16,))
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

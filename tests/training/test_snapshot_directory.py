@@ -134,19 +134,6 @@ def test_if_all_snapshots_are_damaged_nothing_is_deleted(
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
 
 
-def test_a_snapshot_of_another_format_is_an_error_and_not_skipped(
-    tmp_path: Path, open_run: Callable[..., Run]
-) -> None:
-    run = open_run(tmp_path)
-    run.save(1, 2)
-    manifest = tmp_path / "step_00000002" / "snapshot.json"
-    about = json.loads(manifest.read_text())
-    del about["sha256"]
-    manifest.write_bytes(_sealed({**about, "format": 2}))
-    with pytest.raises(DataError, match="step_00000002 has format 2, which this version"):
-        run.folder.newest_valid()
-
-
 def test_the_state_is_copied_at_once_and_the_next_save_waits(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from ddp_hpc.training.parallel.device_mesh import Mesh, parse_mesh
 from ddp_hpc.training.parallel.fsdp import Fsdp
 from ddp_hpc.training.parallel.pipeline import Pipeline
 from ddp_hpc.training.parallel.tensor_parallel import TensorParallel, split_layers
-from ddp_hpc.training.tasks.decoder import Decoder, _tensor_parallel
 from ddp_hpc.training.tasks.task import Task
 
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
@@ -256,11 +255,4 @@ def test_heads_that_cannot_be_split_evenly_are_reported():
     plan = {"attention.out_proj": RowwiseParallel()}
     task = Task(model=model, tensor_parallel=lambda _: plan)
     with pytest.raises(RequestError, match="attention has 4 heads, which cannot be divided evenly among 3"):
-        split_layers(task, Mesh({"tp": 3}, {"tp": 0}, None), compiles=False)
-
-
-def test_a_head_of_the_decoder_is_not_split():
-    decoder = Decoder(num_tokens=8, length=4, layers=1, heads=4, width=24, dropout=0.0, tied=False)
-    task = Task(model=decoder, tensor_parallel=_tensor_parallel)
-    with pytest.raises(RequestError, match=r"blocks\.0\.attention has 4 heads"):
         split_layers(task, Mesh({"tp": 3}, {"tp": 0}, None), compiles=False)
