@@ -3,12 +3,12 @@
 import json
 
 import pytest
-import safetensors.torch
 import torch
 
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from tests.gpu.runs import train
 from tests.training.runs import SMALL, losses, run, start, succeeded
+from tests.training.test_host_buffer import loaded
 
 if not torch.cuda.is_available():
     # At module level, so that pytest reports one skip instead of one per test.
@@ -77,7 +77,7 @@ def test_a_save_copies_every_tensor_and_later_work_waits_for_the_copies():
         buffer.fill(tensors.items())
         values.add_(1.0)
         buffer.wait()
-        saved = safetensors.torch.load(b"".join(part.numpy().tobytes() for part in buffer.parts))
+        saved = loaded(buffer)
         for name, value in expected.items():
             assert torch.equal(saved[name], value), name  # never run
         values.sub_(1.0)

@@ -169,7 +169,7 @@ def test_a_full_disk_is_a_warning_and_existing_snapshots_are_kept(
     (tiny_disk / "others.bin").write_bytes(bytes(2**18 + 2**16))
     run.save(3, num_values=quarter)
     [words] = run.said
-    assert words.startswith(f"WARNING: the snapshot of step 3 (256.2 KiB) was NOT saved in {tiny_disk}: ")
+    assert words.startswith(f"WARNING: the snapshot of step 3 (256.0 KiB) was NOT saved in {tiny_disk}: ")
     assert "No space left on device; the newest snapshot is still from step 2. Training continues" in words
     assert run.folder.saved.step == 2
     (tiny_disk / "others.bin").unlink()
