@@ -163,7 +163,7 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
     task, samples = set_up(config, group, progress)
     if config.optimization.tuned:
-        tuned = choose_tuned(config, group, samples.num_samples)
+        tuned = choose_tuned(config, group)
         config = tuned.config
         progress.say(tuned.line)
 

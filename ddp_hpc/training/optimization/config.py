@@ -65,7 +65,7 @@ class OptimizationConfig:
     )
     tuned: bool = option(
         False,
-        "On GPUs, also use the options that make steps fast, where they are possible: --compile, --amp bf16, "
+        "On GPUs, also use the options that make steps fast, where they are possible: --amp bf16, "
         "--matmul-precision high and --cuda-graph. The log says which. Not yet run on a GPU.",
     )
     check_gradients: bool = option(
