@@ -69,7 +69,6 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/run_lifecycle.py
 	$(BIN)/python benchmarks/save_memory.py
 	$(BIN)/python -m benchmarks.snapshot_index --ranks 64,1024
-	$(BIN)/python -m benchmarks.start_memory
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/ddp-hpc bench io
 	$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc bench comm --max-bytes 16MiB --seconds 0.5

@@ -90,7 +90,7 @@ def _write_safetensors(model: StoredTensors, path: Path) -> None:
     from ddp_hpc.training.snapshots.host_buffer import file_layout
 
     # transformers refuses files without this entry.
-    first, begins, _ = file_layout(model.specs, {"format": "pt"})
+    first, begins = file_layout(model.specs, {"format": "pt"})
     with path.open("xb") as file:
         file.write(first)
         for name in begins:

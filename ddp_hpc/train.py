@@ -146,7 +146,6 @@ def _import_torch() -> None:
 
 def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> str:
     """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
-    from ddp_hpc.training.optimization.float8 import check_fp8
     from ddp_hpc.training.optimization.step_graph import check_device
     from ddp_hpc.training.run.lifecycle import manage_run
     from ddp_hpc.training.summary import write_summary
@@ -160,21 +159,18 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
     progress = Progress(world.rank == 0)
     introduce(group, heartbeat, progress)
     check_device(config.optimization, group)
-    check_fp8(config.optimization, group.device)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
-    task, samples, initial = set_up(config, group, progress)
+    task, samples = set_up(config, group, progress)
     if config.optimization.tuned:
-        tuned = choose_tuned(config, group, samples.num_samples)
+        tuned = choose_tuned(config, group)
         config = tuned.config
         progress.say(tuned.line)
 
     with manage_run(config, group, progress, parts) as lifecycle:
         heartbeat.prepare(STARTING)
         with _traced(config.telemetry, group) as trace:
-            trainer = Trainer(
-                config, group, task, samples, progress, lifecycle, heartbeat, trace, initial
-            )  # fmt: skip
+            trainer = Trainer(config, group, task, samples, progress, lifecycle, heartbeat, trace)
             result = trainer.run()
         heartbeat.close()
     samples.close()

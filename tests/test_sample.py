@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 
 from ddp_hpc.sample import main
 from ddp_hpc.training.tasks.decoder import Decoder
-from tests.conftest import clean_environ
 from tests.training.shards import saved_whole
 
 LENGTH = 8
@@ -108,27 +106,6 @@ def test_each_byte_is_predicted_from_the_last_bytes(folder, sample):
     for end in range(len(text) - 5, len(text)):
         before = torch.tensor([list(text[end - LENGTH : end])])
         assert text[end] == int(model(before)[0, -1].argmax())
-
-
-def start(folder: Path, stdout: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ddp_hpc.sample", str(folder), "--num-bytes", "8000"]
-    return subprocess.Popen(command, env=clean_environ(), stdout=stdout, stderr=subprocess.PIPE)
-
-
-def test_bytes_are_written_immediately_until_the_reader_closes_the_pipe(folder):
-    with start(folder, subprocess.PIPE) as process:
-        assert process.stdout.read(2) == b"\1\2"
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 1
-
-
-@pytest.mark.check
-def test_a_full_disk_is_one_line(folder):
-    with Path("/dev/full").open("wb") as full, start(folder, full) as process:
-        said = process.stderr.read().decode()
-    assert (process.returncode, len(said.splitlines())) == (1, 1), said
-    assert "error: cannot write the text (No space left on device)" in said
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def machine(context: Context) -> None:
     report = context.report
     report(python=platform.python_version(), torch=torch.__version__, cores=len(os.sched_getaffinity(0)))
     report(date=time.strftime("%F %H:%M"), load_average=os.getloadavg()[0])
-    report(**{name: _version(name) for name in ("triton", "torchao", "msgspec", "h5py", "mpi4py")})
+    report(**{name: _version(name) for name in ("triton", "msgspec", "h5py", "mpi4py")})
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "none")
     report(c_compiler=compiler, python_h=(Path(sysconfig.get_paths()["include"]) / "Python.h").exists())
     problem = "--device cpu"
@@ -168,7 +168,7 @@ def loop(context: Context, options: list[str] | None) -> None:
     if "losses" in base:
         off_by = max(abs(own - its) / abs(its) for own, its in zip(losses, base["losses"], strict=True))
         context.report(vs_lesson=step_s / base["step_s"], loss_off_by=off_by)
-    is_half = options is not None and bool({"--tuned", "--param-dtype"} & set(options))
+    is_half = options is not None and "--tuned" in options
     if shortest_s := floor_s(context.width, context.found["rates"], is_half=is_half):
         context.report(vs_floor=step_s / shortest_s)
 
@@ -285,7 +285,6 @@ def tests(context: Context, name: str) -> None:
 LESSON = "loop: lesson"
 _NCCL = ["--single-rank-group"]
 _GRAPH = ["--cuda-graph"]
-_BF16 = ["--param-dtype", "bf16", "--moment-dtype", "bf16"]
 
 
 def _loop(name: str, options: list[str] | None, limit_s: float = 45.0, num_gpus: int = 1) -> Row:
@@ -311,14 +310,12 @@ ROWS = [
     _tests("strategies", 90.0),
     _tests("whole_steps", 75.0),
     _loop("ours, tuned, compiled", ["--tuned", "--compile"], 150.0),
-    _loop("ours, bf16 parameters, CUDA graph", [*_BF16, *_GRAPH]),
     Row("decoder", partial(decoder, options=["--tuned"]), 60.0),
     Row("decoder, compiled", partial(decoder, options=["--tuned", "--compile"]), 120.0, num_gpus=1),
     Row("trace", trace),
     _loop("ours, fsdp over NCCL", ["--strategy", "fsdp", *_NCCL]),
     _loop("ours, zero over NCCL", ["--strategy", "zero", *_NCCL]),
     _tests("loader", 30.0),
-    _tests("master_weights", 60.0),
     _tests("decoder_steps", 90.0),
     _tests("library", 40.0),
     Row("comm", comm, 60.0, ()),

@@ -107,37 +107,11 @@ def against_cuda_graph(parallel: ParallelConfig) -> str:
     return next((text for text, is_used in against.items() if is_used), "")
 
 
-def against_param_dtype(parallel: ParallelConfig) -> str:
-    """Returns an option with which --param-dtype cannot be used, and why; empty if there is none."""
-    option = f"--strategy {parallel.strategy}" if parallel.mesh is None else f"--mesh {parallel.mesh}"
-    used = {parallel.strategy} if parallel.mesh is None else set(parallel.mesh_dimensions)
-    against = {
-        "fsdp": "fsdp keeps its shards in float32, and gathers them in bfloat16 with --amp bf16",
-        "zero": "ZeroRedundancyOptimizer would keep all float32 copies on every rank",
-        "tp": "float32 copies of split layers are not supported",
-        "pp": "float32 copies of the layers of a stage are not supported",
-        "dataparallel": "every replica would copy the parameters in each step",
-    }
-    instead = {"zero": "--strategy fsdp --amp bf16", "dataparallel": "--strategy ddp"}
-    for name in against:
-        if name in used:
-            return f"{option}: {against[name]}. Use {instead.get(name, '--amp bf16')} instead"
-    if parallel.compress_gradients is not None:
-        return "--compress-gradients: the gradients are already in bfloat16. Remove one of them"
-    return ""
-
-
 def check_combinations(parallel: ParallelConfig, optimization: OptimizationConfig) -> None:
     """Raises RequestError if an option of the strategy cannot be combined with one of the optimization."""
-    if optimization.param_dtype is not None and (reason := against_param_dtype(parallel)):
-        raise RequestError(f"--param-dtype {optimization.param_dtype} cannot be used with {reason}.")
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(
             "--static-graph cannot be used with --accumulate: DDP would omit gradients. Remove one of them."
-        )
-    if optimization.fp8 and (parallel.strategy == "tp" or "tp" in (parallel.mesh or "")):
-        raise RequestError(
-            "--fp8 cannot be used with tp, which splits layers between ranks. Remove one of them."
         )
     if optimization.cuda_graph and (reason := against_cuda_graph(parallel)):
         raise RequestError(f"--cuda-graph cannot be used with {reason}. Remove one of them.")

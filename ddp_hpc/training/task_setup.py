@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +10,17 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays, samples_of_dataset
 from ddp_hpc.data.open_file import check_matches
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.parallel.device_mesh import divides_model, mesh_sizes, parse_mesh
+from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.prepare_data import check_finite, open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.tasks.builtin_models import factory_of
-from ddp_hpc.training.tasks.initial_values import InitialValues, with_memory, without_memory
-from ddp_hpc.training.tasks.recorded_init import Recorder
 from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, make_task, shapes_text
 from ddp_hpc.training.telemetry.progress import Progress
 
 
-def set_up(
-    config: TrainConfig, group: Group, progress: Progress
-) -> tuple[Task, Samples, InitialValues | None]:
-    """Returns the task, the samples, and the initial values of the task's model.
-
-    If each rank will hold only a part of the model, the model is on the meta device. Otherwise, it is on the
-    CPU with its values, and the initial values are None. Collective: every rank must call this.
+def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task, Samples]:
+    """Returns the task, with its model on the CPU, and the samples. Collective: every rank must call this.
 
     The data is --data, otherwise the dataset of the user's task, otherwise synthetic data.
 
@@ -42,34 +32,28 @@ def set_up(
             parse_mesh(config.parallel.mesh, group.world.world_size)
         factory = factory_of(config.model.name)
     if config.data.path is None and config.model.is_own and config.data.src_shape is None:
-        task, initial = _make(config, group, progress, factory, None)
+        task = _make(config, group, factory, None)
         if task.dataset is None:
             group.agree(
                 f"--model {config.model.name}: no training data: its task has no `dataset`. Use --data FILE, "
                 "or --src-shape and --tgt-shape for random numbers"
             )
-        return task, _samples_of(task, config, group, progress), initial
+        return task, _samples_of(task, config, group, progress)
     samples = open_data(config, group, progress)
-    task, initial = _make(config, group, progress, factory, samples)
+    task = _make(config, group, factory, samples)
     if config.data.path is None and task.dataset is not None:
         progress.say(
             f"warning: --src-shape: using random numbers instead of the dataset of {config.model.name}"
         )
-    return task, samples, initial
+    return task, samples
 
 
-def _make(
-    config: TrainConfig, group: Group, progress: Progress, factory: Factory, samples: Samples | None
-) -> tuple[Task, InitialValues | None]:
+def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples | None) -> Task:
     """Creates the same task on every rank. Collective: every rank must call this."""
     model = config.model
     with group.failing_together():
         spec = None if samples is None else SampleSpec.of(samples)
-        create = partial(
-            make_task, model.name, factory, spec, model.dropout, dict(model.options), config.seed
-        )
-        divides = divides_model(mesh_sizes(config.parallel, group))
-        task, initial, reason = _make_on_meta(create, progress) if divides else (create(), None, "")
+        task = make_task(model.name, factory, spec, model.dropout, dict(model.options), config.seed)
     own = shapes_text(task.model)
     # The shapes of a large model are a long text, so the ranks compare its checksum first.
     checksum = hashlib.sha256(own.encode()).hexdigest()
@@ -83,45 +67,7 @@ def _make(
             f"{group.world.rank}, but {needed} on rank 0. It must not depend on the rank"
         )
     group.agree(problem)
-    if not divides:
-        return task, None
-    digest = "" if initial is None else initial.digest
-    reason = group.comm.combine([digest, reason], _why_in_memory)
-    if not reason:
-        return task, initial
-    if initial is not None:
-        with_memory(task.model, initial)
-    progress.say(
-        f"note: --model {model.name}: {reason}, so every rank creates the whole model in memory before it "
-        "keeps only its own part"
-    )
-    return task, None
-
-
-def _why_in_memory(of_ranks: list[list[str]]) -> str:
-    """Returns why the model cannot be on the meta device, from the digest and the reason of each rank."""
-    if reason := first_text([reason for _, reason in of_ranks]):
-        return reason
-    is_same = len({digest for digest, _ in of_ranks}) == 1
-    return "" if is_same else "its initial values differ between ranks"
-
-
-def _make_on_meta(create: Callable[[], Task], progress: Progress) -> tuple[Task, InitialValues | None, str]:
-    """Creates the task with its model on the meta device, and returns the model's initial values.
-
-    If this is not possible, the model has its values in memory, and the text is the reason.
-    """
-    recorder = Recorder()
-    try:
-        with recorder.recording():
-            task = create()
-        if recorder.has_stopped:
-            return task, None, "it cannot be created in parts (its factory starts threads)"
-        return task, without_memory(task.model, recorder, lambda: create().model, progress.say), ""
-    except Exception as error:
-        reason = f"it cannot be created in parts ({type(error).__name__}: {error})"
-    # If the error is one of the factory itself, this call raises it again.
-    return create(), None, reason
+    return task
 
 
 def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progress) -> Samples:

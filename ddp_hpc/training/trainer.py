@@ -26,12 +26,11 @@ from ddp_hpc.training.evaluation import Evaluation, evaluate
 from ddp_hpc.training.health.heartbeat import Heartbeat
 from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.input.batch_loader import Loader
-from ddp_hpc.training.optimization.float8 import use_fp8
 from ddp_hpc.training.optimization.precision import set_matmul_precision
 from ddp_hpc.training.optimization.step_graph import use_one_stream
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
-from ddp_hpc.training.parallel.model_layers import blocks_of, checkpoint_activations
+from ddp_hpc.training.parallel.model_layers import checkpoint_activations
 from ddp_hpc.training.parallel.warm_up import warm_up
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.lifecycle import RunLifecycle
@@ -41,7 +40,6 @@ from ddp_hpc.training.run.stop_protocol import ExchangeSchedule
 from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
 from ddp_hpc.training.tasks.flops import flops_per_sample, peak_flops_per_s
-from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task, zeros
 from ddp_hpc.training.telemetry.metric_sinks import open_sinks
 from ddp_hpc.training.telemetry.profiler import Trace
@@ -109,8 +107,6 @@ class Trainer:
     heartbeat: Heartbeat
     trace: Trace
     """Counts the steps for the profiler."""
-    initial: InitialValues | None = None
-    """Computes the values of the task's model if it is on the meta device."""
 
     def __post_init__(self) -> None:
         config, group, samples = self.config, self.group, self.samples
@@ -165,7 +161,7 @@ class Trainer:
         self.flops = flops_per_sample(task, self.samples, self.dtype) if counts else 0.0
         if line := set_matmul_precision(config.optimization.matmul_precision, device):
             self.progress.say(line)
-        self.strategy = _distribute(task, group, config, self.initial)
+        self.strategy = _distribute(task, group, config)
         if config.optimization.compile is not None:
             self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch())}")
         mesh = self.strategy.mesh
@@ -192,7 +188,6 @@ class Trainer:
         self.position, self.losses, self.lr_ranks = self.lifecycle.resume(
             snapshot, state, samples.num_samples, mesh
         )
-        self.strategy.finish_restore()
         self.resumed = self.position
         left = steps_left(
             samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
@@ -341,14 +336,12 @@ class Trainer:
         )
 
 
-def _distribute(task: Task, group: Group, config: TrainConfig, initial: InitialValues | None) -> Strategy:
+def _distribute(task: Task, group: Group, config: TrainConfig) -> Strategy:
     """Distributes the task's model with the requested strategy. Collective: every rank must call this."""
     with group.failing_together():
         if config.parallel.activation_checkpointing:
             checkpoint_activations(task.model)
-        if config.optimization.fp8:
-            use_fp8(blocks_of(task.model))
-        return make_strategy(task, group, config.parallel, config.optimization, initial)
+        return make_strategy(task, group, config.parallel, config.optimization)
 
 
 def _described(config: TrainConfig, num_parameters: int, mesh: Mesh) -> str:

@@ -1,11 +1,10 @@
-"""The decoder's attention kernels, the memory of its loss, compiled steps and `--fp8`, on one GPU.
+"""The decoder's attention kernels, the memory of its loss and compiled steps, on one GPU.
 
 This has never been run: no GPU was available.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from ddp_hpc.training.optimization.float8 import use_fp8
 from ddp_hpc.training.optimization.step_graph import use_one_stream
-from ddp_hpc.training.parallel.model_layers import blocks_of
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.linear_cross_entropy import linear_cross_entropy
 from ddp_hpc.training.tasks.task import SampleSpec, Task
@@ -112,13 +109,3 @@ def test_graphs_of_whole_steps_have_the_losses_of_eager_steps():
         use_one_stream(torch.device("cuda", 0))
         assert losses(20, cuda_graph=True) == pytest.approx(eager, rel=2e-3)
         assert losses(20, cuda_graph=True, compile="default") == pytest.approx(eager, rel=5e-3)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
-@pytest.mark.parametrize("options", [{}, {"compile": "default"}])
-def test_losses_in_float8_are_close_to_those_in_bfloat16(options):
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this GPU does not support matrix products in float8")
-    task = made()
-    assert use_fp8(blocks_of(task.model)) == 8
-    assert losses(10, task, **options) == pytest.approx(losses(10), rel=2e-2)

@@ -1,16 +1,14 @@
 """Training on a CUDA device: `make test ARGS="-m gpu"`. Without a device, one line reports the skip."""
 
 import json
-import math
-import sys
 
 import pytest
-import safetensors.torch
 import torch
 
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from tests.gpu.runs import train
 from tests.training.runs import SMALL, losses, run, start, succeeded
+from tests.training.test_host_buffer import loaded
 
 if not torch.cuda.is_available():
     # At module level, so that pytest reports one skip instead of one per test.
@@ -62,26 +60,10 @@ def test_ranks_with_one_visible_gpu_each_train_over_nccl(tmp_path):
     assert "2 devices" in done.stdout
 
 
-def test_steps_are_timed_with_cuda_events(tmp_path):
-    succeeded(train(*SIZES, "--metrics", "m.jsonl", cwd=tmp_path))
-    times = [json.loads(line)["step_s"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
-    assert all(step_s > 0 for step_s in times)
-
-
 def test_device_count_starts_one_rank_per_gpu(tmp_path):
     succeeded(train(*SIZES, "--discovery", "device_count", "--summary", "s.json", cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]
     assert world["world_size"] == torch.cuda.device_count()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_norm_that_checks_parameters_is_not_finite_if_a_value_is_not(dtype, value):
-    # Several chunks of the kernel, which has one block for each 65,536 values.
-    tensors = [torch.full((150_000,), torch.finfo(dtype).max, dtype=dtype, device="cuda") for _ in range(3)]
-    tensors[1][140_000] = value
-    norms = torch._foreach_norm(tensors, math.inf)
-    assert [norm.isfinite().item() for norm in norms] == [True, False, True]  # never run
 
 
 def test_a_save_copies_every_tensor_and_later_work_waits_for_the_copies():
@@ -95,48 +77,8 @@ def test_a_save_copies_every_tensor_and_later_work_waits_for_the_copies():
         buffer.fill(tensors.items())
         values.add_(1.0)
         buffer.wait()
-        saved = safetensors.torch.load(b"".join(part.numpy().tobytes() for part in buffer.parts))
+        saved = loaded(buffer)
         for name, value in expected.items():
             assert torch.equal(saved[name], value), name  # never run
         values.sub_(1.0)
         expected |= {"large": values.cpu().clone(), "transposed": values.T[:100].cpu().clone()}
-
-
-WAITS_IN_A_THREAD = """
-import threading
-import torch
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer
-
-device = torch.device("cuda", 1)
-torch.cuda.set_device(device)
-buffer = FileBuffer({"weight": ((8,), torch.float32)}, is_pinned=True)
-buffer.fill([("weight", torch.ones(8, device=device))])
-thread = threading.Thread(target=buffer.wait)
-thread.start()
-thread.join()
-assert not torch._C._cuda_hasPrimaryContext(0)
-"""
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a rank on the second GPU")
-def test_the_thread_that_writes_snapshots_allocates_nothing_on_the_first_gpu(tmp_path):
-    succeeded(run([sys.executable, "-c", WAITS_IN_A_THREAD], tmp_path))  # never run
-
-
-FROZEN_STAGE = """
-from torch import nn
-
-
-def net():
-    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    layers[0].requires_grad_(False)
-    return layers
-"""
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a pipeline needs two GPUs")
-def test_the_norm_of_the_gradients_includes_a_stage_without_any(tmp_path):
-    (tmp_path / "mine.py").write_text(FROZEN_STAGE)
-    options = ["--model", "mine:net", "--strategy", "pp", "--clip-norm", "0.5", "--num-samples", "64"]
-    options += ["--src-shape", "8", "--tgt-shape", "8", "--epochs", "1", "--batch-size", "8"]
-    succeeded(train(*options, cwd=tmp_path, ranks=2))  # never run

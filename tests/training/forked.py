@@ -274,7 +274,6 @@ if __name__ == "__main__":
         "ddp_hpc.training.run.lifecycle",
         "ddp_hpc.training.parallel.ddp",
         "ddp_hpc.training.parallel.fsdp",
-        "ddp_hpc.training.parallel.meta_start",
         "ddp_hpc.training.parallel.pipeline",
         "ddp_hpc.training.parallel.tensor_parallel",
         "ddp_hpc.training.parallel.torch_data_parallel",

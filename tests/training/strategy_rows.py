@@ -121,6 +121,7 @@ def measure(
     ranks: int,
     *more: str,
     num_samples: int = 150,
+    program: str = "",
     timeout_s: float = 60.0,
 ) -> Measured:
     """Trains, with `more` options; `home` is an empty directory."""
@@ -132,7 +133,7 @@ def measure(
     words = [*TRAINING, *more, "--num-samples", num_samples, *dtype]
     words += ["--batch-size", batch_size if ranks > 1 else GLOBAL_BATCH, *options.split()]
     outputs = ["--data-dir", home.parent / "data", "--metrics", "m.jsonl", "--summary", "s.json"]
-    program = "tests.training.foreach" if row.foreach and ranks > 1 else "ddp_hpc.train"
+    program = program or ("tests.training.foreach" if row.foreach and ranks > 1 else "ddp_hpc.train")
     job = forks.start(*map(str, [*words, *outputs]), cwd=home, ranks=ranks, program=program)
     assert job.wait(timeout_s) == [0] * ranks, job.words()
     state_bytes: int = json.loads((home / "s.json").read_text())["memory"]["state_bytes"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.training.tasks.decoder import Attention, decoder
+from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 
 SPEC = SampleSpec((16,), (16,), 256)
@@ -52,27 +52,6 @@ def test_the_stages_together_equal_the_model(num_stages):
     assert torch.equal(x, task.model(tokens()))
     of_stages = [id(parameter) for stage in stages for parameter in stage.parameters()]
     assert sorted(of_stages) == sorted(id(parameter) for parameter in task.model.parameters())
-
-
-def test_a_single_stage_can_have_tied_weights():
-    task = made()
-    assert task.stages is not None
-    [stage] = task.stages(task.model, 1)
-    assert torch.equal(stage(tokens()), task.model(tokens()))
-
-
-@torch.no_grad()
-def test_attention_outputs_of_split_heads_sum_to_the_whole():
-    """Splits the layer like ColwiseParallel and RowwiseParallel on two ranks."""
-    torch.manual_seed(0)
-    whole, x = Attention(8, 4, 0.0), torch.randn(3, 16, 8)
-    total = torch.zeros_like(x)
-    for rank in range(2):
-        part = Attention(8, 4, 0.0)
-        part.qkv.weight.data = whole.qkv.weight.chunk(2, dim=0)[rank]
-        part.out.weight.data = whole.out.weight.chunk(2, dim=1)[rank]
-        total += part(x)
-    torch.testing.assert_close(total, whole(x))
 
 
 @pytest.mark.parametrize(

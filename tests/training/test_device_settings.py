@@ -1,6 +1,5 @@
 """The settings passed to torch for devices that this machine may not have. Not run on a GPU."""
 
-import os
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -23,7 +22,7 @@ from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 from .fake_mesh import two_ranks
-from .recorded_group import CUDA, arguments_of_group
+from .recorded_group import CUDA
 
 
 def kinds_of(backends):
@@ -41,22 +40,6 @@ def test_offloaded_tensors_have_a_cpu_backend(backend, kind):
 def test_without_offloading_there_is_one_backend():
     assert group_backends("nccl", "cuda", cpu_offload=False) == "nccl"
     assert group_backends("gloo", "cpu", cpu_offload=True) == "gloo"
-
-
-def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # to undo the change below
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    config = TrainConfig.of(strategy="fsdp", cpu_offload=True)
-    told = arguments_of_group(
-        monkeypatch,
-        config.process_group,
-        "nccl",
-        interface="hsn0",
-        cpu_offload=config.parallel.cpu_offload,
-    )
-    assert told["backend"] == "cpu:gloo,cuda:nccl"
-    assert told["device_id"] is None
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"
 
 
 def distribute_as_torch_2_8(tensor, mesh, placements, *, src_data_rank):

@@ -34,13 +34,6 @@ def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, forks):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_the_command_of_the_readme_reaches_97_percent(digits, tmp_path, launcher):
-    done = succeeded(train(*_options(digits), cwd=tmp_path, ranks=2, launcher=launcher))
-    _check(tmp_path / "s.json", done.stdout)
-
-
-@pytest.mark.soak
 def test_accuracy_counts_each_test_image_once_for_any_number_of_ranks(digits, tmp_path):
     """359 is not divisible by 2 or 3, so padding would count some images twice."""
     options = ["--model", "classifier", "--data", str(digits), "--max-steps", "1", "--lr-scaling", "none"]

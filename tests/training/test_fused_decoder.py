@@ -5,8 +5,8 @@ The oracles are the same model with torch's cross entropy of all scores, and GPT
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 
+from .graphs import Graphs
 from .one_process import Steps
 
 VOCABULARY, LENGTH = 100, 12
@@ -56,49 +57,6 @@ def test_the_loss_and_gradients_are_those_of_all_scores():
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-15)
 
 
-def gpt2_of(state: dict[str, Tensor]) -> nn.Module:
-    """GPT-2 of Hugging Face with these weights, and without biases of linear layers."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=SIZES["width"], n_layer=SIZES["layers"],
-        n_head=SIZES["heads"], activation_function="gelu", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM",
-    )  # fmt: skip
-    model: nn.Module = transformers.GPT2LMHeadModel(config).double()
-    names = {
-        "embedding.tokens.weight": "transformer.wte.weight",
-        "embedding.positions.weight": "transformer.wpe.weight",
-        "head.norm.weight": "transformer.ln_f.weight",
-        "head.norm.bias": "transformer.ln_f.bias",
-        "head.scores.weight": "lm_head.weight",
-    }
-    found = {theirs: state[ours] for ours, theirs in names.items()}
-    for layer in range(SIZES["layers"]):
-        ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
-        for norm, their_norm in (("attention_norm", "ln_1"), ("dense_norm", "ln_2")):
-            for part in ("weight", "bias"):
-                found[f"{theirs}.{their_norm}.{part}"] = state[f"{ours}.{norm}.{part}"]
-        by_head = state[f"{ours}.attention.qkv.weight"].unflatten(0, (SIZES["heads"], 3, -1))
-        found[f"{theirs}.attn.c_attn.weight"] = by_head.transpose(0, 1).flatten(0, 2).T
-        found[f"{theirs}.attn.c_proj.weight"] = state[f"{ours}.attention.out.weight"].T
-        found[f"{theirs}.mlp.c_fc.weight"] = state[f"{ours}.dense.up.weight"].T
-        found[f"{theirs}.mlp.c_proj.weight"] = state[f"{ours}.dense.down.weight"].T
-    absent, unknown = model.load_state_dict(found, strict=False)
-    assert not unknown
-    assert all(name.endswith(".bias") for name in absent)  # zero after initialization
-    return model
-
-
-@pytest.mark.check  # imports transformers
-def test_loss_and_scores_are_those_of_gpt2_of_hugging_face():
-    fused = made()
-    gpt2 = gpt2_of(fused.model.state_dict())
-    torch.testing.assert_close(fused.model(tokens(1)), gpt2(tokens(1)).logits)
-    # Their loss shifts the labels by one, so the last token of ours is not part of it.
-    theirs = gpt2(tokens(1), labels=tokens(1)).loss.item()  # in float32
-    assert fused.model(tokens(1)[:, :-1], tokens(1)[:, 1:]).item() == pytest.approx(theirs, rel=1e-6)
-
-
 class Copies(TorchDispatchMode):
     """Records the sizes of tensors that are copied to be contiguous."""
 
@@ -122,27 +80,11 @@ def test_a_label_out_of_range_is_explained():
         loss_of(fused, tokens(1), tgt)
 
 
-class Graphs:
-    """A backend of torch.compile that compiles nothing and keeps the graphs."""
-
-    def __init__(self) -> None:
-        self.kept: list[torch.fx.GraphModule] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, _: object) -> Any:
-        self.kept.append(graph)
-        return graph.forward
-
-    def functions(self, graph: int) -> set[str]:
-        nodes = self.kept[graph].graph.nodes
-        return {getattr(node.target, "__name__", "") for node in nodes if node.op == "call_function"}
-
-
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+def graphs() -> Iterator[None]:
     torch._dynamo.reset()
-    found, real = Graphs(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda forward, mode, **more: real(forward, backend=found, **more))
-    return found
+    with Graphs().used():
+        yield
 
 
 def batches():
@@ -150,21 +92,13 @@ def batches():
         yield tokens(1, 4), tokens(2, 4)
 
 
-def test_compiled_steps_run_forward_and_loss_as_one_graph_that_is_compiled_once(graphs):
+def test_compiled_steps_have_the_losses_and_names_of_eager_steps(graphs):
     eager = Steps(made(torch.float32), batches())
     compiled = Steps(made(torch.float32), batches(), compile="default")
-    names = list(compiled.strategy.state().model)
-    assert names == list(eager.strategy.state().model)
-    assert not any("with_loss" in name or "_orig_mod" in name for name in names)
+    assert list(compiled.strategy.state().model) == list(eager.strategy.state().model)
     for steps in (eager, compiled):
         for _ in range(4):
             steps.step(4)
-        num = len(graphs.kept)
-        steps.step(4)
-        assert len(graphs.kept) == num, "compiled again"
-    whole = [number for number in range(num) if "scaled_dot_product_attention" in graphs.functions(number)]
-    assert len(whole) == 1
-    assert {"cross_entropy", "linear"} <= graphs.functions(whole[0])
     assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-5)
 
 

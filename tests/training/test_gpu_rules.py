@@ -3,22 +3,16 @@
 Stand-ins raise the same errors as the functions of torch that the comments name, or record the calls.
 """
 
-import inspect
-import math
 import pickle
 import sys
 import threading
-import weakref
-from collections import Counter
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parallel import DistributedDataParallel
 
 import ddp_hpc
 from ddp_hpc.base.errors import RequestError
@@ -31,18 +25,15 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.gradients import global_norm
 from ddp_hpc.training.optimization.precision import check_bf16
-from ddp_hpc.training.parallel.ddp import Ddp
-from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.process_group.versions import versions
-from ddp_hpc.training.snapshots import host_buffer
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
-from ddp_hpc.training.snapshots.state_reader import Needed, StateReader
+from ddp_hpc.training.snapshots.state_reader import StateReader
 from ddp_hpc.training.snapshots.training_state import TrainingState
-from ddp_hpc.training.tasks.task import Task, default_loss
 
 from .recorded_group import CUDA, arguments_of_group
 from .runs import run, succeeded
+from .test_host_buffer import loaded
 from .test_launches import Operators
 
 ALONE = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
@@ -117,7 +108,7 @@ def test_a_snapshot_is_sent_in_every_data_type(dtype):
             world=ALONE, comm=SingleComm(), device=torch.device("cpu"), backend="gloo", threads=1,
             placement="",
         )  # fmt: skip
-        found = dict(StateReader(group).tensors(saved, lambda _: Needed(), differs_between_ranks=False))
+        found = dict(StateReader(group).tensors(saved, dict.fromkeys(tensors), differs_between_ranks=False))
     finally:
         dist.destroy_process_group()
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
@@ -226,14 +217,6 @@ def test_the_thread_that_writes_a_snapshot_waits_on_the_device_of_its_rank(cuda)
     assert cuda.waited_on == [1]
 
 
-def test_all_saves_copy_on_one_stream(cuda):
-    buffer = FileBuffer({"weight": ((2,), torch.float32)})
-    for _ in range(3):
-        buffer.fill([("weight", OnGpu(torch.ones(2)))])
-        buffer.wait()
-    assert cuda.streams == 1
-
-
 @pytest.mark.parametrize("num", [4, 40])
 def test_a_save_starts_its_copies_with_few_calls_for_any_number_of_tensors(num, cuda):
     # Adam's state: a step count for each parameter, in one data type, and the parameters in another.
@@ -245,24 +228,10 @@ def test_a_save_starts_its_copies_with_few_calls_for_any_number_of_tensors(num, 
         buffer.fill((name, OnGpu(value)) for name, value in tensors.items())
     assert operators.num <= 10
     assert cuda.waits == 2  # of each stream for the other
-    saved = safetensors.torch.load(b"".join(part.numpy().tobytes() for part in buffer.parts))
+    saved = loaded(buffer)
     assert {name: value.tolist() for name, value in saved.items()} == {
         name: value.tolist() for name, value in tensors.items()
     }
-
-
-def test_whole_tensors_are_copied_before_all_of_them_are_gathered(cuda, monkeypatch):
-    monkeypatch.setattr(host_buffer, "_AT_ONCE_BYTES", 16)
-    buffer, kept = FileBuffer(specs_of({f"{i}": torch.ones(4) for i in range(4)})), []
-
-    def gathered():
-        for i in range(4):
-            kept.append(weakref.ref(values := torch.full((4,), float(i))))
-            yield f"{i}", OnGpu(values)
-            del values
-            assert sum(one() is not None for one in kept) <= 1
-
-    buffer.fill(gathered())
 
 
 @pytest.mark.parametrize("num", [4, 40])
@@ -278,14 +247,6 @@ def test_the_check_before_a_save_runs_few_operators_for_any_number_of_parameters
         with Operators() as operators:
             assert state.non_finite() is None
     assert operators.num <= 2 * 10
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_the_norm_that_checks_parameters_on_a_gpu_is_not_finite_if_a_value_is_not(value):
-    # On a GPU, TrainingState.non_finite uses this function, and on a CPU another one.
-    largest = torch.finfo(torch.float32).max
-    norms = torch._foreach_norm([torch.tensor([largest, largest]), torch.tensor([value, 1.0])], math.inf)
-    assert [norm.isfinite().item() for norm in norms] == [True, False]
 
 
 def test_bfloat16_is_rejected_on_a_gpu_that_can_only_store_it(monkeypatch):
@@ -323,46 +284,3 @@ def test_the_library_connects_ranks_with_gloo_for_offloaded_gradients(cpu_offloa
     with pytest.raises(Told), ddp_hpc.distributed(cpu_offload=cpu_offload):
         pass
     assert told["cpu_offload"] is cpu_offload
-
-
-HAS_BATCHED_COPY = "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters
-
-
-@pytest.mark.skipif(not HAS_BATCHED_COPY, reason="torch has batched_grad_copy since 2.13")
-def test_ddp_copies_all_gradients_of_a_bucket_at_once():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        group = Group(
-            world=ALONE, comm=SingleComm(), device=torch.device("cpu"), backend="gloo", threads=1,
-            placement="",
-        )  # fmt: skip
-        config = TrainConfig()
-        layers = [torch.nn.Linear(8, 8) for _ in range(20)]
-        task = Task(model=torch.nn.Sequential(*layers), loss=default_loss)
-        strategy = make_strategy(task, group, config.parallel, config.optimization)
-        for _ in range(2):  # DDP arranges its buckets anew after the first step
-            strategy.model.zero_grad(set_to_none=True)
-            with torch.profiler.profile() as profiler:
-                strategy.loss(torch.ones(2, 8), torch.ones(2, 8)).backward()
-        calls = Counter(event.name for event in profiler.events())
-        assert calls["aten::_foreach_copy_"] == 1
-        assert all(layer.weight.grad.isfinite().all() for layer in layers)
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("backend", "num_ranks", "mib", "expected"),
-    [
-        ("nccl", 8, 1600, 200.0),
-        ("nccl", 8, 400, 50.0),
-        ("nccl", 16, 16000, 200.0),
-        ("nccl", 8, 100, None),
-        ("nccl", 4, 1600, None),
-        ("gloo", 8, 1600, None),
-    ],
-)
-def test_many_ranks_on_gpus_send_larger_buckets(backend, num_ranks, mib, expected):
-    model = torch.nn.Linear(2**18, mib, bias=False, device="meta")
-    group, mesh = SimpleNamespace(backend=backend), SimpleNamespace(data_size=num_ranks)
-    assert Ddp._bucket_mib(SimpleNamespace(group=group, mesh=mesh), model) == expected

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from ddp_hpc.training.snapshots import host_buffer as buffer_module
-from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, file_layout, specs_of
 
 
 def _filled(tensors: dict[str, torch.Tensor]) -> FileBuffer:
@@ -16,8 +16,10 @@ def _filled(tensors: dict[str, torch.Tensor]) -> FileBuffer:
     return buffer
 
 
-def _loaded(buffer: FileBuffer) -> dict[str, torch.Tensor]:
-    return dict(safetensors.torch.load(b"".join(part.numpy().tobytes() for part in buffer.parts)))
+def loaded(buffer: FileBuffer) -> dict[str, torch.Tensor]:
+    """The tensors of a buffer."""
+    parts = (part.numpy().tobytes() for part in buffer.parts)
+    return dict(safetensors.torch.load(b"".join([file_layout(buffer.specs)[0], *parts])))
 
 
 def test_a_buffer_is_reused_only_for_matching_tensors() -> None:
@@ -27,7 +29,7 @@ def test_a_buffer_is_reused_only_for_matching_tensors() -> None:
     place = buffer.parts[0].data_ptr()
     buffer.fill(second.items())
     assert buffer.parts[0].data_ptr() == place
-    assert torch.equal(_loaded(buffer)["a"], second["a"])
+    assert torch.equal(loaded(buffer)["a"], second["a"])
     assert buffer.matches(specs_of(second))
     assert not buffer.matches(specs_of({**second, "step": second["step"].double()}))
     assert not buffer.matches(specs_of({**second, "step": second["step"].reshape(1)}))
@@ -36,9 +38,9 @@ def test_a_buffer_is_reused_only_for_matching_tensors() -> None:
 
 def test_only_the_values_of_a_slice_are_saved() -> None:
     matrix = torch.arange(12.0).reshape(3, 4)
-    loaded = _loaded(_filled({"column": matrix[:, 1], "transposed": matrix.t()}))
-    assert torch.equal(loaded["column"], torch.tensor([1.0, 5.0, 9.0]))
-    assert torch.equal(loaded["transposed"], matrix.t())
+    values = loaded(_filled({"column": matrix[:, 1], "transposed": matrix.t()}))
+    assert torch.equal(values["column"], torch.tensor([1.0, 5.0, 9.0]))
+    assert torch.equal(values["transposed"], matrix.t())
 
 
 def test_an_unsupported_dtype_is_reported() -> None:
@@ -56,8 +58,8 @@ def test_a_buffer_takes_little_more_memory_than_its_file(monkeypatch: pytest.Mon
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int8)
     }
     buffer = _filled(tensors)
-    loaded = _loaded(buffer)
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    values = loaded(buffer)
+    assert all(torch.equal(values[name], tensor) for name, tensor in tensors.items())
     sizes = [part.untyped_storage().nbytes() for part in buffer.parts]
     assert all(size & (size - 1) == 0 for size in sizes)
     assert buffer.num_bytes <= sum(sizes) < buffer.num_bytes + 2**8

@@ -127,13 +127,3 @@ def test_files_that_rank_0_does_not_see_are_reported(tmp_path: Path) -> None:
         assert "rank 0 does not see the files of rank 1" in line
         assert line.endswith("use another --snapshot-dir")
         assert _entries(tmp_path / "node0") == []
-
-
-def test_old_snapshots_are_deleted_with_all_their_shards(tmp_path: Path) -> None:
-    with ranks_in(tmp_path, 2, keep=2) as ranks:
-        for step in (1, 2, 3):
-            ranks.save(step, MODEL, TRAINING)
-        assert _entries(tmp_path) == ["step_00000002", "step_00000003"]
-        newest = ranks.first.newest_valid()
-        assert newest is not None
-        assert newest.path.name == "step_00000003"

@@ -7,7 +7,7 @@ import safetensors.torch
 
 from ddp_hpc.training.snapshots.snapshot_files import read_snapshot
 
-from .runs import error_lines, records, train
+from .runs import records
 from .tiny import state_of
 
 # Only on rank 1, from the forward pass `bad_at` on: a NaN in the output, or a non-finite gradient with a
@@ -144,14 +144,3 @@ def test_with_allow_non_finite_loss_training_continues_while_parameters_are_fini
     job = forks.run(*words, *options(kind=f"'{kind}'", bad_at=3, until=4), cwd=mine, ranks=2)
     assert snapshots(mine) == {6: True, 8: True}
     assert ("warning: step 3: the loss of rank 1 is nan" in job.words()) == (kind == "loss")
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.soak)])
-def test_under_real_launchers_one_error_is_printed_and_the_valid_snapshot_kept(launcher, mine):
-    done = train(*MODEL, *SAVING, *options(bad_at=3), cwd=mine, ranks=2, launcher=launcher)
-    assert done.returncode == 1, done.stderr
-    (line,) = [line for line in error_lines(done) if line.startswith("[rank ")]
-    assert "the loss of rank 1 is nan" in line
-    assert snapshots(mine) == {2: True}
-    assert state_of(mine).state == "failed"

@@ -105,16 +105,6 @@ def test_a_second_run_reports_that_it_reuses_the_copy(data: Path, tmp_path: Path
     assert "using the copy" in prepared(config)[1]
 
 
-def test_a_long_copy_shows_its_progress(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepared(TrainConfig.of(data=data, stage=tmp_path / "quick"))
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(prepare, "_PROGRESS_AFTER_S", 0.0)
-    prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
-    assert capsys.readouterr().err.startswith("copying train.h5: 100 % of ")
-
-
 def test_nodes_without_a_copy_read_the_file_with_one_warning(
     data: Path, tmp_path: Path, failing: dict[int, str]
 ) -> None:
@@ -147,11 +137,6 @@ def test_an_invalid_file_is_not_copied(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "local").exists()
 
 
-def test_finite_samples_pass_the_check(data: Path) -> None:
-    _, said = prepared(TrainConfig.of(data=data, check_data=True), ranks_per_node=3)
-    assert "checked: 16 samples are finite (" in said
-
-
 @pytest.mark.parametrize(("ranks", "bad"), [(1, (3, 9)), (3, (9, 12)), (5, (12, 15)), (20, (9, 15))])
 def test_the_first_non_finite_sample_of_the_file_is_reported_by_any_rank(
     data: Path, ranks: int, bad: tuple[int, ...]
@@ -172,13 +157,6 @@ def test_the_test_split_is_checked(data: Path) -> None:
         file["test/tgt"][2] = np.inf
     opened, _ = prepared(TrainConfig.of(data=data, check_data=True))
     assert "sample 2 of test/tgt contains an infinity" in str(opened[0])
-
-
-def test_a_problem_of_the_copy_is_reported_with_the_original_path(data: Path, tmp_path: Path) -> None:
-    with h5py.File(data, "r+") as file:
-        file["src"][7, 0] = np.nan
-    opened, _ = prepared(TrainConfig.of(data=data, stage=tmp_path / "local", check_data=True))
-    assert str(opened[0]).startswith(f"{data}: sample 7 of src")
 
 
 def test_two_real_ranks_train_on_the_copy_of_checked_data(data: Path, tmp_path: Path, forks: Forks) -> None:

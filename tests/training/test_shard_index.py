@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -131,17 +130,6 @@ def test_parts_of_a_mesh_of_two_dimensions_are_found(tmp_path: Path) -> None:
     assert torch.equal(stored.read("a", (7, 3), (9, 4)), tensors["a"][7:16, 3:7])
 
 
-def test_only_the_files_with_requested_values_are_opened(tmp_path: Path) -> None:
-    folder = tmp_path / "step_00000001"
-    _saved(folder, 10, {"a": torch.arange(100.0)}, _rows(10))
-    stored = _read(folder)
-    for rank in (0, 1, 2, 5, 6, 7, 8, 9):
-        (folder / shard_file("model", rank)).unlink()
-    assert torch.equal(stored.read("a", (35,), (10,)), torch.arange(35.0, 45.0))
-    with pytest.raises(DamagedSnapshotError, match=r"model-00005\.safetensors: cannot be read"):
-        stored.read("a", (35,), (16,))
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -180,19 +168,6 @@ def test_a_tensor_with_another_shape_on_another_rank_is_an_error_of_the_save(tmp
         reports.append(report_of_rank({"model": written}, {"model": buffer.specs}, {"model": places}))
     with pytest.raises(ValueError, match="a does not have the same shape and data type on all ranks"):
         _index_of(tmp_path, reports)
-
-
-def test_the_header_of_a_file_has_the_checksums_of_its_chunks(tmp_path: Path) -> None:
-    found = _saved(tmp_path / "step_00000001", 2, _model(), _rows(2))
-    path = tmp_path / "step_00000001" / "model-00001.safetensors"
-    content = path.read_bytes()
-    num_bytes, header_bytes, sha256 = found["reports"][1]["files"]["model"]
-    assert num_bytes == len(content)
-    assert hashlib.sha256(content[:header_bytes]).hexdigest() == sha256
-    metadata = json.loads(content[8:header_bytes])["__metadata__"]
-    assert metadata["chunk_bytes"] == "4096"
-    chunks = [content[at : at + 4096] for at in range(header_bytes, len(content), 4096)]
-    assert metadata["chunks"] == "".join(hashlib.sha256(chunk).hexdigest() for chunk in chunks)
 
 
 def test_an_index_with_a_larger_tensor_than_its_files_is_damage_and_needs_no_memory(tmp_path: Path) -> None:

@@ -154,21 +154,6 @@ def test_a_damaged_shard_is_skipped_on_all_ranks_together(
     assert state_of(home).step == 6
 
 
-@pytest.mark.check
-def test_if_all_sharded_snapshots_are_damaged_the_run_ends_with_one_error_and_keeps_them(
-    sharded: Path, home: Path, forks: Forks
-) -> None:
-    shutil.copytree(sharded / "run", home / "run")
-    folders = sorted((home / "run").glob("step_*"))
-    for folder in folders:
-        _flip_a_bit(folder / "training-00001.safetensors")
-    job = forks.start(*FSDP, "--epochs", "2", cwd=home, ranks=2)
-    assert job.wait() == [2, 2], job.words()
-    [line] = job.errors()
-    assert f"none of its {len(folders)} snapshots is valid. Nothing was deleted" in line
-    assert sorted((home / "run").glob("step_*")) == folders
-
-
 def test_a_full_disk_is_a_warning_on_all_ranks_and_an_error_at_the_end(
     home: Path, tiny_disk: Path, forks: Forks
 ) -> None:

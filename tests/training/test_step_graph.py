@@ -57,12 +57,6 @@ def test_a_step_is_captured_after_the_eager_ones_and_then_replayed_with_its_own_
         assert len(captures) == int(value >= 2)
 
 
-def test_the_result_of_a_step_is_kept_while_later_steps_run(captures):
-    graph = StepGraph(1)
-    found = [graph.run(2, iter([batch(value)]), total) for value in range(4)]
-    assert [one.item() for one in found] == [2.0, 4.0, 6.0, 8.0]
-
-
 def test_a_smaller_step_has_a_graph_of_its_own_after_one_eager_step_without_graphs(captures):
     graph, at = StepGraph(2), []
     for size in (4, 4, 4, 2, 4, 2, 4, 2):
@@ -73,13 +67,6 @@ def test_a_smaller_step_has_a_graph_of_its_own_after_one_eager_step_without_grap
     assert at == [[], [], [4], ["reset"], [4], [2], [], []]
     graph.drop()
     assert captures == ["reset", "reset"]
-
-
-def test_a_run_that_begins_with_the_smaller_step_captures_after_all_eager_steps(captures):
-    graph = StepGraph(2)  # a run that resumes in the last step of an epoch
-    for size in (2, 4, 4, 4, 2, 2):
-        assert graph.run(size, iter([batch(1, size)]), total).item() == 2.0 * size
-    assert captures == [4, 2]
 
 
 def test_the_graphs_of_all_sizes_share_their_memory(monkeypatch):
@@ -126,8 +113,7 @@ TOKENS = SampleSpec((6,), (6,), 10)
 OPTIONS = [
     {},
     {"accumulate": 2, "clip_norm": 0.1},
-    {"param_dtype": "bf16", "moment_dtype": "bf16", "clip_norm": 0.1, "accumulate": 2},
-    {"moment_dtype": "bf16", "amp": "bf16"},
+    {"amp": "bf16"},
     {"optimizer": "adamw", "weight_decay": 0.1, "lr_schedule": "cosine", "warmup_steps": 5},
 ]
 

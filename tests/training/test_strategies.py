@@ -15,7 +15,6 @@ from ddp_hpc.training.parallel.device_mesh import Mesh, parse_mesh
 from ddp_hpc.training.parallel.fsdp import Fsdp
 from ddp_hpc.training.parallel.pipeline import Pipeline
 from ddp_hpc.training.parallel.tensor_parallel import TensorParallel, split_layers
-from ddp_hpc.training.tasks.decoder import Decoder, _tensor_parallel
 from ddp_hpc.training.tasks.task import Task
 
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
@@ -95,24 +94,6 @@ def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, ti
     job = forks.run(*words, cwd=home, ranks=2)
     assert "resuming after step 3" in job.words()
     assert trained(home) == whole
-
-
-def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
-    # Without dropout and with the same global batches, so that only the strategy differs.
-    words = [*MODEL, "--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
-    words += ["--snapshot-every-steps", "1"]
-    shared = ["--lr-scaling", "none", "--epochs", "2"]
-    forks.run(*words, *shared, "--batch-size", "16", cwd=home, ranks=1)
-    whole = [line["loss"] for line in trained(home)]
-    for step in (6, 7, 8):
-        (home / "run" / f"step_{step:08d}").rename(home / f"step_{step}")
-    done, rest = 5, ["--strategy fsdp", "--strategy zero", "--strategy tp --batch-size 16"]
-    for step, options in enumerate(rest, start=done + 1):
-        job = forks.run(*words, *shared, *options.split(), "--max-steps", str(step), cwd=home, ranks=2)
-        assert f"resuming after step {step - 1}" in job.words()
-    found = [line["loss"] for line in trained(home)]
-    assert found == pytest.approx(whole[: len(found)], abs=1e-9)
-    assert len(found) == done + len(rest)
 
 
 @pytest.mark.parametrize(
@@ -274,11 +255,4 @@ def test_heads_that_cannot_be_split_evenly_are_reported():
     plan = {"attention.out_proj": RowwiseParallel()}
     task = Task(model=model, tensor_parallel=lambda _: plan)
     with pytest.raises(RequestError, match="attention has 4 heads, which cannot be divided evenly among 3"):
-        split_layers(task, Mesh({"tp": 3}, {"tp": 0}, None), compiles=False)
-
-
-def test_a_head_of_the_decoder_is_not_split():
-    decoder = Decoder(num_tokens=8, length=4, layers=1, heads=4, width=24, dropout=0.0, tied=False)
-    task = Task(model=decoder, tensor_parallel=_tensor_parallel)
-    with pytest.raises(RequestError, match=r"blocks\.0\.attention has 4 heads"):
         split_layers(task, Mesh({"tp": 3}, {"tp": 0}, None), compiles=False)

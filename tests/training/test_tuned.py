@@ -6,46 +6,36 @@ import pytest
 
 from ddp_hpc.training import tuned_options
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.tuned_options import choose_tuned, why_not_compiling
+from ddp_hpc.training.tuned_options import choose_tuned
 
 from .one_process import group_on
 from .runs import LINEAR
 
-# With a batch of 32, 40,000 steps in 10 epochs.
-MANY = 128_000
 
-
-def chosen(monkeypatch, *, bf16=True, no_compiler="", backend="nccl", num_samples=MANY, **options):
+def chosen(monkeypatch, *, bf16=True, backend="nccl", **options):
     monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: bf16)
-    monkeypatch.setattr(tuned_options, "why_not_compiling", lambda _: no_compiler)
     group = replace(group_on("cuda"), backend=backend)
-    return choose_tuned(TrainConfig.of(tuned=True, **options), group, num_samples)
+    return choose_tuned(TrainConfig.of(tuned=True, **options), group)
 
 
 def test_all_options_are_chosen_where_nothing_excludes_them(monkeypatch):
     found = chosen(monkeypatch)
     optimization = found.config.optimization
-    assert (optimization.compile, optimization.amp, optimization.cuda_graph) == ("default", "bf16", True)
+    assert (optimization.compile, optimization.amp, optimization.cuda_graph) == (None, "bf16", True)
     assert optimization.matmul_precision == "high"
-    assert found.line == "--tuned: --compile, --amp bf16, --matmul-precision high, --cuda-graph"
+    assert found.line == "--tuned: --amp bf16, --matmul-precision high, --cuda-graph"
 
 
 @pytest.mark.parametrize(
     ("options", "omitted"),
     [
         ({"bf16": False}, "no --amp bf16 (a GPU does not support bfloat16)"),
-        ({"no_compiler": "Failed to find C compiler."}, "no --compile (Failed to find C compiler)"),
-        ({"num_samples": 2048}, "no --compile (compiling takes minutes, which 640 steps do not save; "),
-        ({"max_steps": 9999}, "no --compile (compiling takes minutes, which 9,999 steps do not save; "),
         ({"dtype": "float64"}, "no --amp bf16 (--dtype float64)"),
         ({"backend": "gloo"}, "no --cuda-graph (--backend gloo)"),
-        ({"strategy": "tp"}, "no --compile (tp does not support it)"),
-        ({"mesh": "dp=2, pp=2"}, "no --compile (pp does not support it)"),
         ({"strategy": "fsdp"}, "no --cuda-graph (--strategy fsdp: only steps of --strategy ddp"),
         ({"optimizer": "sgd"}, "no --cuda-graph (--optimizer sgd, which torch cannot capture"),
         ({"check_gradients": True}, "no --cuda-graph (--check-gradients, which reads a value"),
         ({"compile": "reduce-overhead"}, "no --cuda-graph (--compile reduce-overhead"),
-        ({"devices_per_rank": 2}, "no --compile (--devices-per-rank 2 cannot be used with --compile"),
         ({"name": "mine:net"}, "no --cuda-graph (a model of your own may read values of the GPU"),
     ],
     ids=str,
@@ -76,36 +66,8 @@ def test_one_rank_without_bfloat16_decides_for_all(monkeypatch):
     group = replace(group_on("cuda"), backend="nccl")
     combine = {"combine": lambda self, own, rule: rule([own, [True, False]]), "bcast": lambda self, own: own}
     monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: True)
-    found = choose_tuned(TrainConfig.of(tuned=True), replace(group, comm=type("Comm", (), combine)()), 32)
+    found = choose_tuned(TrainConfig.of(tuned=True), replace(group, comm=type("Comm", (), combine)()))
     assert found.config.optimization.amp == "off"
-
-
-def test_the_steps_before_the_newest_snapshot_do_not_count(monkeypatch, tmp_path):
-    (tmp_path / "step_00035000").mkdir()
-    assert "which 5,000 steps do not save" in chosen(monkeypatch, snapshot_dir=tmp_path).line
-
-
-COMPILES = """
-from ddp_hpc.training.tuned_options import why_not_compiling
-from tests.training.one_process import group_on
-print(why_not_compiling(group_on("cpu")))
-"""
-
-
-@pytest.mark.check
-def test_compiling_is_tried_once_and_a_missing_compiler_is_named_in_one_line(tmp_path, forks):
-    (tmp_path / "script.py").write_text(COMPILES)
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": ""}
-    done = forks.script("script.py", cwd=tmp_path, ranks=1, env={"PATH": str(tmp_path), **caches})
-    assert done.exit_code == 0, done.stderr
-    [line] = done.stdout.splitlines()
-    assert "compiler" in line.lower()
-    assert line.endswith("Compiled kernels need a C compiler and Python.h on each node")
-
-
-def test_on_a_gpu_compiling_needs_triton(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert why_not_compiling(group_on("cuda")) == "Triton is not installed"
 
 
 def test_on_a_cpu_nothing_is_chosen_and_the_log_says_so(tmp_path, forks):

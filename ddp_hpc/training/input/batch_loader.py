@@ -15,7 +15,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -41,6 +42,8 @@ T = TypeVar("T")
 _READ_BATCHES = 64
 _READ_BYTES = 2**20
 _JOIN_S = 1.0
+# While the workers read a batch, this is the interval of checks for workers that have exited.
+_CHECK_S = 1.0
 # sun_path has 108 bytes (unix(7)), and multiprocessing appends file names to the directory.
 _MAX_SOCKET_DIRECTORY = 60
 
@@ -153,30 +156,43 @@ class Loader:
             multiprocessing_context="spawn",
             prefetch_factor=max(1, self.ahead),
             pin_memory=self.device.type == "cuda",
-            timeout=self.timeout_s,
+            timeout=_CHECK_S,
             worker_init_fn=prepare_worker,
             # Otherwise, the DataLoader would draw its seed from the default generator, which dropout uses.
             generator=torch.Generator(),
         )
         copies = DeviceCopies(self.device)
+        batches = self._of_workers(lambda: _started(loader))
         try:
-            for batch in _started(loader):
+            while (batch := self._of_workers(lambda: next(batches, None))) is not None:  # noqa: F821
                 if isinstance(batch, DataError):
                     raise batch
                 src, tgt = copies.of(batch)
                 yield src, tgt
-        except (RuntimeError, OSError, EOFError) as error:
-            if "timed out" in str(error):
-                raise self._timed_out(f"{self.workers} workers did not answer") from None
-            # A worker that exits during a batch appears as a closed socket. Workers also fail to start if
-            # there are too many open files.
-            text = explain_lost_worker(error)
-            if not text and isinstance(error, RuntimeError):
-                raise
-            raise DdpHpcError(
-                f"reading {self.samples.path} with {named('workers')} {self.workers}: "
-                f"{text or first_line(error)}"
-            ) from None
+        finally:
+            # The traceback of an error would keep the workers alive, and Python would wait for them at exit.
+            del batches
+
+    def _of_workers(self, call: Callable[[], T]) -> T:
+        """Returns the result of a call that needs the workers; repeats it until `timeout_s` has passed."""
+        end_s = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return call()
+            except (RuntimeError, OSError, EOFError) as error:
+                is_late = "timed out" in str(error)
+                if is_late and time.monotonic() < end_s:
+                    continue
+                # A worker that exits during a batch appears as a closed socket. Workers also fail to start if
+                # there are too many open files.
+                text = explain_lost_worker(error)
+                if not (is_late or text) and isinstance(error, RuntimeError):
+                    raise
+                reason = text or first_line(error)
+            break
+        if is_late:
+            raise self._timed_out(f"{self.workers} workers did not answer")
+        raise DdpHpcError(f"reading {self.samples.path} with {named('workers')} {self.workers}: {reason}")
 
     def _timed_out(self, reason: str) -> DdpHpcError:
         return DdpHpcError(
@@ -330,11 +346,15 @@ def prepare_worker(_: int) -> None:
 def _started(loader: Iterable[T]) -> Iterator[T]:
     """Starts the workers of the loader and returns its iterator.
 
-    Do not store the iterator in a variable: the traceback of an error would keep it alive together with its
-    workers, and Python would wait for them at exit.
+    torch's handler of SIGCHLD, which would raise an error at any place of this program when a worker exits,
+    is removed again: torch also looks for workers that have exited when it waits for a batch.
     """
+    handler = signal.getsignal(signal.SIGCHLD)
     with _hidden_main_script():
-        return iter(loader)
+        iterator = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, handler)
+    return iterator
 
 
 @contextmanager

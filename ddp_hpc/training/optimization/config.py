@@ -12,7 +12,6 @@ LrScaling = Literal["linear", "sqrt", "none"]
 LrSchedule = Literal["constant", "cosine"]
 OptimizerName = Literal["adam", "adamw", "sgd"]
 Amp = Literal["off", "bf16", "fp16"]
-Bf16 = Literal["bf16"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -51,24 +50,6 @@ class OptimizationConfig:
         None, "Use the fused implementation of the optimizer.", shown_default="on a GPU"
     )
     amp: Amp = option("off", "Data type of mixed-precision training with torch.amp.")
-    param_dtype: Bf16 | None = option(
-        None,
-        "Data type of the parameters, gradients and activations; the optimizer updates float32 copies of the "
-        "parameters (master weights). DDP then also averages the gradients in this data type. Needs "
-        "--strategy ddp, and --optimizer adam or adamw.",
-        shown_default="float32",
-    )
-    moment_dtype: Bf16 | None = option(
-        None,
-        "Data type in which --optimizer adam or adamw stores the moments (exp_avg and exp_avg_sq). The "
-        "updates are computed in float32.",
-        shown_default="float32",
-    )
-    fp8: bool = option(
-        False,
-        "Compute the matrix products of linear layers in 8-bit floats with torchao. Needs --amp bf16 and a "
-        "GPU that supports float8, such as an H100. Not yet run on a GPU.",
-    )
     matmul_precision: MatmulPrecision | None = option(
         None,
         "Precision of float32 matrix products on a GPU: high uses TF32, medium uses bfloat16.",
@@ -84,7 +65,7 @@ class OptimizationConfig:
     )
     tuned: bool = option(
         False,
-        "On GPUs, also use the options that make steps fast, where they are possible: --compile, --amp bf16, "
+        "On GPUs, also use the options that make steps fast, where they are possible: --amp bf16, "
         "--matmul-precision high and --cuda-graph. The log says which. Not yet run on a GPU.",
     )
     check_gradients: bool = option(
@@ -103,30 +84,13 @@ class OptimizationConfig:
                 "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "
                 "and torch then skips the update. Remove --check-gradients, or use --amp bf16."
             )
-        self._check_master_weights()
         if self.cuda_graph and (reason := self.against_cuda_graph()):
             raise RequestError(f"--cuda-graph cannot be used with {reason}.")
-
-    def _check_master_weights(self) -> None:
-        for option_name, value in (
-            ("--param-dtype", self.param_dtype),
-            ("--moment-dtype", self.moment_dtype),
-        ):
-            if value is not None and self.optimizer == "sgd":
-                raise RequestError(
-                    f"{option_name} {value} cannot be used with --optimizer sgd: only Adam and AdamW support "
-                    f"it. Use --optimizer adamw, or remove {option_name}."
-                )
-        if self.param_dtype is not None and self.amp != "off":
-            raise RequestError(
-                f"--param-dtype {self.param_dtype} cannot be used with --amp {self.amp}: the model already "
-                f"computes in {self.param_dtype}. Remove one of them."
-            )
 
     @property
     def half_dtype(self) -> str | None:
         """The data type of the matrix products, bf16 or fp16; None if it is the data type of the samples."""
-        return self.param_dtype or (None if self.amp == "off" else self.amp)
+        return None if self.amp == "off" else self.amp
 
     def against_cuda_graph(self) -> str:
         """Returns an option with which a step cannot be captured, and why; empty if there is none."""

@@ -59,14 +59,9 @@ def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in map(local_shard, _gradients(parameters)):
         alike.setdefault((grad.device, grad.dtype), []).append(grad)
-    factor = clip_factor(norm, max_norm)
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for (device, dtype), grads in alike.items():
         torch._foreach_mul_(grads, factor.to(device, dtype))
-
-
-def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Returns the factor by which gradients with the norm `norm` are multiplied."""
-    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -11,7 +11,6 @@ from torch import nn
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
-from ddp_hpc.training.optimization.master_weights import Adam, AdamW
 
 # The cosine schedule ends at this fraction of the peak learning rate.
 _FLOOR = 0.1
@@ -19,8 +18,6 @@ _FLOOR = 0.1
 
 def optimizer_class(config: OptimizationConfig) -> type[torch.optim.Optimizer]:
     """Returns the optimizer class that --optimizer selects."""
-    if config.param_dtype is not None or config.moment_dtype is not None:
-        return AdamW if config.optimizer == "adamw" else Adam
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[config.optimizer]
 
 
@@ -56,8 +53,6 @@ def optimizer_options(
         options["foreach"] = True
     if config.optimizer == "sgd":
         options["momentum"] = 0.9
-    if config.moment_dtype is not None:
-        options["moment_dtype"] = torch.bfloat16
     if config.cuda_graph:
         # A captured update reads the learning rate from the device. torch's fused kernel needs float32.
         options |= {"fused": True, "capturable": True}

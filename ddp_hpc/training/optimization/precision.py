@@ -58,12 +58,11 @@ def check_bf16(config: OptimizationConfig, device: torch.device) -> None:
 
     By default, is_bf16_supported is also true for GPUs that only emulate bfloat16, such as a V100.
     """
-    if config.half_dtype != "bf16" or device.type != "cuda":
+    if config.amp != "bf16" or device.type != "cuda":
         return
     if not torch.cuda.is_bf16_supported(including_emulation=False):
-        option = named("amp") if config.param_dtype is None else named("param_dtype")
         raise RequestError(
-            f"{option} bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "
+            f"{named('amp')} bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "
             f"newer GPUs do); use {named('amp')} fp16"
         )
 

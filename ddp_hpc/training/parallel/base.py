@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.option_names import named
 from ddp_hpc.training.optimization.config import OptimizationConfig
-from ddp_hpc.training.optimization.gradients import clip_factor, global_norm, limit_norm
-from ddp_hpc.training.optimization.master_weights import Masters, check_float32, copy_masters, to_bf16
+from ddp_hpc.training.optimization.gradients import global_norm, limit_norm
 from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
 from ddp_hpc.training.optimization.precision import Precision
 from ddp_hpc.training.optimization.torch_compile import compile_modules
@@ -24,7 +23,6 @@ from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.dtensor_shards import is_sharded, local_shard
 from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
-from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.trace_annotations import annotated
 
@@ -48,8 +46,6 @@ class Strategy:
     optimization: OptimizationConfig
     precision: Precision
     mesh: Mesh
-    initial: InitialValues | None = None
-    """Computes the values of the task's model if it is on the meta device."""
     computes_loss: bool = True
     """Whether a step computes the loss, and not a script that calls the wrapped model."""
 
@@ -65,9 +61,6 @@ class Strategy:
     def __post_init__(self) -> None:
         self.bare = self.task.model
         """The unwrapped model, which defines the names of the tensors."""
-        self.masters: Masters = {}
-        if self.optimization.moment_dtype is not None:
-            check_float32(self.bare, "--moment-dtype")
         self.model = self._prepare()
         """The wrapped model, which a step calls."""
         # A step uses this list several times, and walking through all modules takes long.
@@ -77,19 +70,10 @@ class Strategy:
     def _prepare(self) -> nn.Module:
         raise NotImplementedError
 
-    def _convert(self, model: nn.Module) -> None:
-        """Converts the model to the data type of --param-dtype, in place, and keeps float32 copies."""
-        if self.optimization.param_dtype is not None:
-            check_float32(model, named("param_dtype"))
-            self.masters = to_bf16(model)
-
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         config, device = self.optimization, self.group.device
         parameters = self.parameters()
         options = optimizer_options(config, device, lr, is_sharded=any(map(is_sharded, parameters)))
-        if self.masters:
-            options["trained"] = {master: parameter for parameter, master in self.masters.items()}
-            parameters = [self.masters.get(parameter, parameter) for parameter in parameters]
         return optimizer_class(config)(parameter_groups(parameters, config.weight_decay), **options)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -100,9 +84,7 @@ class Strategy:
         """Returns the training state that snapshots save."""
         # The stages of a pipeline hold different tensors, not copies.
         at = {name: index for name, index in self.mesh.at.items() if name != "pp"}
-        return plain_state(
-            self.bare, self.optimizer, self.group, self.precision.scaler, at, masters=self.masters
-        )
+        return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler, at)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""
@@ -169,11 +151,7 @@ class Strategy:
 
     def limit_gradients(self, norm: Tensor, max_norm: float) -> None:
         """Scales the gradients, whose norm is `norm`, so that their norm is at most `max_norm`."""
-        if self.masters:
-            # The gradients are scaled in float32, as part of the update.
-            self.optimizer.grad_factor = clip_factor(norm, max_norm)  # type: ignore[attr-defined]
-        else:
-            limit_norm(self.parameters(), norm, max_norm)
+        limit_norm(self.parameters(), norm, max_norm)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
         """Returns the model's output, computed without gradients; None on ranks that do not receive it."""
@@ -183,13 +161,9 @@ class Strategy:
     def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:
         """Prepares the strategy for a restore, so that it behaves as if it had already run steps."""
 
-    def finish_restore(self) -> None:
-        """Applies a restored state to the parameters, which snapshots contain as float32 copies."""
-        copy_masters(self.masters)
-
     def state_bytes(self) -> int:
         """Returns the size in bytes of the parameters, gradients and optimizer state on this rank."""
-        tensors: list[Tensor] = [*self.masters.values()]
+        tensors: list[Tensor] = []
         for parameter in self.parameters():
             tensors += [parameter, *([] if parameter.grad is None else [parameter.grad])]
         for values in self._local_optimizer().state.values():
@@ -254,8 +228,6 @@ class Single(WholeModel):
     def _prepare(self) -> nn.Module:
         if self.config.devices_per_rank > 1:
             replica = Replica(self.task, self.group, self.config.devices_per_rank)
-            self._convert(replica)
             return self._with_loss(replica)
         self.bare.to(self.group.device)
-        self._convert(self.bare)
         return self._with_loss(self.bare)

@@ -50,7 +50,7 @@ class ParallelConfig:
         "DDP: size of each bucket of gradients, which are reduced together.",
         above=0,
         metavar="MIB",
-        shown_default="25, and 1 for the first; with NCCL and at least 8 ranks up to 200",
+        shown_default="25, and 1 for the first",
     )
     static_graph: bool = option(
         False, "DDP: assume that every step uses the same set of parameters (static_graph)."

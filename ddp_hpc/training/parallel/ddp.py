@@ -25,7 +25,6 @@ _BATCHED_COPY: dict[str, Any] = (
     if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters
     else {}
 )
-_MANY_RANKS, _DEFAULT_MIB, _LARGEST_MIB = 8, 25.0, 200.0
 
 
 class Ddp(WholeModel):
@@ -52,12 +51,11 @@ class Ddp(WholeModel):
                 )
             self.forward_is_collective = True
             replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
-        self._convert(replica)
         model = DistributedDataParallel(
             self._with_loss(replica),
             device_ids=ids,
             gradient_as_bucket_view=True,
-            bucket_cap_mb=config.bucket_mib or self._bucket_mib(replica),
+            bucket_cap_mb=config.bucket_mib,
             static_graph=config.static_graph,
             find_unused_parameters=config.find_unused_parameters,
             **_BATCHED_COPY,
@@ -74,19 +72,6 @@ class Ddp(WholeModel):
             hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
             model.register_comm_hook(None, hook[config.compress_gradients])
         return model
-
-    def _bucket_mib(self, replica: nn.Module) -> float | None:
-        """Returns the size of the buckets; None for torch's default, 25 MiB.
-
-        Many ranks need larger messages to use the bandwidth of NVLink: Megatron-LM's buckets have at least 40
-        million parameters. With eight buckets, most of the communication still overlaps with the backward
-        pass. Not measured yet.
-        """
-        if self.group.backend != "nccl" or self.mesh.data_size < _MANY_RANKS:
-            return None
-        num_bytes = sum(parameter.nbytes for parameter in replica.parameters() if parameter.requires_grad)
-        mib = min(num_bytes / 8 / 2**20, _LARGEST_MIB)
-        return mib if mib > _DEFAULT_MIB else None
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Returns a context that communicates gradients only for the last micro-batch of a step."""

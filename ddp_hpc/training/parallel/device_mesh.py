@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -48,7 +47,7 @@ class Mesh:
     @property
     def divides_model(self) -> bool:
         """Whether ranks hold different parts of the model."""
-        return divides_model(self.sizes)
+        return bool(self.sizes.keys() & {"pp", "fsdp", "tp"})
 
     @property
     def data_size(self) -> int:
@@ -114,24 +113,6 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
     return {name: sizes[name] for name in DIMENSIONS if sizes.get(name, 1) > 1}
 
 
-def divides_model(sizes: Mapping[str, int]) -> bool:
-    """Returns whether a grid with these sizes divides the model, and not only the samples."""
-    return bool(sizes.keys() & {"pp", "fsdp", "tp"})
-
-
-def mesh_sizes(config: ParallelConfig, group: Group) -> dict[str, int]:
-    """Returns the sizes of the grid that --mesh or --strategy requests; none without a process group.
-
-    Raises:
-        RequestError: the mesh is invalid.
-    """
-    if config.mesh is not None:
-        return parse_mesh(config.mesh, group.world.world_size)
-    if group.backend == "none":
-        return {}
-    return {_OF_STRATEGY.get(config.strategy, "dp"): group.world.world_size}
-
-
 def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
     """Returns the grid that --mesh or --strategy requests. Collective: every rank must call this.
 
@@ -148,7 +129,9 @@ def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
         raise RequestError(
             f"--single-rank-group cannot be used with --strategy {config.strategy}, which needs several ranks"
         )
-    sizes = mesh_sizes(config, group)
+    sizes = {} if group.backend == "none" else {_OF_STRATEGY.get(config.strategy, "dp"): world_size}
+    if config.mesh is not None:
+        sizes = parse_mesh(config.mesh, world_size)
     if not sizes:
         return Mesh({}, {}, None)
     devices = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -24,7 +24,6 @@ from ddp_hpc.base.option_names import named
 from ddp_hpc.training.optimization.precision import AMP_DTYPES, Precision
 from ddp_hpc.training.optimization.torch_compile import compile_modules
 from ddp_hpc.training.parallel.base import Strategy
-from ddp_hpc.training.parallel.meta_start import allocate, fill
 from ddp_hpc.training.parallel.model_layers import blocks_of
 from ddp_hpc.training.parallel.tensor_parallel import split_layers
 
@@ -56,12 +55,11 @@ class Fsdp(Strategy):
         # Mixed precision is part of the FSDP policy below.
         self.precision = Precision("off", device)
         model = self.bare
-        if self.initial is None:
-            model.to(device)
         # The fast path of attention in evaluation would read parameters of layers that are not gathered.
         torch.backends.mha.set_fastpath_enabled(False)
         if mesh.has("tp"):
             split_layers(self.task, mesh, compiles=optimization.compile is not None)
+        # torch moves the model from the host to the device one block at a time, and keeps only the shards.
         options: dict[str, Any] = {
             "mesh": mesh.sub("dp", "fsdp") if mesh.has("dp") else mesh.sub("fsdp"),
             "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
@@ -74,9 +72,6 @@ class Fsdp(Strategy):
         ]
         _prefetch(blocks)
         fully_shard(model, mp_policy=_precision_policy(optimization.amp, torch.float32), **options)
-        if self.initial is not None:
-            allocate(model, device, offload=config.cpu_offload)
-            fill(model, self.initial, mesh, device)
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:

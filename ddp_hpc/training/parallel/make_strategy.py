@@ -8,6 +8,7 @@ from typing import cast
 import torch.distributed as dist
 from torch import nn
 
+from ddp_hpc.training.input.host_memory import return_free_memory
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.precision import Precision, check_bf16
 from ddp_hpc.training.parallel.base import Strategy
@@ -15,7 +16,6 @@ from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh, find_mesh
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.training_state import live_tensors
-from ddp_hpc.training.tasks.initial_values import InitialValues
 from ddp_hpc.training.tasks.task import Task
 
 __all__ = ["Strategy", "make_strategy"]
@@ -38,14 +38,12 @@ def make_strategy(
     group: Group,
     config: ParallelConfig,
     optimization: OptimizationConfig,
-    initial: InitialValues | None = None,
     *,
     computes_loss: bool = True,
 ) -> Strategy:
     """Distributes the task's model as --strategy and --mesh request. Collective: every rank must call this.
 
-    If the model is on the meta device, `initial` computes its values. Without `computes_loss`, the wrapped
-    model has the inputs and the outputs of the task's model.
+    Without `computes_loss`, the wrapped model has the inputs and the outputs of the task's model.
 
     Raises:
         RequestError: the strategy does not support this model, device or number of ranks.
@@ -53,10 +51,13 @@ def make_strategy(
     mesh = find_mesh(config, group)
     check_bf16(optimization, group.device)
     precision = Precision(optimization.amp, group.device)
-    if initial is None and group.backend != "none":
+    if group.backend != "none":
         _broadcast_parameters(task.model, group)
     kind = _kind_of(mesh, config.strategy)
-    return kind(task, group, config, optimization, precision, mesh, initial, computes_loss)
+    strategy = kind(task, group, config, optimization, precision, mesh, computes_loss)
+    if mesh.divides_model:
+        return_free_memory()  # the other ranks' parts of the model
+    return strategy
 
 
 def _broadcast_parameters(model: nn.Module, group: Group) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,12 +15,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from ddp_hpc.training.optimization.gradients import global_norm, mean_over
 from ddp_hpc.training.parallel.base import At, Strategy
-from ddp_hpc.training.parallel.meta_start import allocate, fill
 from ddp_hpc.training.parallel.model_layers import split_stages
-from ddp_hpc.training.parallel.tensor_parallel import split_layers
+from ddp_hpc.training.parallel.tensor_parallel import move_whole_layers, split_layers
 from ddp_hpc.training.snapshots.host_buffer import specs_of
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
-from ddp_hpc.training.tasks.initial_values import named_tensors, release_others
 from ddp_hpc.training.telemetry.trace_annotations import annotated
 
 _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -42,19 +41,14 @@ class Pipeline(Strategy):
         if self.optimization.compile is not None:
             raise self._unsupported("the stages of a pipeline cannot be compiled", "omit --compile")
         if mesh.has("tp"):
-            if self.initial is None:
-                self.bare.to(device)
             split_layers(self.task, mesh, compiles=False)
         stages = split_stages(self.task, mesh.sizes["pp"])
         self._takes = len(inspect.signature(stages[0].forward).parameters)
         stage = stages[mesh.at["pp"]]
-        if self.initial is None:
-            stage.to(device)
-            release_others(self.bare, stage)
-        else:
-            allocate(stage, device)
-            fill(self.bare, self.initial, mesh, device)
-        live, own = live_tensors(self.bare), {id(tensor) for tensor in named_tensors(stage).values()}
+        move_whole_layers(stage, device)
+        own = {id(tensor) for tensor in chain(stage.parameters(), stage.buffers())}
+        _release_others(self.bare, own)
+        live = live_tensors(self.bare)
         self._whole = specs_of(live)
         self._live = {name: tensor for name, tensor in live.items() if id(tensor) in own}
         stage.forward = _contiguous(self.precision.cast(stage.forward))
@@ -121,6 +115,18 @@ class Pipeline(Strategy):
         loss = self.task.loss(output, tgt)
         self._losses.append(loss.detach())
         return loss * self._factor
+
+
+def _release_others(model: nn.Module, own: set[int]) -> None:
+    """Releases the memory of all parameters and buffers of a model, except those with the ids `own`."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in own:
+                on_meta = torch.empty_like(parameter, device="meta")
+                module._parameters[name] = nn.Parameter(on_meta, parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in own:
+                module._buffers[name] = torch.empty_like(buffer, device="meta")
 
 
 class _Stage(PipelineStage):

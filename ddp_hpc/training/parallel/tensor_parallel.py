@@ -12,12 +12,12 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.optimization.gradients import mean_over
 from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.device_mesh import Mesh
-from ddp_hpc.training.parallel.meta_start import allocate, fill
+from ddp_hpc.training.snapshots.dtensor_shards import is_sharded
 from ddp_hpc.training.tasks.task import Task
 
 
 def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
-    """Splits the layers that the task's tensor-parallel plan names, in place. Collective.
+    """Splits the layers that the task's tensor-parallel plan names, in place, onto the device. Collective.
 
     Raises:
         RequestError: the task has no plan, or the plan does not match the model.
@@ -46,6 +46,13 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     # The fast path of attention in evaluation would read the parameters directly.
     torch.backends.mha.set_fastpath_enabled(False)
     parallelize_module(task.model, mesh.sub("tp"), plan)
+
+
+def move_whole_layers(model: nn.Module, device: torch.device) -> None:
+    """Moves the layers that `split_layers` has not split to the device, in place."""
+    for module in model.modules():
+        if not any(map(is_sharded, module.parameters(recurse=False))):
+            module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
 
 
 def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -> None:
@@ -87,12 +94,8 @@ class TensorParallel(Strategy):
             raise self._unsupported(
                 "the loss scaling of fp16 does not support sharded gradients", "use --amp bf16"
             )
-        if self.initial is None:
-            model.to(device)
         split_layers(self.task, self.mesh, compiles=self.optimization.compile is not None)
-        if self.initial is not None:
-            allocate(model, device)
-            fill(model, self.initial, self.mesh, device)
+        move_whole_layers(model, device)
         return model
 
     def finish_gradients(self) -> None:

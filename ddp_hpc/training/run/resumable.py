@@ -22,8 +22,8 @@ from ddp_hpc.training.process_group.versions import versions
 # option that affects the order of samples is rejected instead.)
 _LOSS_OPTIONS = (
     "data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm",
-    "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "fp8", "matmul_precision",
-    "compress_gradients", "param_dtype", "moment_dtype",
+    "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "matmul_precision",
+    "compress_gradients",
 )  # fmt: skip
 _MAX_NUMBER = 2**63
 

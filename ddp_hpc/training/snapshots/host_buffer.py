@@ -1,7 +1,7 @@
-"""A reusable safetensors file in host memory, into which a save copies the tensors of the device.
+"""The values of a safetensors file in host memory, into which a save copies the tensors of the device.
 
 The layout (https://huggingface.co/docs/safetensors) is eight bytes with the length of the header, the header
-as JSON, and the tensors. The bytes are written to the file unchanged, so the training waits only for one
+as JSON, and the tensors, whose bytes are written to the file unchanged. So the training waits only for one
 copy.
 """
 
@@ -67,7 +67,7 @@ def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class FileBuffer:
-    """The bytes of a safetensors file with tensors of these names, types and shapes.
+    """The bytes after the header of a safetensors file with tensors of these names, types and shapes.
 
     The bytes are stored in `parts`, a list of 1-d uint8 tensors, in pinned memory if requested.
 
@@ -77,23 +77,20 @@ class FileBuffer:
 
     def __init__(self, specs: Specs, *, is_pinned: bool = False) -> None:
         self.specs = dict(specs)
-        # `begins`: the position of each tensor's first byte in the file.
-        first, self.begins, num_bytes = file_layout(specs)
-        self.header_bytes = len(first)
-        self.parts = _allocate(num_bytes, is_pinned)
+        # `_begins`: the position of each tensor's first byte after the header.
+        _, self._begins = file_layout(specs)
+        self.parts = _allocate(num_bytes_of(specs), is_pinned)
         self._streams: dict[torch.device, Any] = {}
         self._copies: list[tuple[torch.device, Any]] = []
         self._starts = [0]
         for part in self.parts:
             self._starts.append(self._starts[-1] + part.numel())
-        header = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-        self._put([(self._places(0, tuple(header.shape), header.dtype), header)])
         # Creating these views takes longer than starting the copies.
-        self._views = {name: self._places(self.begins[name], *specs[name]) for name in specs}
+        self._views = {name: self._places(self._begins[name], *specs[name]) for name in specs}
 
     @property
     def num_bytes(self) -> int:
-        """The size of the file in bytes."""
+        """The size of the values in bytes."""
         return self._starts[-1]
 
     def matches(self, specs: Specs) -> bool:
@@ -162,7 +159,7 @@ class FileBuffer:
 
         Adam has a step count for each parameter, and a copy of four bytes takes as long as one of many more.
         """
-        scalars = {self.begins[name]: value for name, value in values.items() if not value.dim()}
+        scalars = {self._begins[name]: value for name, value in values.items() if not value.dim()}
         for begin, several in _runs(scalars):
             yield self._places(begin, (len(several),), several[0].dtype), torch.stack(several)
         for name, value in values.items():
@@ -214,8 +211,8 @@ def num_bytes_of(specs: Specs) -> int:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
 
 
-def file_layout(specs: Specs, metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int], int]:
-    """Returns the first bytes of a safetensors file, the position of each tensor, and the size of the file.
+def file_layout(specs: Specs, metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int]]:
+    """Returns the first bytes of a safetensors file, and the position of each tensor after them.
 
     The tensors follow each other in the order of the positions.
 
@@ -236,7 +233,7 @@ def file_layout(specs: Specs, metadata: Mapping[str, str] | None = None) -> tupl
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNED_BYTES)
     first = struct.pack("<Q", len(text)) + text
-    return first, {name: len(first) + header[name]["data_offsets"][0] for name in names}, len(first) + offset
+    return first, {name: header[name]["data_offsets"][0] for name in names}
 
 
 def _allocate(num_bytes: int, is_pinned: bool) -> list[Tensor]:

@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ddp_hpc.training.snapshots.host_buffer import DTYPES, FileBuffer, Place, Specs, file_layout
+from ddp_hpc.training.snapshots.host_buffer import DTYPES, FileBuffer, Place, Specs, file_layout, num_bytes_of
 
 CHUNK_BYTES = 4 * 2**20
 SECTIONS = ("model", "training")
@@ -70,7 +70,7 @@ def write_shards(
     with path.open("xb", buffering=0) as file:
         # The header contains the checksums of the values, so it is written last.
         file.seek(len(header))
-        digests = _write_hashed(file, _without(buffer, buffer.header_bytes), chunk_bytes)
+        digests = _write_hashed(file, (part.numpy().data for part in buffer.parts), chunk_bytes)
         num_bytes = file.tell()
         header = _header(buffer.specs, places, chunk_bytes, digests)
         file.seek(0)
@@ -82,8 +82,7 @@ def write_shards(
 def _header(specs: Specs, places: Mapping[str, Place], chunk_bytes: int, digests: list[str] | None) -> bytes:
     """Returns the header; if `digests` is None, a placeholder of the same size."""
     if digests is None:
-        num_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in specs.values())
-        digests = ["0" * 64] * -(-num_bytes // chunk_bytes)
+        digests = ["0" * 64] * -(-num_bytes_of(specs) // chunk_bytes)
     of_names = [astuple(place_of(places, name, specs[name][0])) for name in sorted(specs)]
     metadata = {
         "chunk_bytes": str(chunk_bytes),
@@ -96,13 +95,6 @@ def _header(specs: Specs, places: Mapping[str, Place], chunk_bytes: int, digests
 def place_of(places: Mapping[str, Place], name: str, shape: tuple[int, ...]) -> Place:
     """Returns the place of a shard with this shape; without an entry, it is the whole tensor."""
     return places.get(name) or Place(shape, (0,) * len(shape))
-
-
-def _without(buffer: FileBuffer, num_bytes: int) -> Iterable[memoryview]:
-    """Yields the bytes of a buffer after the first `num_bytes`."""
-    for part in buffer.parts:
-        yield part.numpy().data[num_bytes:]
-        num_bytes = max(0, num_bytes - len(part))
 
 
 def _write_hashed(file: BinaryIO, contents: Iterable[memoryview], chunk_bytes: int) -> list[str]:

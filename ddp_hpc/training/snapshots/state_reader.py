@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -21,17 +20,6 @@ from ddp_hpc.training.snapshots.stored_tensors import StoredTensors
 from ddp_hpc.training.snapshots.verified_file import DamagedSnapshotError
 
 
-@dataclass(frozen=True)
-class Needed:
-    """What this rank needs of a tensor: the shard that `like` describes, or the whole tensor."""
-
-    like: Tensor | None = None
-
-
-NeededOf = Callable[[str], Needed | None]
-"""Returns what this rank needs of the tensor with this name; None if nothing."""
-
-
 class StateReader:
     """Reads the tensors of one snapshot on all ranks.
 
@@ -43,18 +31,18 @@ class StateReader:
         self._problem = ""
 
     def tensors(
-        self, saved: StoredTensors, needed: NeededOf, *, differs_between_ranks: bool
+        self, saved: StoredTensors, needed: Mapping[str, Tensor | None], *, differs_between_ranks: bool
     ) -> Iterator[tuple[str, Tensor]]:
         """Yields the needed tensors on the device. Collective: every rank must iterate over all of them.
 
-        `differs_between_ranks` means that ranks need different tensors.
+        A sharded tensor in `needed` describes the shard that this rank needs; otherwise, the rank needs
+        the whole tensor. `differs_between_ranks` means that ranks need different tensors.
         """
         for name, (shape, _) in saved.specs.items():
-            need = needed(name)
-            if need is None:
+            if name not in needed:
                 continue
-            like = need.like if need.like is not None and tuple(need.like.shape) == shape else None
-            if like is not None and is_sharded(like):
+            like = needed[name]
+            if like is not None and is_sharded(like) and tuple(like.shape) == shape:
                 place, shard = place_of_shard(like), local_shard(like)
                 values = self._read(saved, name, place.offset, tuple(shard.shape))
                 yield name, from_shard(like, values.to(shard.device))

@@ -36,7 +36,7 @@ from ddp_hpc.training.snapshots.state_dict_codec import (
     object_names,
     object_tensors,
 )
-from ddp_hpc.training.snapshots.state_reader import Needed, NeededOf, StateReader
+from ddp_hpc.training.snapshots.state_reader import StateReader
 
 _OPTIMIZER = "optimizer."
 _SCALER = "scaler."
@@ -182,7 +182,7 @@ class TrainingState:
         likes = {name: value.detach() for name, value in self.model.items()}
         saved = reader.tensors(
             snapshot.model,
-            lambda name: Needed(likes[name]) if name in likes else None,
+            likes,
             differs_between_ranks=self.model_is_sharded,
         )
         for name, tensor in saved:
@@ -190,7 +190,7 @@ class TrainingState:
         training = dict(
             reader.tensors(
                 snapshot.training,
-                self._needed_for_training(),
+                self._needed_for_training(snapshot.training),
                 differs_between_ranks=self.model_is_sharded or self.optimizer_is_sharded,
             )
         )
@@ -199,8 +199,8 @@ class TrainingState:
         self._apply(training)
         return generators is not None and self._set_generators(generators)
 
-    def _needed_for_training(self) -> NeededOf:
-        """Returns a function that says which tensors of the optimizer and the objects this rank needs."""
+    def _needed_for_training(self, names: Iterable[str]) -> dict[str, Tensor | None]:
+        """Returns the tensors of the optimizer and the objects that this rank needs, with their shards."""
         optimized = {
             id(parameter)
             for optimizer in self.optimizers
@@ -208,17 +208,14 @@ class TrainingState:
             for parameter in group["params"]
         }
         objects = object_tensors(self.objects)
-
-        def needed(name: str) -> Needed | None:
-            if name == _GENERATORS:
-                return None
-            if not name.startswith(_OPTIMIZER):
-                return Needed(objects.get(name))
+        needed: dict[str, Tensor | None] = {}
+        for name in names:
             parameter = self.model.get(name.partition("/")[2])
-            return (
-                Needed(parameter.detach()) if id(parameter) in optimized and parameter is not None else None
-            )
-
+            if not name.startswith(_OPTIMIZER):
+                needed[name] = objects.get(name)
+            elif parameter is not None and id(parameter) in optimized:
+                needed[name] = parameter.detach()
+        needed.pop(_GENERATORS, None)
         return needed
 
     def _apply(self, training: Tensors) -> None:
@@ -270,13 +267,9 @@ def plain_state(
     group: Group,
     scaler: torch.amp.GradScaler | None = None,
     at: Mapping[str, int] | None = None,
-    masters: Mapping[Tensor, Tensor] | None = None,
 ) -> TrainingState:
-    """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors.
-
-    `masters` contains tensors that are saved instead of tensors of the model.
-    """
-    tensors = {name: (masters or {}).get(tensor, tensor) for name, tensor in live_tensors(model).items()}
+    """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors."""
+    tensors = live_tensors(model)
     return TrainingState(
         group=group, model=tensors, optimizers=(optimizer,), whole=specs_of(tensors), scaler=scaler, at=at
     )
