@@ -94,6 +94,9 @@ def test_lint_finds_no_problems_in_the_scripts(name: str) -> None:
     for job, text in zip(sizes(site), scripts(name), strict=True):
         found = lint_script(text, site, num_nodes=job.num_nodes)
         assert found == [], job.num_nodes
+    for launcher in scheduler_of_site(site).writer.launchers:
+        job = Job(num_nodes=at_most_two(site), launcher=launcher, account=an_account(site))
+        assert lint_script(render(job, site), site, num_nodes=job.num_nodes) == [], launcher
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -184,7 +187,8 @@ def at_most_two(site: Site) -> int:
 
 
 def an_account(site: Site) -> str:
-    return f"{site.account.prefix}proj{site.account.suffix}"
+    has_queue = scheduler_of_site(site).has_queue
+    return f"{site.account.prefix}proj{site.account.suffix}" if has_queue else ""
 
 
 def holds(queue: Queue, site: Site) -> bool:

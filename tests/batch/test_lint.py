@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.lint.parse_script import MAX_PARSED_CHARS, parse_script
-from ddp_hpc.lint.run_checks import CHECKS, ask_sbatch, lint_request, lint_script
-from ddp_hpc.request.job import Job
-from ddp_hpc.request.queue_choice import largest_num_nodes
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.lint.run_checks import CHECKS, lint_script
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 
@@ -59,26 +54,6 @@ BAD = [
     ("SLURM013", 5, SLURM + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH -n 4\n"),
 ]
 
-REQUESTS = [
-    ("SITE002", "polaris", Job(num_nodes=2)),
-    ("SITE005", "polaris", Job(queue="gpu", account="P")),
-    ("SITE006", "polaris", Job(num_nodes=3, queue="debug", account="P")),
-    ("SITE006", "polaris", Job(num_nodes=2, queue="prod", account="P")),
-    ("SITE007", "polaris", Job(num_nodes=10, queue="prod", walltime_s=24 * 3600, account="P")),
-    ("SITE007", "polaris", Job(queue="debug", walltime_s=2 * 3600, account="P")),
-    ("SITE005", "leonardo", Job(account="P", qos="boost_dbg")),
-    ("SITE007", "leonardo", Job(account="P", qos="boost_qos_dbg", walltime_s=3600)),
-    ("SITE012", "sophia", Job(account="P", queue="by-node", walltime_s=60)),
-    ("SITE013", "kestrel", Job(account="P", queue="debug-gpu")),
-    ("RANK008", "polaris", Job(account="P", setup=("export MASTER_PORT=2345",))),
-    ("JOB009", "generic_slurm", Job(setup=("export WANDB_API_KEY=0123456789",))),
-    ("SITE009", "polaris", Job(account="P", setup=("export MASTER_ADDR=$(hostname -f)",))),
-]
-
-
-def ids(text: str) -> set[str]:
-    return {finding.check for finding in lint_script(text)}
-
 
 @pytest.mark.parametrize(("check", "line", "text"), BAD)
 def test_a_mistake_in_a_script_has_a_finding_with_its_line(
@@ -88,16 +63,6 @@ def test_a_mistake_in_a_script_has_a_finding_with_its_line(
     assert [finding.line for finding in found][:1] == [line]
     assert found[0].severity == CHECKS[check].severity
     assert "\n" not in found[0].what + found[0].remedy
-
-
-@pytest.mark.parametrize(("check", "profile", "job"), REQUESTS)
-def test_a_mistake_in_a_request_has_a_finding(check: str, profile: str, job: Job) -> None:
-    assert check in {finding.check for finding in lint_request(job, load_site(profile))}
-
-
-def test_a_request_that_cannot_be_rendered_is_refused() -> None:
-    with pytest.raises(RequestError, match="5 ranks per node"):
-        lint_request(Job(ranks_per_node=5), load_site("polaris"))
 
 
 GOOD = {
@@ -161,26 +126,6 @@ def test_the_jobs_in_the_repository_have_no_finding(path: Path) -> None:
     assert lint_script(path.read_text()) == []
 
 
-@pytest.mark.check  # test_every_profile.py lints scripts of all profiles with their own launchers
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.toml")), ids=lambda path: path.stem)
-def test_rendered_scripts_have_no_finding(path: Path) -> None:
-    site = load_site(path.stem)
-    queue = next((entry for entry in site.queues if entry.name == site.default_queue), None)
-    num_nodes = 1 if site.scheduler == "local" else max(2, queue.min_nodes if queue else 1)
-    num_nodes = min(num_nodes, (queue.max_nodes if queue else 0) or largest_num_nodes(site) or num_nodes)
-    account = "" if site.scheduler == "local" else f"{site.account.prefix}proj{site.account.suffix}"
-    walltime_s = 600 if site.scheduler != "local" else None
-    for launcher in ("", *SCHEDULERS[site.scheduler].writer.launchers):
-        job = Job(num_nodes=num_nodes, account=account, walltime_s=walltime_s, launcher=launcher)
-        try:
-            found = lint_request(job, site)
-        except RequestError:
-            if launcher:
-                continue  # not every site supports every launcher
-            raise
-        assert found == [], launcher
-
-
 HOSTILE = {
     "binary": "".join(map(chr, range(256))) * 4000,
     "nul": "\0" * 1_000_000,
@@ -232,9 +177,6 @@ def test_the_command_prints_one_line_per_finding_and_exits_with_1(tmp_path: Path
         ((), b"nothing to check"),
         (("no-such.sh",), b"does not exist"),
         (("/dev/zero",), b"is not a regular file"),
-        (("job.sh", "--nodes", "2"), b"--nodes"),
-        (("--profile", "polaris", "--test-only"), b"requires a script"),
-        (("--profile", "polaris", "--ranks-per-node", "5", "--", "python", "x.py"), b"5 ranks per node"),
     ],
 )
 def test_an_invalid_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
@@ -249,36 +191,6 @@ def test_list_contains_every_check() -> None:
     lines = run_cli("lint", "--list").stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == list(CHECKS)
     assert len(lines) >= 30
-
-
-def fake_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    program = tmp_path / "sbatch"
-    program.write_text(f"#!/bin/bash\n{text}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
-
-
-def test_a_script_that_sbatch_refuses_has_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_sbatch(
-        tmp_path,
-        monkeypatch,
-        '[[ $1 == --test-only ]] && echo "sbatch: error: invalid partition: x" >&2; exit 1',
-    )
-    (found,) = ask_sbatch(tmp_path / "job.sh")
-    assert found.check == "SLURM900"
-    assert "invalid partition: x" in found.what
-
-
-def test_a_script_that_sbatch_accepts_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_sbatch(tmp_path, monkeypatch, 'echo "sbatch: Job 5 to start at noon" >&2')
-    assert ask_sbatch(tmp_path / "job.sh") == []
-
-
-def test_an_sbatch_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_hpc.lint.run_checks._TEST_ONLY_LIMIT_S", 0.2)
-    fake_sbatch(tmp_path, monkeypatch, "exec sleep 20")
-    (found,) = ask_sbatch(tmp_path / "job.sh")
-    assert "did not finish" in found.what
 
 
 @pytest.mark.parametrize(
