@@ -129,7 +129,7 @@ def test_a_request_beyond_the_limits_of_a_named_queue_is_warned_about(name: str)
 def test_a_request_beyond_the_limits_of_all_queues_is_refused(name: str) -> None:
     site = load_site(name)
     for asked in beyond(Job(account=an_account(site)), site.queues):
-        with pytest.raises(RequestError, match=r"The nearest is .*, which takes .* Use --"):
+        with pytest.raises(RequestError, match=r"no queue of .* took .* Use other --nodes"):
             render(asked, site)
 
 

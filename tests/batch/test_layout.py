@@ -151,21 +151,10 @@ def test_a_request_for_more_gpus_than_the_queue_gives_is_warned_about() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("job", "remedy"),
-    [
-        ({"num_nodes": 2}, "--nodes 1"),
-        ({"walltime_s": 73 * 3600}, "--walltime 72:00:00"),
-        ({"gpus_per_node": 9}, "--gpus-per-node 8"),
-    ],
-)
-def test_a_request_that_no_queue_of_the_scheduler_takes_is_refused(
-    job: dict[str, object], remedy: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
+@pytest.mark.parametrize("job", [{"num_nodes": 2}, {"walltime_s": 73 * 3600}, {"gpus_per_node": 9}])
+def test_a_request_that_no_queue_of_the_scheduler_takes_is_refused(job: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="takes 1 node and 8 GPUs up to 72:00:00"):
         lay_out(Job(**{"gpus_per_node": 2, **job}), load_site("cx3"))  # type: ignore[arg-type]
-    assert str(caught.value).endswith(f"Use {remedy}.")
-    assert "which takes 1 node and 8 GPUs up to 72:00:00" in str(caught.value)
 
 
 def test_a_site_where_jobs_request_single_gpus_gives_one_unless_another_number_is_requested() -> None:
