@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.render.variable_meanings import MEANINGS
@@ -15,8 +15,7 @@ from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
 
 
-@dataclass(frozen=True, eq=False)
-class Export:
+class Export(NamedTuple):
     """One exported variable; `why` is the comment above it, and `meaning` is the comment at the end of its
     line.
     """

@@ -15,6 +15,7 @@ from pathlib import Path
 from jinja2 import (
     BaseLoader,
     ChoiceLoader,
+    Environment,
     FileSystemBytecodeCache,
     FileSystemLoader,
     FunctionLoader,
@@ -22,7 +23,6 @@ from jinja2 import (
     TemplateNotFound,
 )
 from jinja2.bccache import Bucket
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ddp_hpc.base.assets import asset_directory, user_directory
 from ddp_hpc.base.errors import RequestError
@@ -64,9 +64,12 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
     def load(name: str) -> tuple[str, str, None] | None:
         return (path.read_text(encoding="utf-8"), str(path), None) if name == _OWN else None
 
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     files = FileSystemLoader([asset_directory("templates"), path.parent])
+    loader = ChoiceLoader([FunctionLoader(load), files])
     try:
-        script = _environment(ChoiceLoader([FunctionLoader(load), files])).get_template(_OWN).render(names)
+        script = _environment(ImmutableSandboxedEnvironment, loader).get_template(_OWN).render(names)
     except Exception as error:
         text = _short(error) or type(error).__name__
         if isinstance(error, TemplateNotFound):
@@ -109,16 +112,16 @@ class _CompiledTemplates(FileSystemBytecodeCache):
 
 
 @cache
-def _shipped() -> ImmutableSandboxedEnvironment:
+def _shipped() -> Environment:
     directory = asset_directory("templates")
-    environment = _environment(FileSystemLoader(directory))
+    environment = _environment(Environment, FileSystemLoader(directory))
     if not sys.dont_write_bytecode:
-        environment.bytecode_cache = _CompiledTemplates(str(directory / "__pycache__"))
+        environment.bytecode_cache = _CompiledTemplates(str(directory / "__pycache__"), "shipped_%s.cache")
     return environment
 
 
-def _environment(loader: BaseLoader) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment(kind: type[Environment], loader: BaseLoader) -> Environment:
+    environment = kind(
         loader=loader,
         undefined=StrictUndefined,
         autoescape=False,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.record import record
 from ddp_hpc.base.units import counted, format_walltime, parse_walltime_s
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class QueueChoice:
     """The queue and the QOS of a job, both empty if the scheduler chooses.
 
@@ -24,7 +24,7 @@ class QueueChoice:
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Size:
     """What the limits of queues restrict; `num_devices` is the number in the whole job."""
 

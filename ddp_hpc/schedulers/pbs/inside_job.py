@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import parse_walltime_s
-from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.inside_job import InsideJob
 
 if TYPE_CHECKING:
+    from ddp_hpc.schedulers.allocation import Allocation
     from ddp_hpc.schedulers.running_job import RunningJob
 
 
@@ -32,6 +32,8 @@ class PbsInsideJob(InsideJob):
     array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        from ddp_hpc.schedulers.allocation import Allocation
+
         if "PBS_NODEFILE" not in environ:
             return None
         path = Path(environ["PBS_NODEFILE"])
