@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,12 +54,16 @@ class PbsInsideJob(InsideJob):
         )
 
     def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        answer = ask("qstat", "-f", "-F", "json", job_id)
+        from ddp_hpc.schedulers.job_state import clock_s
+        from ddp_hpc.schedulers.pbs.query_and_cancel import TIME_FORMAT, attributes_in
+
+        attributes = attributes_in(ask("qstat", "-f", job_id))
+        start_s = clock_s(attributes.get("stime", ""), TIME_FORMAT)
         try:
-            [attributes] = json.loads(answer)["Jobs"].values()
-            walltime_s = parse_walltime_s(str(attributes["Resource_List"]["walltime"]))
-            start_s = time.mktime(time.strptime(attributes["stime"], "%a %b %d %H:%M:%S %Y"))
-        except (ValueError, KeyError, TypeError, AttributeError, RequestError):
+            walltime_s = parse_walltime_s(attributes.get("Resource_List.walltime", ""))
+        except RequestError:
+            return None
+        if start_s is None:
             return None
         return start_s + walltime_s, "qstat"
 
