@@ -47,7 +47,7 @@ def list_profiles(as_json: bool) -> None:
         _print_json([{name: getattr(site, name) for name in names} for site in sites])
         return
     rows = [("name", "scheduler", "confidence", "checked", "site")]
-    rows += [(one.name, one.scheduler, one.confidence or "-", one.checked, one.title) for one in sites]
+    rows += [(site.name, site.scheduler, site.confidence or "-", site.checked, site.title) for site in sites]
     click.echo("\n".join(aligned(rows, num_left=len(rows[0]))))
 
 

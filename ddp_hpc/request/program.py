@@ -129,17 +129,17 @@ def _started(words: Sequence[str], starter: str) -> Program | None:
     """Returns the program after the options of a starter: the first Python file, interpreter or starter in
     `words`.
     """
-    found = None
+    program = None
     for index, word in enumerate(words):
         name = PurePosixPath(word).name
         if word == "-m" and starter in _TAKE_MODULES:
-            found = _of_python("", words[index:])
+            program = _of_python("", words[index:])
             break
         is_option = word.startswith("-") or re.match(r"\w+=", word)
         if not is_option and (name.endswith(".py") or name in _NAMES or re.fullmatch(_PYTHON, name)):
-            found = program_of(words[index:])
+            program = program_of(words[index:])
             break
-    return found._replace(python="") if found and starter in _AGENTS else found
+    return program._replace(python="") if program and starter in _AGENTS else program
 
 
 def _of_shell(arguments: Sequence[str]) -> Program | None:

@@ -341,14 +341,13 @@ class Container:
 
 @record
 class Env:
-    """Environment variables of the ranks: always, on one node, and on several nodes.
+    """Environment variables of the ranks: always, and on several nodes.
 
     `multi_node_prepend` has directories to prepend to variables such as LD_LIBRARY_PATH. `unset` are
     variables of the site's software that must not be set for training.
     """
 
     always: dict[str, str] = field(default_factory=dict)
-    single_node: dict[str, str] = field(default_factory=dict)
     multi_node: dict[str, str] = field(default_factory=dict)
     multi_node_prepend: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
@@ -378,4 +377,3 @@ class Proxy:
 
     url: str
     no_proxy: str = ""
-    all: str = ""

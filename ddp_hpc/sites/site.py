@@ -97,7 +97,7 @@ class Site:
             if "\n" in line or "\r" in line:
                 raise RequestError(f"{line!r} contains a line break. Use a single line.")
         env = self.env
-        names = [*env.always, *env.single_node, *env.multi_node, *env.multi_node_prepend, *env.unset]
+        names = [*env.always, *env.multi_node, *env.multi_node_prepend, *env.unset]
         names += [name for fallback in self.fallbacks for name in (*fallback.without, *fallback.env)]
         for name in names:
             check_variable(name)
@@ -213,7 +213,6 @@ def without_variables(env: Env, names: Collection[str]) -> Env:
     return replace(
         env,
         always=left(env.always),
-        single_node=left(env.single_node),
         multi_node=left(env.multi_node),
         multi_node_prepend=left(env.multi_node_prepend),
     )

@@ -241,7 +241,7 @@ def test_each_variable_of_a_site_is_explained(name: str) -> None:
     """By a comment above the first variable of a group or at the end of the line."""
     site = load_site(name)
     script = render(Job(num_nodes=at_most_two(site)), site).splitlines()
-    variables = {**site.env.always, **site.env.multi_node, **site.env.single_node}
+    variables = {**site.env.always, **site.env.multi_node}
     for number, line in enumerate(script):
         variable = line.strip().removeprefix("export ").partition("=")[0]
         if line.strip().startswith("export ") and variable in variables:
