@@ -219,7 +219,6 @@ def test_help_shows_the_examples_line_by_line() -> None:
     [
         (["render"], "--output"),
         (["submit"], "--dry-run"),
-        (["lint"], "--list"),
         (["bench", "scaling"], "--dir"),
     ],
 )

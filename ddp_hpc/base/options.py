@@ -10,15 +10,26 @@ configuration. `click_options` has the options of the command line, `toml_option
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass
 from math import isfinite
 from operator import ge, gt, lt
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypedDict, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+)
 
 from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.option_names import OptionError, on_command_line
+from ddp_hpc.base.record import type_hints
 
 _KEY = "option"
 _T = TypeVar("_T")
@@ -80,8 +91,7 @@ def option(default: Any, help: str, **settings: Unpack[_Settings]) -> Any:  # no
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option: its type, and the path of its value in the composed configuration."""
 
     path: tuple[str, ...]
@@ -139,12 +149,12 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
 
 
 def _declared_options(config: type[Any]) -> Iterator[Option]:
-    hints = get_type_hints(config)
+    hints = type_hints(config)
     for declared in fields(config):
         hint = hints[declared.name]
         if is_dataclass(hint):
             below: Any = hint
-            yield from (replace(option, path=(declared.name, *option.path)) for option in options_of(below))
+            yield from (option._replace(path=(declared.name, *option.path)) for option in options_of(below))
             continue
         settings: Declared = declared.metadata[_KEY]
         flag = settings.get("flag") or on_command_line(declared.name)

@@ -1,8 +1,10 @@
-"""Frozen classes of keyword arguments, for classes that every start of `ddp-hpc` creates."""
+"""Frozen classes of keyword arguments, for classes that every start of `ddp-hpc` creates, and their types."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
+from functools import cache
 from typing import Any, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
@@ -38,3 +40,20 @@ def _init(self: Any, **given: Any) -> None:
 
 def _refuse(_: Any, name: str, *__: Any) -> None:
     raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def type_hints(cls: type[Any]) -> dict[str, Any]:
+    """Returns the types of the fields of a dataclass in a module with `from __future__ import annotations`.
+
+    Like `typing.get_type_hints`, but each text such as `tuple[str, ...]` is compiled only once per module.
+    """
+    return {
+        name: _evaluated(text, base.__module__)
+        for base in reversed(cls.__mro__)
+        for name, text in vars(base).get("__annotations__", {}).items()
+    }
+
+
+@cache
+def _evaluated(annotation: str, module: str) -> Any:
+    return eval(annotation, vars(sys.modules[module]))  # noqa: S307 - an annotation of our own code

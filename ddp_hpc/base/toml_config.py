@@ -12,12 +12,12 @@ import tomllib
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.record import type_hints
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class TomlFile:
 
     def table(self, table: dict[str, Any], cls: Any, path: _Path) -> Any:
         """Converts a table to a dataclass."""
-        hints = _hints(cls)
+        hints = type_hints(cls)
         known = {f.name: f for f in fields(cls)}
         for key in table:
             if key not in known:
@@ -151,11 +151,6 @@ class TomlFile:
         """Returns the error with this message for the value at `path`."""
         line = find_line(self._text, path)
         return RequestError(f"{self._source}{f':{line}' * (line > 0)}: {message}")
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def find_line(text: str, path: _Path) -> int:

@@ -45,6 +45,16 @@ class JobCommand(click.Command):
                     formatter.write_dl(records)
 
 
+class ScriptOrRequest(JobCommand):
+    """A command with an optional SCRIPT. The arguments after `--` are the command of the job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments before `--`, and stores the arguments after it in the context."""
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
+        return super().parse_args(ctx, args[:cut])
+
+
 def job_options(*names: str) -> Callable[[F], F]:
     """Returns a decorator that adds options of `ddp-hpc render` with these names to a command."""
     return click_options(Job, names, {"profile": complete_profiles})

@@ -6,38 +6,20 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
-from ddp_hpc.commands.job_options import JobCommand, all_job_options, given_options, request_of
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError
+from ddp_hpc.commands.job_options import job_options
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding
     from ddp_hpc.sites.site import Site
 
-_REQUEST = "the request"
 
-
-class ScriptOrRequest(JobCommand):
-    """A command with an optional SCRIPT. The arguments after `--` are the command of the job."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the arguments before `--`, and stores the arguments after it in the context."""
-        cut = args.index("--") if "--" in args else len(args)
-        ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
-        return super().parse_args(ctx, args[:cut])
-
-
-@click.command("lint", cls=ScriptOrRequest)
-@all_job_options()
-@click.option(
-    "--test-only",
-    "ask_sbatch",
-    is_flag=True,
-    help="Also check the script with sbatch --test-only, if sbatch is installed.",
-)
+@click.command("lint")
+@job_options("profile")
 @click.option(
     "--select",
     multiple=True,
@@ -49,108 +31,79 @@ class ScriptOrRequest(JobCommand):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
 @click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...", type=click.Path(path_type=Path))
+@click.argument("scripts", nargs=-1, metavar="SCRIPT...", type=click.Path(path_type=Path))
+@click.pass_context
 def command(
+    ctx: click.Context,
+    profile: str | None,
     scripts: tuple[Path, ...],
-    ask_sbatch: bool,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     as_json: bool,
     list_checks: bool,
-    **options: Any,
 ) -> None:
-    """Check job scripts, or the options of a job, before they are submitted.
+    """Check job scripts before they are submitted.
 
-    SCRIPT is any script for PBS or Slurm. Without SCRIPT, the command checks the script that `ddp-hpc
-    render` would write from the same options. Scripts are never run. The exit code is 1 if any finding is
-    an error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on
-    its line. docs/reference/lint/ has a page for each check.
+    SCRIPT is any script for PBS or Slurm. Scripts are never run. The exit code is 1 if any finding is an
+    error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on its
+    line. docs/reference/lint/ has a page for each check.
 
     \b
     Examples:
       ddp-hpc lint job.sh
       ddp-hpc lint --profile polaris job.pbs
-      ddp-hpc lint job.sbatch --test-only
-      ddp-hpc lint --profile polaris --nodes 12 --queue prod --walltime 06:00:00 --account MYPROJECT
       ddp-hpc lint --ignore RANK008 first.sbatch second.sbatch
       ddp-hpc lint --list
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    ctx = click.get_current_context()
-    if list_checks:
-        _list_checks()
-        return
+    from ddp_hpc.lint.run_checks import CHECKS
     from ddp_hpc.lint.select_checks import split_codes
 
-    request = {**options, "command": ctx.meta["ddp_hpc.command"]}
-    request |= {"select": split_codes(select), "ignore": split_codes(ignore)}
-    if scripts:
-        found = _lint_scripts(scripts, request, test=ask_sbatch)
-    else:
-        found = _lint_options(request, test=ask_sbatch)
+    if list_checks:
+        for check in CHECKS.values():
+            click.echo(f"{check.id:<9} {check.severity:<8} {check.title}")
+        return
+    if not scripts:
+        raise click.UsageError("nothing to check. Give a SCRIPT.")
+    select, ignore = split_codes(select), split_codes(ignore)
+    findings = [
+        (click.format_filename(script), finding)
+        for script in scripts
+        for finding in _findings_in(script, profile, select, ignore)
+    ]
     if as_json:
-        click.echo(json.dumps([{"path": path, **asdict(finding)} for path, finding in found], indent=2))
-    elif not found:
+        rows = [{"path": path, **asdict(finding)} for path, finding in findings]
+        click.echo(json.dumps(rows, indent=2))
+    elif not findings:
         # Standard output contains only findings.
         click.echo("no problems found", err=True)
     else:
-        for path, finding in found:
+        for path, finding in findings:
             click.echo(
                 f"{path}:{finding.line}: {finding.severity} {finding.check}: {finding.what}; {finding.remedy}"
             )
-    ctx.exit(EXIT_FAILED if any(one.severity == "error" for _, one in found) else EXIT_DONE)
+    has_errors = any(finding.severity == "error" for _, finding in findings)
+    ctx.exit(EXIT_FAILED if has_errors else EXIT_DONE)
 
 
-def _list_checks() -> None:
-    from ddp_hpc.lint.run_checks import CHECKS
-
-    for one in CHECKS.values():
-        click.echo(f"{one.id:<9} {one.severity:<8} {one.title}")
-
-
-def _lint_scripts(
-    scripts: tuple[Path, ...], request: dict[str, Any], *, test: bool
-) -> list[tuple[str, LintFinding]]:
+def _findings_in(
+    script: Path, profile: str | None, select: tuple[str, ...], ignore: tuple[str, ...]
+) -> list[LintFinding]:
     from ddp_hpc.lint import run_checks as lint
 
-    profile, select, ignore = (request.pop(name) for name in ("profile", "select", "ignore"))
-    if given := given_options(request):
-        raise RequestError(
-            f"{scripts[0]} cannot be combined with {given[0]}. Give either scripts or the options of a job."
+    text = read_script(script)
+    # A script is usually submitted from its own directory.
+    here = Path.cwd() if script.resolve().parent == Path.cwd() else None
+    site = site_of(text, profile)
+    version = lint.installed_version_for(text, site)
+    findings = lint.lint_script(
+        text, site, directory=here, installed_version=version, select=select, ignore=ignore
+    )
+    if not lint.has_directives(text):
+        name = click.format_filename(script)
+        click.echo(
+            f"note: {name} has no directives of PBS or Slurm, so only its commands were checked", err=True
         )
-    found: list[tuple[str, LintFinding]] = []
-    for script in scripts:
-        name, text = click.format_filename(script), read_script(script)
-        # A script is usually submitted from its own directory.
-        here = Path.cwd() if script.resolve().parent == Path.cwd() else None
-        site = site_of(text, profile)
-        of_script = lint.lint_script(
-            text,
-            site,
-            directory=here,
-            installed_version=lint.installed_version_for(text, site),
-            select=select,
-            ignore=ignore,
-        )
-        of_script += lint.ask_sbatch(script) if test else []
-        if not lint.has_directives(text):
-            click.echo(
-                f"note: {name} has no directives of PBS or Slurm, so only its commands were checked",
-                err=True,
-            )
-        found += [(name, one) for one in of_script]
-    return found
-
-
-def _lint_options(request: dict[str, Any], *, test: bool) -> list[tuple[str, LintFinding]]:
-    from ddp_hpc.lint import run_checks as lint
-
-    select, ignore = request.pop("select"), request.pop("ignore")
-    if test:
-        raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
-    if not given_options(request):
-        raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
-    found = lint.lint_request(*request_of(request), directory=Path.cwd(), select=select, ignore=ignore)
-    return [(_REQUEST, one) for one in found]
+    return findings
 
 
 def read_script(path: Path) -> str:

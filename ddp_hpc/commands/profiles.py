@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ddp_hpc.commands.completion import complete_profiles
-
-if TYPE_CHECKING:
-    from ddp_hpc.sites.site import Site
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -31,9 +26,8 @@ def command() -> None:
     Examples:
       ddp-hpc profiles list
       ddp-hpc profiles show polaris
-      ddp-hpc profiles show polaris --sources --nodes 4
       ddp-hpc profiles check ./mine.toml
-      ddp-hpc profiles confirm polaris -o confirm.sh
+      ddp-hpc profiles confirm polaris
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
 
 
@@ -53,30 +47,20 @@ def list_profiles(as_json: bool) -> None:
         _print_json([{name: getattr(site, name) for name in names} for site in sites])
         return
     rows = [("name", "scheduler", "confidence", "checked", "site")]
-    rows += [(one.name, one.scheduler, one.confidence or "-", one.checked, one.title) for one in sites]
+    rows += [(site.name, site.scheduler, site.confidence or "-", site.checked, site.title) for site in sites]
     click.echo("\n".join(aligned(rows, num_left=len(rows[0]))))
 
 
 @command.command("show")
 @_AS_JSON
-@click.option(
-    "--sources",
-    is_flag=True,
-    help="Print a job script instead, and below each line the facts on which it depends, with their sources.",
-)
-@click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="With --sources: nodes.")
-@click.option("--launcher", default="", help="With --sources: the launcher, if not the site's default.")
 @click.argument("name", shell_complete=complete_profiles)
-def show_profile(name: str, as_json: bool, sources: bool, nodes: int, launcher: str) -> None:
+def show_profile(name: str, as_json: bool) -> None:
     """Print the TOML file of a profile. With --json, print its values, with those that it inherits.
 
     The file cites the source of each fact. Use it as an example or as a starting point for your own profile.
     """
     from ddp_hpc.sites.site import load_site, profile_file
 
-    if sources:
-        _print_sources(load_site(name), nodes, launcher)
-        return
     if as_json:
         _print_json(asdict(load_site(name)))
         return
@@ -102,78 +86,24 @@ def check_profiles(files: tuple[Path, ...]) -> None:
 
 
 @command.command("confirm")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the script to FILE instead of standard output.",
-)
 @click.argument("name", shell_complete=complete_profiles)
-@click.argument("answers", required=False)
-def confirm_profile(name: str, answers: str | None, output: Path | None) -> None:
-    """Compare a profile with its machine, in about ten minutes.
+def confirm_profile(name: str) -> None:
+    """List the facts of a profile that change, each with the command that shows it on the machine.
 
-    Without ANSWERS, this writes a bash script to read and to run on a login node. Its commands only read:
-    they ask the scheduler for queues and nodes, load the profile's software, and look for launchers. At the
-    end, the script shows how to submit a job on two nodes, whose log is added to the answers.
-
-    With ANSWERS, the output of the script (- for stdin), this prints for each fact what the profile says,
-    what the machine says, and the result: confirmed, differs, new (the profile lacks it) or no answer.
-    Nothing in the file is executed. The exit code is 1 if a fact differs, and 2 if the file does not contain
-    answers for the profile.
-
-    \b
-    Examples:
-      ddp-hpc profiles confirm polaris -o confirm.sh
-      bash confirm.sh >answers.txt
-      ddp-hpc profiles confirm polaris answers.txt
-    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.base.errors import RequestError
-    from ddp_hpc.confirm.answers import load_answers
-    from ddp_hpc.confirm.checklist import checklist
-    from ddp_hpc.confirm.compare import DIFFERS, compare
-    from ddp_hpc.confirm.output import as_text
-    from ddp_hpc.render.render_script import write_script
+    Run the commands on a login node, and compare their output with the values.
+    """
+    from ddp_hpc.base.text_table import aligned
+    from ddp_hpc.render.shell_quoting import sh
+    from ddp_hpc.schedulers.facts_to_confirm import facts_to_confirm
     from ddp_hpc.sites.site import load_site
 
-    site = load_site(name)
-    text = checklist(site, name)
-    if answers is None:
-        if output is None or str(output) == "-":
-            click.echo(text, nl=False)
-        else:
-            write_script(text, output)
-        return
-    if output is not None:
-        raise RequestError("-o was given with ANSWERS, but it writes the script that asks. Omit one of them.")
-    found = load_answers(answers, site)
-    facts = compare(site, found)
-    click.echo(as_text(site, facts, os.environ))
-    if not found.is_complete:
-        click.echo("warning: the answers end before the script did; run the script again", err=True)
-    if any(fact.verdict == DIFFERS for fact in facts):
-        raise click.exceptions.Exit(1)
-
-
-def _print_sources(site: Site, num_nodes: int, launcher: str) -> None:
-    from ddp_hpc.render.line_sources import line_sources
-    from ddp_hpc.request.job import Job
-
-    used: set[int] = set()
-    account = f"{site.account.prefix}PROJECT{site.account.suffix}" if site.account.required else ""
-    for line in line_sources(Job(num_nodes=num_nodes, launcher=launcher, account=account), site):
-        click.echo(line.text)
-        if line.facts:
-            used.update(line.sources)
-            numbers = ", ".join(str(number + 1) for number in line.sources)
-            click.echo(f"        ^ {', '.join(line.facts)} [{numbers or 'no source'}]")
-    click.echo()
-    for number in sorted(used):
-        source = site.sources[number]
-        kind = "" if source.kind == "read" else f"{source.kind}: "
-        read = f" (read {source.read})" if source.read else ""
-        click.echo(f"[{number + 1}] {kind}{source.where}{read}")
+    rows = [("fact", "profile", "command"), *facts_to_confirm(load_site(name))]
+    click.echo("\n".join(aligned(rows, num_left=3)))
+    click.echo(
+        "\nWhat the ranks see: their CPUs, devices and network interfaces\n"
+        f"  ddp-hpc submit --profile {sh(name)} --nodes 2 --walltime 00:05:00 -- "
+        "python -m ddp_hpc env --json --devices"
+    )
 
 
 def _print_json(value: object) -> None:

@@ -15,8 +15,8 @@ import click
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.option_names import OptionError
-from ddp_hpc.commands.job_options import all_job_options, given_options, request_of
-from ddp_hpc.commands.lint import ScriptOrRequest, read_script, site_of
+from ddp_hpc.commands.job_options import ScriptOrRequest, all_job_options, given_options, request_of
+from ddp_hpc.commands.lint import read_script, site_of
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding

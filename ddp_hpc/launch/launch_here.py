@@ -22,7 +22,6 @@ from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,
     multi_node_exports,
-    single_node_exports,
 )
 from ddp_hpc.render.launch_lines import launch_words
 from ddp_hpc.render.shell_quoting import Word, sh, sh_join
@@ -156,7 +155,7 @@ def _exports_of(job: Job, site: Site, layout: Layout) -> list[Export]:
     check_launch(job, site, layout)
     exports = [
         *all_exports(job, site, layout, scheduler_of_site(site)),
-        *(multi_node_exports(site) if job.num_nodes > 1 else single_node_exports(site)),
+        *(multi_node_exports(site) if job.num_nodes > 1 else ()),
     ]
     kept = [export for export in exports if export.name not in _OF_A_CHAIN]
     return [*kept, *(Export(name, value) for name, value in job.env.items())]

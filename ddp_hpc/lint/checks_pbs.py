@@ -9,7 +9,6 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, ne
 from ddp_hpc.lint.log_directories import missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
-from ddp_hpc.schedulers.pbs.writer import MAX_NAME_CHARS
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -31,10 +30,6 @@ _ELSEWHERE = frozenset(
         "pcmem procs prologue qos queue reqattr scratch size storage tpn trl type var wd",
     )
 )
-_PLACE = re.compile(r"(?:free|pack|scatter|vscatter)?(?::(?:excl|exclhost|shared|group=[\w-]+))*")
-_OF_A_CHUNK = ("ncpus", "mpiprocs", "ngpus", "mem", "ompthreads")
-_VALUES = {"-j": r"oe|eo|n", "-k": r"n|[doe]+", "-r": r"[yn]", "-m": r"n|[abej]+"}
-_LONGEST_NAME = 230
 
 
 @check("PBS001", "warning", "no shebang")
@@ -116,30 +111,6 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("PBS005", "error", "select combined with job-wide chunk resources")
-def _select_and_chunk(subject: Subject) -> Iterator[Problem]:
-    lines = {name: d.line for d, name, _ in subject.script.resources()}
-    if "select" in lines:
-        for name in _OF_A_CHUNK:
-            if name in lines:
-                yield Problem(
-                    lines[name],
-                    f"-l {name}= and -l select= are both given, which qsub rejects",
-                    f"move it into the chunk: select=N:{name}=...",
-                )
-
-
-@check("PBS006", "error", "an invalid job name")
-def _illegal_name(subject: Subject) -> Iterator[Problem]:
-    name = subject.script.value("-N") or ""
-    remedy = f"use letters, digits, _ and -, at most {MAX_NAME_CHARS} characters"
-    if len(name) > _LONGEST_NAME or re.search(r"[\s$]", name):
-        yield Problem(subject.line_of("-N"), f"qsub rejects the job name {shown(name)}", remedy)
-    elif len(name) > MAX_NAME_CHARS:
-        what = f"job name {shown(name)} has {len(name)} characters, but older servers accept {MAX_NAME_CHARS}"
-        yield Problem(subject.line_of("-N"), what, remedy, "note")
-
-
 @check("PBS008", "error", "a misspelled resource")
 def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     unknown = []
@@ -155,25 +126,6 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
         near = nearest.get(word)
         if near and is_one_edit(word, near):
             yield Problem(line, f"PBS has no resource {shown(word)}", f"did you mean {near}?")
-
-
-@check("PBS010", "error", "an invalid option value")
-def _illegal_value(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read():
-        if d.flag in _VALUES and not re.fullmatch(_VALUES[d.flag], d.value):
-            yield Problem(
-                d.line,
-                f"qsub rejects {d.flag} {shown(d.value)}",
-                f"use a value that matches {_VALUES[d.flag]}",
-            )
-    for option, name, value in subject.script.resources():
-        # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
-        if name == "place" and not (value and any(map(_PLACE.fullmatch, (value, f":{value}")))):
-            yield Problem(
-                option.line,
-                f"qsub rejects place={shown(value)}",
-                "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
-            )
 
 
 @check("PBS011", "warning", "a log directory that does not exist")
@@ -206,20 +158,6 @@ def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
                 f"{name} counts lines, but PBS_NODEFILE has {subject.ranks_per_node} lines per node "
                 "(mpiprocs)",
                 f'use {name}=$(sort -u "$PBS_NODEFILE" | wc -l)',
-            )
-
-
-@check("PBS013", "warning", "a job chain with afterok")
-def _afterok(subject: Subject) -> Iterator[Problem]:
-    texts = [(d.line, d.value) for d in subject.script.read() if d.flag == "-W"]
-    texts += [(c.line, c.text) for c in subject.script.commands if "qsub" in c.text]
-    for line, text in texts:
-        if re.search(r"depend=[^\s]{0,200}?afterok", text):
-            yield Problem(
-                line,
-                "with afterok, the next job is deleted if this one reaches its walltime, and starts even if "
-                "subjobs of an array failed",
-                "use afterany, and let the job check the state of the run when it starts",
             )
 
 
@@ -279,16 +217,6 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 "PBS runs a copy of the script from its spool directory, so $0 does not point to your files",
                 "use $PBS_O_WORKDIR",
             )
-
-
-@check("PBS017", "error", "a job array that is not rerunnable")
-def _array_not_rerunnable(subject: Subject) -> Iterator[Problem]:
-    if subject.script.value("-J") is not None and subject.script.value("-r") == "n":
-        yield Problem(
-            subject.line_of("-r"),
-            "-r n and -J are both given, but qsub rejects an array that is not rerunnable",
-            "omit -r",
-        )
 
 
 @check("PBS019", "note", "OMP_NUM_THREADS is set by PBS")

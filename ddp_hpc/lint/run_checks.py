@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -19,11 +16,9 @@ from ddp_hpc.lint import (
     checks_site,
     checks_slurm,
 )
-from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Problem, Subject, check, plain
+from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.select_checks import chosen_checks, without_ignored
-from ddp_hpc.render.render_script import render
-from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.sites.detect import may_be_here
 from ddp_hpc.sites.site import Site
@@ -31,10 +26,8 @@ from ddp_hpc.sites.site import Site
 __all__ = [
     "CHECKS",
     "LintFinding",
-    "ask_sbatch",
     "has_directives",
     "installed_version_for",
-    "lint_request",
     "lint_script",
 ]
 
@@ -51,7 +44,6 @@ _MODULES = (
 
 # If this check has a finding, the text is not a script, and the other checks are skipped.
 _IS_A_SCRIPT = "JOB001"
-_TEST_ONLY_LIMIT_S = 30
 # Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
 
@@ -108,70 +100,3 @@ def installed_version_for(text: str, site: Site | None) -> str:
     if site is not None and (scheduler.reader.version_of(site) or not may_be_here(site.detect, os.environ)):
         return ""
     return scheduler.commands.installed_version()
-
-
-def lint_request(
-    job: Job,
-    site: Site,
-    *,
-    directory: Path | None = None,
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-) -> list[LintFinding]:
-    """Returns the findings for the script that is rendered for the job; lines refer to that script.
-
-    `directory` is that of `lint_script`.
-
-    Raises:
-        RequestError: the job cannot be rendered for the site.
-    """
-    text = render(job, site, directory)
-    version = installed_version_for(text, site)
-    return lint_script(
-        text,
-        site,
-        num_nodes=job.num_nodes,
-        directory=directory,
-        installed_version=version,
-        select=select,
-        ignore=ignore,
-    )
-
-
-@check("SLURM900", "error", "sbatch --test-only rejects the script")
-def _refused(_subject: Subject) -> Iterator[Problem]:
-    # Only `ask_sbatch` returns this finding, because it runs sbatch, which users must request.
-    yield from ()
-
-
-def ask_sbatch(path: Path) -> list[LintFinding]:
-    """Returns the errors that `sbatch --test-only` reports. Nothing is queued.
-
-    The list is empty if sbatch is not on the PATH.
-    """
-    sbatch = shutil.which("sbatch")
-    if sbatch is None:
-        return []
-    try:
-        done = subprocess.run(
-            [sbatch, "--test-only", str(path.resolve())],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TEST_ONLY_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        what = f"sbatch --test-only did not finish within {_TEST_ONLY_LIMIT_S} s"
-    except OSError as err:
-        what = f"cannot start sbatch: {err.strerror}"
-    else:
-        if done.returncode == 0:
-            return []
-        lines = done.stderr.decode("utf-8", "replace").splitlines()
-        messages = [
-            re.sub(r"^(?:sbatch|allocation failure): (?:error: )?", "", line).strip() for line in lines
-        ]
-        what = f"sbatch --test-only reports: {plain('; '.join(filter(None, messages)) or 'no message')}"
-    refused = CHECKS["SLURM900"]
-    remedy = "fix the request; sinfo and sacctmgr show the partitions and accounts of the site"
-    return [LintFinding(check=refused.id, severity=refused.severity, line=1, what=what, remedy=remedy)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
@@ -89,4 +88,4 @@ def _program_in(text: str) -> Program | None:
     script = parse_script(text)
     launches = script.launches() or list(filter(None, [script.supervised]))
     program = program_of(launches[-1].launched or launches[-1].argv) if launches else None
-    return replace(program, name=os.path.normpath(program.name)) if program else None
+    return program._replace(name=os.path.normpath(program.name), python="") if program else None

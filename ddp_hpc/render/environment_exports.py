@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.render.variable_meanings import MEANINGS
@@ -15,8 +15,7 @@ from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
 
 
-@dataclass(frozen=True, eq=False)
-class Export:
+class Export(NamedTuple):
     """One exported variable; `why` is the comment above it, and `meaning` is the comment at the end of its
     line.
     """
@@ -29,71 +28,64 @@ class Export:
 
 def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Export]:
     """Returns the variables of every rank, in the order in which the script exports them."""
-    found = _explained(site, site.env.always)
+    exports = _explained(site, site.env.always)
     threads = layout.threads_per_rank
     # If the number of cores is unknown, use one thread per rank under a scheduler, since PBS would otherwise
     # set OMP_NUM_THREADS to the CPUs of the whole chunk. Without a scheduler, the number of threads is not
     # set.
     if threads or scheduler.has_queue:
-        found.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.writer.why_omp_num_threads))
+        exports.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.writer.why_omp_num_threads))
     if layout.launcher == "torchrun":
-        found.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
+        exports.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
     if job.min_nodes:
-        found.append(Export("DDP_HPC_MIN_NODES", str(job.min_nodes)))
+        exports.append(Export("DDP_HPC_MIN_NODES", str(job.min_nodes)))
     if layout.launcher == "mpiexec" and site.launch.own_mpiexec and scheduler.has_queue:
         why = "Use the first mpiexec on the PATH, even if it belongs to the Python environment."
-        found.append(Export("DDP_HPC_MPIEXEC", "mpiexec", why))
+        exports.append(Export("DDP_HPC_MPIEXEC", "mpiexec", why))
     if layout.launcher == "mpiexec":
         variables = scheduler.writer.mpiexec_variables(cpus_per_task(layout), layout.ranks_per_node)
-        found += [Export(*one) for one in variables]
+        exports += [Export(*variable) for variable in variables]
     if site.proxy:
         why = (
             "The proxy for connections from compute nodes to the internet; nodes connect to each other "
             "without it."
         )
-        found.append(Export("http_proxy", site.proxy.url, why))
-        found.append(Export("https_proxy", site.proxy.url))
-        if site.proxy.all:
-            found.append(Export("all_proxy", site.proxy.all))
+        exports.append(Export("http_proxy", site.proxy.url, why))
+        exports.append(Export("https_proxy", site.proxy.url))
         if site.proxy.no_proxy:
-            found.append(Export("no_proxy", site.proxy.no_proxy))
-    found += _read_by_ddp_hpc(site)
+            exports.append(Export("no_proxy", site.proxy.no_proxy))
+    exports += _read_by_ddp_hpc(site)
     if site.kill_delay_s not in (0, scheduler.inside_job.kill_delay_s):
-        found.append(Export("DDP_HPC_KILL_DELAY_S", str(site.kill_delay_s)))
+        exports.append(Export("DDP_HPC_KILL_DELAY_S", str(site.kill_delay_s)))
     run_dir = job.run_dir or f"runs/{job.name}"
     absolute: Word = run_dir if run_dir.startswith("/") else Raw(f'"$PWD"/{sh(run_dir)}')
-    found.append(
+    exports.append(
         Export(
             "DDP_HPC_RUN_DIR",
             absolute,
             "The snapshots (checkpoints) of this run. A job with the same directory resumes the run.",
         )
     )
-    return found
+    return exports
 
 
 def _read_by_ddp_hpc(site: Site) -> list[Export]:
-    found = [
+    exports = [
         Export("DDP_HPC_PROFILE", site.name, meaning="the default profile of ddp-hpc's commands in this job")
     ]
     if site.fabric.suffix:
         meaning = "appended to the host name in MASTER_ADDR, for the high-speed network"
-        found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix, meaning=meaning))
+        exports.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix, meaning=meaning))
     if site.fabric.interface:
         meaning = "ranks connect through this network interface"
-        found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface, meaning=meaning))
-    return found
+        exports.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface, meaning=meaning))
+    return exports
 
 
 def local_directory(site: Site) -> Word:
     """Returns the profile's node-local directory as a word for bash."""
     variable, rest = site.node.local_folder_parts
     return Raw(f'"${{{variable}:-{DEFAULT_LOCAL_FOLDER}}}{rest}"') if variable else rest
-
-
-def single_node_exports(site: Site) -> list[Export]:
-    """Returns the additional variables of jobs on one node."""
-    return _explained(site, site.env.single_node)
 
 
 def multi_node_exports(site: Site) -> list[Export]:

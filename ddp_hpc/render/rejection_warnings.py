@@ -4,7 +4,6 @@ of a profile can be outdated.
 
 from __future__ import annotations
 
-from datetime import date, timedelta
 from pathlib import Path
 
 from ddp_hpc.base.units import counted, format_walltime
@@ -34,10 +33,10 @@ def choices_made(job: Job, site: Site) -> list[str]:
     return list(filter(None, lines))
 
 
-def advice(job: Job, site: Site, today: date | None = None) -> list[str]:
+def advice(job: Job, site: Site) -> list[str]:
     """Returns one line for each property of the job that the scheduler may reject."""
     layout = lay_out(job, site)
-    lines = [*_queue_advice(job, layout, site), *_old_facts(site, today or date.today())]
+    lines = _queue_advice(job, layout, site)
     if site.account.required and not job.account:
         lines.append(
             f"{site.title} requires an account. Use --account PROJECT or DDP_HPC_ACCOUNT, or pass it on the "
@@ -81,21 +80,6 @@ def _without_gpus(job: Job, layout: Layout, site: Site) -> list[str]:
     return [
         f"profile {site.name} describes nodes with GPUs, and {where} may reject a job without GPUs or charge "
         f"it for them. Name where such jobs run with --queue{remedy}."
-    ]
-
-
-def _old_facts(site: Site, today: date) -> list[str]:
-    """Returns a warning if the limits of queues or the modules were last read more than a year ago."""
-    read = {
-        what: max((source.read for source in site.sources if key in source.of and source.read), default="")
-        for key, what in (("queues", "the limits of queues"), ("software", "the modules"))
-    }
-    year_ago = (today - timedelta(days=366)).isoformat()
-    if not (old := {what: day for what, day in read.items() if day and day < year_ago}):
-        return []
-    return [
-        f"{' and '.join(old)} in profile {site.name} were last compared with the site's documents on "
-        f"{min(old.values())}, more than a year ago. Check them with: ddp-hpc profiles confirm {site.name}"
     ]
 
 

@@ -21,7 +21,6 @@ from ddp_hpc.render.environment_exports import (
     Export,
     all_exports,
     multi_node_exports,
-    single_node_exports,
 )
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
 from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
@@ -61,10 +60,9 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
     exports = all_exports(job, site, layout, scheduler)
     rank_0_node = first_node(site, layout, scheduler) if job.standalone else ""
     if job.standalone:
-        of_ddp_hpc = [one for one in exports if not one.name.startswith("DDP_HPC_")]
+        of_ddp_hpc = [export for export in exports if not export.name.startswith("DDP_HPC_")]
         exports = [*of_ddp_hpc, *standalone_exports(site, layout, scheduler)]
         program = standalone_program(layout, program)
-    single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
     if scheduler.writer.passes_arguments or not scheduler.has_queue:
         # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`; qsub passes none.
@@ -81,8 +79,7 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
         "site": site,
         "layout": layout,
         "exports": exports,
-        "single_node": single_node,
-        "multi_node": multi_node,
+        "multi_node": multi_node_exports(site),
         "job_env": job_env,
         "first_node": rank_0_node,
         "uses_exec": uses_exec(job, layout),

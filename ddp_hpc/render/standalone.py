@@ -54,14 +54,14 @@ def standalone_exports(site: Site, layout: Layout, scheduler: Scheduler) -> list
     # PBS_NODEFILE can already contain the suffix.
     address = Raw(f'"${{first_node%%.*}}"{sh(suffix)}' if suffix else '"$first_node"')
     why = "Rank 0 runs on the first node. Each job has a different port."
-    found = [
+    exports = [
         Export("MASTER_ADDR", address, why),
         Export("MASTER_PORT", Raw(f"$((20000 + {scheduler.writer.job_number_in_shell} % 20000))")),
     ]
     if layout.launcher != "torchrun":
-        found.append(Export("WORLD_SIZE", NUM_RANKS))
-        found.append(Export("LOCAL_WORLD_SIZE", str(layout.ranks_per_node)))
-    return found
+        exports.append(Export("WORLD_SIZE", NUM_RANKS))
+        exports.append(Export("LOCAL_WORLD_SIZE", str(layout.ranks_per_node)))
+    return exports
 
 
 def standalone_program(layout: Layout, program: list[Word]) -> list[Word]:

@@ -41,8 +41,8 @@ def faults_of(path: Path) -> list[str]:
         return [str(error)]
     # Facts that are inherited from another profile have the sources of that profile.
     own = tomllib.loads(path.read_text(encoding="utf-8"))
-    found = [*_source_faults(site, own), *_queue_faults(site), *_script_faults(site)]
-    return [f"{path}: {fault}" for fault in found]
+    faults = [*_source_faults(site, own), *_queue_faults(site), *_script_faults(site)]
+    return [f"{path}: {fault}" for fault in faults]
 
 
 def _source_faults(site: Site, document: dict[str, object]) -> list[str]:

@@ -17,7 +17,7 @@ from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.request.program import default_name
 from ddp_hpc.request.queue_options import check_queue_options
 from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
-from ddp_hpc.sites.profile_tables import BASHS_OWN, VARIABLE
+from ddp_hpc.sites.profile_tables import check_variable
 
 REQUEUE_POLICIES = ("on-exit-75", "on-signal")
 DEFAULT_SIGNAL = "TERM@60"
@@ -237,7 +237,8 @@ class Job:
             raise RequestError(
                 f"--signal {self.signal} was given without --requeue on-signal; add that option"
             )
-        parse_signal(self.signal or DEFAULT_SIGNAL)
+        if self.signal:
+            parse_signal(self.signal)
         if self.standalone and (self.requeue != REQUEUE_POLICIES[0] or self.progress):
             raise RequestError(
                 "--standalone was given, but only the supervisor of ddp-hpc can requeue a job; omit "
@@ -305,10 +306,7 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 
 def _check_env(env: dict[str, str]) -> None:
     for name, value in env.items():
-        if not re.fullmatch(VARIABLE, name):
-            raise RequestError(f"invalid variable name {name!r}. It may contain only letters, digits and _.")
-        if name in BASHS_OWN:
-            raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
+        check_variable(name)
         if "\0" in value:
             raise RequestError(
                 f"the value of {name} contains a NUL character, which environment variables cannot contain. "

@@ -19,15 +19,16 @@ def part_of_node(job: Job, site: Site) -> Site:
     the job requests whole nodes, or a queue without shared nodes, `site` itself is returned.
     """
     node = site.node
-    queues = tuple(one for one in site.queues if one.shared and job.queue in ("", one.name))
+    queues = tuple(queue for queue in site.queues if queue.shared and job.queue in ("", queue.name))
     if not (job.gpus_per_node and job.gpus_per_node < node.devices and queues):
         return site
+    names = [queue.name for queue in queues]
     cores = node.cores // node.devices
     threads = (node.threads or node.cores) // node.devices
     return replace(
         site,
         queues=queues,
-        default_queue=next((one.name for one in queues if one.name == site.default_queue), queues[0].name),
+        default_queue=site.default_queue if site.default_queue in names else names[0],
         node=replace(node, cores=0, threads=0, devices=0, cores_per_device=cores, threads_per_device=threads),
         slurm=replace(
             site.slurm,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 DEFAULT_NAME = "ddp"
 _TRAINER = "ddp_hpc.train"
@@ -39,8 +38,7 @@ _WITH_VALUE = r"(?s)-[^-cmWX]*([cmWX])(.*)"
 _OPERATORS = frozenset(";&|()")
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A program. `name` is the path of a file, as it was written, or the dotted name of a module.
 
     `python` is the interpreter, as it was written; it is empty if torchrun or a similar program starts the
@@ -49,7 +47,7 @@ class Program:
 
     kind: Literal["file", "module", "other"]
     name: str
-    python: str = field(default="", compare=False)
+    python: str = ""
 
     @property
     def is_trainer(self) -> bool:
@@ -131,17 +129,17 @@ def _started(words: Sequence[str], starter: str) -> Program | None:
     """Returns the program after the options of a starter: the first Python file, interpreter or starter in
     `words`.
     """
-    found = None
+    program = None
     for index, word in enumerate(words):
         name = PurePosixPath(word).name
         if word == "-m" and starter in _TAKE_MODULES:
-            found = _of_python("", words[index:])
+            program = _of_python("", words[index:])
             break
         is_option = word.startswith("-") or re.match(r"\w+=", word)
         if not is_option and (name.endswith(".py") or name in _NAMES or re.fullmatch(_PYTHON, name)):
-            found = program_of(words[index:])
+            program = program_of(words[index:])
             break
-    return replace(found, python="") if found and starter in _AGENTS else found
+    return program._replace(python="") if program and starter in _AGENTS else program
 
 
 def _of_shell(arguments: Sequence[str]) -> Program | None:

@@ -96,7 +96,7 @@ def _imports(tree: ast.Module, path: Path, root: Path) -> Iterator[str]:
     """Yields the dotted names of the modules that a file imports, as seen from the directory `root`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             package = ""
             if node.level:
@@ -106,7 +106,7 @@ def _imports(tree: ast.Module, path: Path, root: Path) -> Iterator[str]:
             if module:
                 yield module
             yield from (
-                name for one in node.names if _file_of(name := f"{module}.{one.name}".lstrip("."), root)
+                name for alias in node.names if _file_of(name := f"{module}.{alias.name}".lstrip("."), root)
             )
 
 

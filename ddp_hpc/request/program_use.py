@@ -40,44 +40,31 @@ class ProgramUse:
 
 
 def use_of(files: ProgramFiles) -> ProgramUse:
-    """Returns what the files of a program use."""
-    each = [_use_of_file(tree) for tree in files.trees]
-    return ProgramUse(
-        saves=any(use.saves for use in each),
-        stops=any(use.stops for use in each),
-        exits=any(use.exits for use in each),
-        records=any(use.records for use in each),
-        is_plain=files.is_complete
-        and files.packages_elsewhere <= _KNOWN_PACKAGES
-        and all(use.is_plain for use in each),
-    )
-
-
-def _use_of_file(tree: ast.Module) -> ProgramUse:
+    """Returns what the files of a program use, taken together."""
     words: set[str] = set()
-    is_plain, imports_us, exits, records = True, False, False, False
-    for node in ast.walk(tree):
+    texts: list[str] = []
+    exits = False
+    for node in (node for tree in files.trees for node in ast.walk(tree)):
         match node:
             case ast.Import(names=names):
-                dotted = {word for alias in names for word in alias.name.split(".")}
-                imports_us |= "ddp_hpc" in dotted
-                words |= dotted
+                words |= {word for alias in names for word in alias.name.split(".")}
             case ast.ImportFrom(module=module, names=names):
-                imports_us |= (module or "").partition(".")[0] == "ddp_hpc"
                 words |= {*(module or "").split("."), *(alias.name for alias in names)}
             case ast.Attribute(attr=word) | ast.Name(id=word):
                 words.add(word)
-                is_plain &= word not in _DYNAMIC
             case ast.Constant(value=str(text)):
-                records |= "DDP_HPC_PROGRESS_FILE" in text
+                texts.append(text)
             case ast.Constant(value=int(number)):
                 exits |= number == _EXIT_REQUEUE
             case _:
                 pass
+    uses_us = "ddp_hpc" in words
     return ProgramUse(
-        saves=imports_us and not words.isdisjoint(_SAVES),
-        stops=imports_us and not words.isdisjoint(_STOPS),
+        saves=uses_us and not words.isdisjoint(_SAVES),
+        stops=uses_us and not words.isdisjoint(_STOPS),
         exits=exits or "EX_TEMPFAIL" in words,
-        records=records,
-        is_plain=is_plain,
+        records=any("DDP_HPC_PROGRESS_FILE" in text for text in texts),
+        is_plain=files.is_complete
+        and files.packages_elsewhere <= _KNOWN_PACKAGES
+        and words.isdisjoint(_DYNAMIC),
     )

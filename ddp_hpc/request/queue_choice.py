@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.record import record
 from ddp_hpc.base.units import counted, format_walltime, parse_walltime_s
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class QueueChoice:
     """The queue and the QOS of a job, both empty if the scheduler chooses.
 
@@ -25,7 +24,7 @@ class QueueChoice:
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Size:
     """What the limits of queues restrict; `num_devices` is the number in the whole job."""
 
@@ -74,7 +73,7 @@ def choose_queue(
             f"{_described(size(entry), entry)} ({all_limits(first)} on {site.checked})"
         )
         return QueueChoice(name=entry.name, qos=entry.qos, why=why)
-    raise RequestError(_refusal(site, [(entry, size(entry)) for entry in (*first, *others)]))
+    raise RequestError(_refusal(site, (*first, *others), size(first[0])))
 
 
 def _preferences(site: Site) -> tuple[list[Queue], list[Queue]]:
@@ -113,7 +112,16 @@ def size_of(
 
 def takes(queue: Queue, size: Size) -> bool:
     """Returns whether a job of this size is within the limits of the queue entry."""
-    return _nearest(queue, size) == size and not (queue.cpu_only and size.num_devices)
+    least_s, most_s = (
+        parse_walltime_s(text) if text else 0 for text in (queue.min_walltime, queue.max_walltime)
+    )
+    return (
+        queue.takes_nodes(size.num_nodes)
+        and not (queue.max_devices and size.num_devices > queue.max_devices)
+        and least_s <= size.walltime_s
+        and not (most_s and size.walltime_s > most_s)
+        and not (queue.cpu_only and size.num_devices)
+    )
 
 
 def limits_of(queue: Queue) -> str:
@@ -143,51 +151,13 @@ def called(queue: Queue) -> str:
     return f"{queue.name} with QOS {queue.qos}" if queue.name and queue.qos else queue.name
 
 
-def _nearest(queue: Queue, size: Size) -> Size:
-    """Returns the size within the limits of the queue that is the nearest to `size`."""
-    nodes = max(size.num_nodes, queue.min_nodes)
-    nodes = min(nodes, queue.max_nodes) if queue.max_nodes else nodes
-    devices = min(size.num_devices, queue.max_devices) if queue.max_devices else size.num_devices
-    walltime_s = size.walltime_s
-    if queue.min_walltime:
-        walltime_s = max(walltime_s, parse_walltime_s(queue.min_walltime))
-    if queue.max_walltime:
-        walltime_s = min(walltime_s, parse_walltime_s(queue.max_walltime))
-    return Size(num_nodes=nodes, num_devices=devices, walltime_s=walltime_s)
-
-
-def _distance(queue: Queue, size: Size) -> float:
-    """Returns by how many powers of e the job differs from the nearest one that the queue takes."""
-    near = _nearest(queue, size)
-    pairs = (
-        (near.num_nodes, size.num_nodes),
-        (near.num_devices, size.num_devices),
-        (near.walltime_s, size.walltime_s),
-    )
-    return sum(abs(math.log(max(a, 1) / max(b, 1))) for a, b in pairs)
-
-
-def _refusal(site: Site, sizes: Sequence[tuple[Queue, Size]]) -> str:
-    with_devices = [(entry, size) for entry, size in sizes if not (entry.cpu_only and size.num_devices)]
-    entry, size = min(with_devices or sizes, key=lambda pair: _distance(*pair))
-    near = _nearest(entry, size)
-    remedies = list(_remedies(size, near))
-    by_hand = " or name a queue with --queue" if any(one.name and one.submit for one, _ in sizes) else ""
+def _refusal(site: Site, entries: Sequence[Queue], size: Size) -> str:
+    limits = "; ".join(f"{_default_or(entry, site)} takes {limits_of(entry)}" for entry in entries)
     return (
-        f"no queue of {site.title} took {_described(size, entry)} when the profile was checked on "
-        f"{site.checked}. The nearest is {_default_or(entry, site)}, which takes {limits_of(entry)}. Use "
-        f"{' '.join(remedies) or '--gpus-per-node 0'}{by_hand}."
+        f"no queue of {site.title} took {_described(size, entries[0])} when the profile was checked on "
+        f"{site.checked}: {limits}. Use other --nodes, --gpus-per-node or --walltime, or name a queue with "
+        "--queue."
     )
-
-
-def _remedies(size: Size, near: Size) -> Iterator[str]:
-    if near.num_nodes != size.num_nodes:
-        yield f"--nodes {near.num_nodes}"
-    per_node = size.num_devices // size.num_nodes
-    if per_node * near.num_nodes > near.num_devices < size.num_devices:
-        yield f"--gpus-per-node {max(1, near.num_devices // near.num_nodes)}"
-    if near.walltime_s != size.walltime_s:
-        yield f"--walltime {format_walltime(near.walltime_s)}"
 
 
 def _described(size: Size, queue: Queue) -> str:

@@ -53,7 +53,7 @@ def check_queue_options(given: Mapping[str, object]) -> None:
     if text["mem"] and text["mem"] != "0":
         parse_memory(text["mem"])
     if text["dependency"]:
-        parse_dependency(text["dependency"])
+        check_dependency(text["dependency"])
     if text["array"]:
         parse_array(text["array"])
     if text["mail_type"]:
@@ -105,10 +105,10 @@ def parse_array(text: str) -> Array:
         RequestError: the text has another format, or the last index is less than the first.
     """
     indices, percent, limit = text.partition("%")
-    found = [re.fullmatch(_INDICES, part) for part in indices.split(",")]
-    ranges = tuple(range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in found if m)
+    matches = [re.fullmatch(_INDICES, part) for part in indices.split(",")]
+    ranges = tuple(range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in matches if m)
     is_limit = not percent or re.fullmatch("[1-9][0-9]{0,6}", limit)
-    if None in found or not is_limit or not all(ranges):
+    if None in matches or not is_limit or not all(ranges):
         raise RequestError(
             f"--array {_shown(text)} is not a list of indices. Use for example 0-3, 1,5,7, or 0-99%10 for at "
             "most 10 jobs at the same time."
@@ -131,13 +131,12 @@ def one_range(text: str, scheduler: str) -> Array:
     return array
 
 
-def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
-    """Returns the parts of `TYPE:JOBID[:JOBID...][,...]`, each a type such as afterok with its job IDs.
+def check_dependency(text: str) -> None:
+    """Checks that the text has the format `TYPE:JOBID[:JOBID...][,...]`, with types such as afterok.
 
     Raises:
         RequestError: the text has another format.
     """
-    found = []
     for part in text.split(","):
         kind, *jobs = part.split(":")
         if kind not in DEPENDENCIES:
@@ -150,8 +149,6 @@ def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
                 f"--dependency {_shown(part)} does not name jobs. Use {kind}:JOBID, with IDs that contain "
                 "only letters, digits and _ . - [ ]."
             )
-        found.append((kind, jobs))
-    return found
 
 
 def parse_mail_types(text: str) -> tuple[str, ...]:
@@ -161,11 +158,11 @@ def parse_mail_types(text: str) -> tuple[str, ...]:
         RequestError: a type is unknown.
     """
     known = (*MAIL_TYPES, *SLURM_MAIL_TYPES)
-    types = tuple(dict.fromkeys(one.upper() for one in text.split(",")))
-    for one in types:
-        if one not in known:
+    types = tuple(dict.fromkeys(word.upper() for word in text.split(",")))
+    for name in types:
+        if name not in known:
             raise RequestError(
-                f"--mail-type has the unknown type {_shown(one)}{nearest(one[:80], known)}. Use a list of "
+                f"--mail-type has the unknown type {_shown(name)}{nearest(name[:80], known)}. Use a list of "
                 f"{', '.join(MAIL_TYPES)}, such as END,FAIL."
             )
     return types

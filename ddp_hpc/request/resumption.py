@@ -8,9 +8,8 @@ the walltime of its job, which the user must know before the job waits in a queu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.request.program import program_of
@@ -23,8 +22,7 @@ HOW_TO_RESUME = (
 )
 
 
-@dataclass(frozen=True)
-class Resumption:
+class Resumption(NamedTuple):
     """How a program is resumed.
 
     `way` is "snapshots" or "checkpoints" if the program uses ddp_hpc to save its state or to stop in time,

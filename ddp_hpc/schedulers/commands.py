@@ -15,7 +15,6 @@ from ddp_hpc.sites.site import Site
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.device_share import DeviceShare
     from ddp_hpc.schedulers.job_state import JobState
-    from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
     from ddp_hpc.schedulers.scheduler import Scheduler
 
 
@@ -68,6 +67,8 @@ class Commands:
     """A pattern that occurs only in job ids of this scheduler."""
     programs: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
+    shows: ClassVar[Mapping[str, str]] = {}
+    """The commands that show the version, a queue, a QOS and the nodes; {name} is the queue or QOS."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -86,16 +87,6 @@ class Commands:
             RequestError: the nodes have fewer GPUs than requested.
         """
         return None
-
-    def questions(self) -> tuple[Question, ...]:
-        """Returns the commands that report the limits of queues and the nodes of a machine, if there are
-        any.
-        """
-        return ()
-
-    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
-        """Returns the facts in the output of `questions`, by their keys, about the queues of the site."""
-        raise NotImplementedError
 
     def installed_version(self) -> str:
         """Returns the version of the scheduler's commands on this machine; empty if it is unknown."""

@@ -22,8 +22,6 @@ _CHUNK, _GPUS, _MEMORY = (
     ":ngpus={devices}",
     ":mem={memory_mib}mb",
 )
-# The amount is unknown, or the option --mem replaces it.
-_NO_MEMORY = r"(?:^|:)mem=0mb"
 
 
 def directive_value(what: str, value: str) -> str:
@@ -90,8 +88,9 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
     }
     all_nodes = {f"all_{name}": job.num_nodes * number for name, number in per_node.items()}
     numbers = {"nodes": job.num_nodes, **per_node, **all_nodes}
-    values = [re.sub(_NO_MEMORY, "", text.format_map(numbers)) for text in resources]
-    return [directive_value("resource", text) for text in values if text]
+    # With 0, the amount of memory is unknown, or the option --mem replaces it.
+    values = [text.format_map(numbers).replace(":mem=0mb", "") for text in resources]
+    return [directive_value("resource", text) for text in values if text != "mem=0mb"]
 
 
 def cpus_per_task(layout: Layout) -> int:

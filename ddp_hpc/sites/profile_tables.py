@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
+from string import ascii_letters, digits
 
 from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.record import record
 from ddp_hpc.base.units import parse_walltime_s
 
 DATE = r"\d{4}-\d{2}-\d{2}"
-# An option in a directive. The scheduler does not evaluate it like bash, so quotes, dollar signs and comments
-# are not allowed.
-_OPTION = r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+"
-# A value in a directive.
-_WORD = r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*"
+# The characters of options and values in directives. The scheduler does not evaluate them like bash, so
+# quotes, dollar signs and comments are not allowed. Sets are quicker than patterns, which must be compiled.
+_OF_BOTH = frozenset(ascii_letters + digits + "_.:@+,=&|/()*-")
+_OF_OPTION, _OF_WORD = _OF_BOTH | frozenset("~ "), _OF_BOTH | frozenset("[]")
 _CORES = r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*"
 _VERSION = r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}"
 _PLACE = r"\{([^{}]*)\}"
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # bash(1), "Shell Variables". Those in the first set are read-only, and setting them would end the script.
 # bash overwrites the values of the others.
 BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}) | {
@@ -35,6 +34,18 @@ PLACES = (
     *("all_ranks", "all_devices", "all_cpus", "all_memory_mib"),
 )
 SOURCE_KINDS = ("read", "computed", "not documented")
+
+
+def check_variable(name: str) -> None:
+    """Checks that a script can set the environment variable `name`.
+
+    Raises:
+        RequestError: the name is not that of a variable, or bash sets the variable itself.
+    """
+    if not (name.isascii() and name.isidentifier()):
+        raise RequestError(f"invalid variable name {name!r}. It may contain only letters, digits and _.")
+    if name in BASHS_OWN:
+        raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
 
 
 def _check_places(resources: tuple[str, ...]) -> None:
@@ -57,7 +68,7 @@ def _check_numbers(table: object) -> None:
 
 def _check_words(**values: str) -> None:
     for name, value in values.items():
-        if not re.fullmatch(_WORD, value):
+        if not _OF_WORD.issuperset(value):
             raise RequestError(
                 f"{name} is {value!r}, which is not allowed in a directive. Remove blanks, quotes and $."
             )
@@ -70,7 +81,7 @@ def _check_version(version: str) -> None:
 
 def _check_options(options: tuple[str, ...]) -> None:
     for option in options:
-        if not re.fullmatch(_OPTION, option):
+        if not (option.startswith("-") and option != "-" and _OF_OPTION.issuperset(option)):
             raise RequestError(
                 f"option {option!r} is not allowed in a directive. Begin it with -, without quotes or $."
             )
@@ -330,14 +341,13 @@ class Container:
 
 @record
 class Env:
-    """Environment variables of the ranks: always, on one node, and on several nodes.
+    """Environment variables of the ranks: always, and on several nodes.
 
     `multi_node_prepend` has directories to prepend to variables such as LD_LIBRARY_PATH. `unset` are
     variables of the site's software that must not be set for training.
     """
 
     always: dict[str, str] = field(default_factory=dict)
-    single_node: dict[str, str] = field(default_factory=dict)
     multi_node: dict[str, str] = field(default_factory=dict)
     multi_node_prepend: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
@@ -367,4 +377,3 @@ class Proxy:
 
     url: str
     no_proxy: str = ""
-    all: str = ""

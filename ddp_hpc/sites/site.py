@@ -14,9 +14,7 @@ from ddp_hpc.base.record import record
 from ddp_hpc.base.toml_config import read_toml
 from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.sites.profile_tables import (
-    BASHS_OWN,
     DATE,
-    VARIABLE,
     Account,
     Container,
     Detect,
@@ -30,6 +28,7 @@ from ddp_hpc.sites.profile_tables import (
     Queue,
     Slurm,
     Source,
+    check_variable,
 )
 
 T = TypeVar("T")
@@ -98,13 +97,10 @@ class Site:
             if "\n" in line or "\r" in line:
                 raise RequestError(f"{line!r} contains a line break. Use a single line.")
         env = self.env
-        names = [*env.always, *env.single_node, *env.multi_node, *env.multi_node_prepend, *env.unset]
+        names = [*env.always, *env.multi_node, *env.multi_node_prepend, *env.unset]
         names += [name for fallback in self.fallbacks for name in (*fallback.without, *fallback.env)]
         for name in names:
-            if not re.fullmatch(VARIABLE, name):
-                raise RequestError(f"{name!r} is not a valid variable name")
-            if name in BASHS_OWN:
-                raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
+            check_variable(name)
         if not re.fullmatch(_SHELL, self.shell):
             raise RequestError(
                 f"shell must be a path such as /bin/bash, with options if needed (got {self.shell!r})"
@@ -130,12 +126,13 @@ def profile_file(name: str) -> Path:
     Raises:
         RequestError: there is no such profile; the message suggests a similar name.
     """
+    for directory in (user_directory("profiles"), asset_directory("profiles")):
+        if "/" not in name and (path := directory / f"{name}.toml").is_file():
+            return path
     files = profile_files()
-    if name not in files:
-        raise RequestError(
-            f"unknown profile {name!r}{nearest(name, list(files))}; choose one of {', '.join(files)}"
-        )
-    return files[name]
+    raise RequestError(
+        f"unknown profile {name!r}{nearest(name, list(files))}; choose one of {', '.join(files)}"
+    )
 
 
 def load_site(name: str) -> Site:
@@ -216,7 +213,6 @@ def without_variables(env: Env, names: Collection[str]) -> Env:
     return replace(
         env,
         always=left(env.always),
-        single_node=left(env.single_node),
         multi_node=left(env.multi_node),
         multi_node_prepend=left(env.multi_node_prepend),
     )

@@ -1,4 +1,4 @@
-"""The cores of each rank, compared with the documentation of the sites. Polaris: test_polaris_facts.py."""
+"""The cores of each rank, compared with the documentation of the sites."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def test_on_lumi_each_rank_has_the_seven_usable_cores_of_its_chiplet() -> None:
     # LUMI-AI-Guide: 05-multi-gpu-and-node/run_ddp_srun_4.sh; one core each is map_cpu:49,57,17,25,1,9,33,41.
     first_cores = [49, 57, 17, 25, 1, 9, 33, 41]
     assert masks("lumi_g") == [set(range(core, core + 7)) for core in first_cores]
+
+
+def test_on_polaris_rank_i_has_the_cores_next_to_gpu_i() -> None:
+    # argonne-lcf/user-guides@7d04a3f91d5e: docs/polaris/running-jobs/using-gpus.md, its table of affinities.
+    assert load_site("polaris").launch.cpu_bind == ("24-31", "16-23", "8-15", "0-7")
 
 
 def test_on_aurora_no_rank_has_cores_of_both_sockets_or_of_the_operating_system() -> None:

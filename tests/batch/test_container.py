@@ -49,11 +49,6 @@ def test_another_image_replaces_that_of_the_profile() -> None:
     assert "multitorch" not in text.partition("exec python -m ddp_hpc.job")[2]
 
 
-def test_the_image_can_be_the_value_of_an_option(tmp_path: Path) -> None:
-    text = render(Job(container="docker:a/b:1"), site(tmp_path, '["shifter", "--image={image}"]'))
-    assert " shifter --image=docker:a/b:1 python -m " in text
-
-
 @pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs", "local"])
 def test_a_profile_without_a_container_command_refuses_the_option(profile: str) -> None:
     with pytest.raises(RequestError, match="does not define how to start containers"):
@@ -66,11 +61,6 @@ def test_a_hostile_image_is_refused(image: str) -> None:
         Job(container=image)
 
 
-def test_a_container_command_needs_the_image_once(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="placeholder"):
-        site(tmp_path, '["apptainer", "exec"]')
-
-
 def test_options_of_srun_start_the_container_of_all_that_it_runs(tmp_path: Path) -> None:
     text = render(
         Job(container="nvcr.io#nvidia/pytorch", command=("python", "train.py")), site(tmp_path, PYXIS)
@@ -81,14 +71,6 @@ def test_options_of_srun_start_the_container_of_all_that_it_runs(tmp_path: Path)
         '--container-workdir="$PWD" \\\n  python -m ddp_hpc.exec python train.py "$@"\n'
     ) in text
     assert "\n# ddp-hpc must be installed in the container, too.\n" in text
-
-
-def test_options_of_srun_start_the_container_of_torchruns_agents(tmp_path: Path) -> None:
-    text = render(Job(container="a", launcher="torchrun", num_nodes=2), site(tmp_path, PYXIS))
-    line = text.partition("\n  srun ")[2]
-    assert line.index("--container-image=a ") < line.index(
-        "python -m ddp_hpc.torchrun.step python -m ddp_hpc"
-    )
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -104,11 +86,6 @@ def test_a_standalone_script_needs_no_ddp_hpc_in_the_container(tmp_path: Path, l
 def test_another_launcher_than_srun_cannot_start_a_container_with_options_of_srun(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--launcher srun"):
         render(Job(container="a", launcher="mpiexec"), site(tmp_path, PYXIS))
-
-
-def test_words_that_are_no_options_cannot_follow_options_of_srun(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="form --name=value"):
-        site(tmp_path, '["--container-image", "{image}"]')
 
 
 def test_a_container_has_its_own_modules_and_not_all_variables_of_the_site(tmp_path: Path) -> None:

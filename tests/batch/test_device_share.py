@@ -14,8 +14,8 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers import device_share as shares
 from ddp_hpc.schedulers.device_share import DeviceShare
-from ddp_hpc.schedulers.pbs import ask_machine as pbs
-from ddp_hpc.schedulers.slurm import ask_machine as slurm
+from ddp_hpc.schedulers.pbs import device_share as pbs
+from ddp_hpc.schedulers.slurm import device_share as slurm
 
 ROWS = """\
 cpu*|cn[001-100]|128|515000|(null)

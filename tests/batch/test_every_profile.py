@@ -94,6 +94,9 @@ def test_lint_finds_no_problems_in_the_scripts(name: str) -> None:
     for job, text in zip(sizes(site), scripts(name), strict=True):
         found = lint_script(text, site, num_nodes=job.num_nodes)
         assert found == [], job.num_nodes
+    for launcher in scheduler_of_site(site).writer.launchers:
+        job = Job(num_nodes=at_most_two(site), launcher=launcher, account=an_account(site))
+        assert lint_script(render(job, site), site, num_nodes=job.num_nodes) == [], launcher
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,7 +129,7 @@ def test_a_request_beyond_the_limits_of_a_named_queue_is_warned_about(name: str)
 def test_a_request_beyond_the_limits_of_all_queues_is_refused(name: str) -> None:
     site = load_site(name)
     for asked in beyond(Job(account=an_account(site)), site.queues):
-        with pytest.raises(RequestError, match=r"The nearest is .*, which takes .* Use --"):
+        with pytest.raises(RequestError, match=r"no queue of .* took .* Use other --nodes"):
             render(asked, site)
 
 
@@ -184,7 +187,8 @@ def at_most_two(site: Site) -> int:
 
 
 def an_account(site: Site) -> str:
-    return f"{site.account.prefix}proj{site.account.suffix}"
+    has_queue = scheduler_of_site(site).has_queue
+    return f"{site.account.prefix}proj{site.account.suffix}" if has_queue else ""
 
 
 def holds(queue: Queue, site: Site) -> bool:
@@ -237,7 +241,7 @@ def test_each_variable_of_a_site_is_explained(name: str) -> None:
     """By a comment above the first variable of a group or at the end of the line."""
     site = load_site(name)
     script = render(Job(num_nodes=at_most_two(site)), site).splitlines()
-    variables = {**site.env.always, **site.env.multi_node, **site.env.single_node}
+    variables = {**site.env.always, **site.env.multi_node}
     for number, line in enumerate(script):
         variable = line.strip().removeprefix("export ").partition("=")[0]
         if line.strip().startswith("export ") and variable in variables:

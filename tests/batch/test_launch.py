@@ -15,7 +15,7 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.process_control import is_running
 from ddp_hpc.discovery.visible_gpus import gpus_here
-from ddp_hpc.launch.find_allocation import find_allocation, ranks_for
+from ddp_hpc.launch.find_allocation import find_allocation
 from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render
@@ -136,13 +136,6 @@ def profile_with(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_settings_for_several_nodes_are_not_used_on_one_node(sandbox: Sandbox) -> None:
-    sandbox.launcher("mpiexec", version="PALS")
-    environ = sandbox.environ(**pbs(sandbox, "a", "b"))
-    assert "NCCL_NET" in planned(environ, "polaris").exports
-    assert "NCCL_NET" not in planned(environ, "polaris", num_ranks=4).exports, "which one node holds"
-
-
 def test_variables_that_the_site_unsets_are_removed(
     sandbox: Sandbox, profile_with: Callable[[str], str]
 ) -> None:
@@ -228,26 +221,6 @@ def test_n_ranks_are_distributed_evenly_over_the_minimum_number_of_nodes(
     assert options(launch)[:4] == expected
 
 
-def test_a_partial_node_has_one_rank_per_allocated_gpu(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    environ = sandbox.environ(**slurm(1, SLURM_GPUS_ON_NODE="2", SLURM_JOB_CPUS_PER_NODE="32"))
-    assert {"--ntasks=2", "--cpus-per-task=16"} <= set(options(planned(environ, "perlmutter")))
-
-
-def test_without_gpus_the_tasks_of_the_job_determine_the_ranks(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    named = sandbox.environ(**slurm(2, SLURM_NTASKS="6", SLURM_TASKS_PER_NODE="3(x2)"))
-    assert "--ntasks=6" in options(planned(named))
-    # Slurm sets the second variable in every job.
-    unnamed = sandbox.environ(**slurm(2, SLURM_TASKS_PER_NODE="64(x2)"))
-    assert {"--ntasks=16", "--cpus-per-task=8"} <= set(options(planned(unnamed)))
-
-
-@pytest.mark.parametrize(("cores", "ranks"), [(1, 1), (2, 2), (8, 2), (64, 8), (128, 16)])
-def test_a_node_without_gpus_has_one_rank_per_8_cores(cores: int, ranks: int) -> None:
-    assert ranks_for(cores) == ranks
-
-
 @pytest.mark.parametrize(
     ("extra", "num_ranks", "job", "message"),
     [
@@ -287,37 +260,6 @@ def test_a_launch_inside_a_rank_is_refused(case: str) -> None:
         find_allocation(load(case, 1))
 
 
-@pytest.mark.parametrize("name", ["PALS_RANKID", "TORCHELASTIC_RUN_ID"])
-def test_a_launch_inside_a_single_rank_per_node_is_refused(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}=0: a launcher started this process"):
-        find_allocation({name: "0", "PALS_LOCAL_SIZE": "1"})
-
-
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE=/nowhere cannot be read"),
-        ({"PBS_NODEFILE": "/dev/null"}, "contains no host names"),
-        ({"SLURM_JOB_ID": "7"}, "it must be the number of nodes"),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "two"}, "SLURM_JOB_NUM_NODES is 'two'"),
-    ],
-)
-def test_variables_without_nodes_are_refused(environ: dict[str, str], message: str) -> None:
-    with pytest.raises(RequestError, match=message.replace("(", r"\(")):
-        find_allocation(environ)
-
-
-def test_the_scheduler_of_the_allocation_has_priority_over_a_detected_profile(sandbox: Sandbox) -> None:
-    sandbox.launcher("mpiexec")
-    sandbox.program("sbatch", "")
-    assert "profile generic_pbs: inside" in planned(sandbox.environ(**pbs(sandbox, "a"))).why
-
-
-def test_a_profile_of_another_scheduler_is_refused(sandbox: Sandbox) -> None:
-    text = refused(sandbox.environ(**slurm(1)), "polaris")
-    assert "profile polaris (named by --profile) is for pbs, but this shell is inside 1 node" in text
-
-
 @pytest.mark.parametrize(("profile", "get_one"), [("polaris", "qsub -I"), ("perlmutter", "salloc")])
 def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, get_one: str) -> None:
     assert f"Get one with {get_one}, or use --profile local" in refused(sandbox.environ(), profile)
@@ -338,16 +280,6 @@ def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
 )
 def test_cuda_visible_devices_hides_gpus(visible: str, count: int) -> None:
     assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == count
-
-
-def test_gpus_are_counted_by_nvidia_smi(sandbox: Sandbox) -> None:
-    listed = "#!/bin/sh\nprintf 'GPU 0: A100 (UUID: GPU-1)\\n  MIG 1g.5gb (UUID: MIG-1)\\nGPU 1: A100\\n'\n"
-    sandbox.program("nvidia-smi", listed)
-    assert gpus_here(sandbox.environ()) == 2
-    sandbox.program("nvidia-smi", "#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
-    assert gpus_here(sandbox.environ()) == 0
-    sandbox.program("nvidia-smi", "no program at all")
-    assert gpus_here(sandbox.environ()) == 0
 
 
 # Missing programs

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.lint.parse_script import MAX_PARSED_CHARS, parse_script
-from ddp_hpc.lint.run_checks import CHECKS, ask_sbatch, lint_request, lint_script
-from ddp_hpc.request.job import Job
-from ddp_hpc.request.queue_choice import largest_num_nodes
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.lint.run_checks import CHECKS, lint_script
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 
@@ -49,35 +44,12 @@ BAD = [
     ("RANK008", 3, SLURM + "torchrun --nproc-per-node=2 --master_port 29500 train.py\n"),
     ("RANK009", 6, TWO_NODES + "export MASTER_ADDR=127.0.0.1\n"),
     ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
-    ("PBS006", 3, PBS + f"#PBS -N {'n' * 231}\n"),
-    ("PBS010", 3, PBS + "#PBS -l place=scatter:exclusive\n"),
     ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n"),
     ("PBS012", 6, CHUNKS + "NUM_NODES=`cat $PBS_NODEFILE | wc -l`\n"),
-    ("PBS013", 3, PBS + "qsub -W depend=afterok:$PBS_JOBID next.pbs\n"),
     ("SLURM008", 3, SLURM + "#SBATCH --signal=SIGUSR1@60\ntrap stop USR1\n"),
     ("SLURM010", 3, SLURM + "scontrol requeue $SLURM_JOB_ID\n"),
     ("SLURM013", 5, SLURM + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH -n 4\n"),
 ]
-
-REQUESTS = [
-    ("SITE002", "polaris", Job(num_nodes=2)),
-    ("SITE005", "polaris", Job(queue="gpu", account="P")),
-    ("SITE006", "polaris", Job(num_nodes=3, queue="debug", account="P")),
-    ("SITE006", "polaris", Job(num_nodes=2, queue="prod", account="P")),
-    ("SITE007", "polaris", Job(num_nodes=10, queue="prod", walltime_s=24 * 3600, account="P")),
-    ("SITE007", "polaris", Job(queue="debug", walltime_s=2 * 3600, account="P")),
-    ("SITE005", "leonardo", Job(account="P", qos="boost_dbg")),
-    ("SITE007", "leonardo", Job(account="P", qos="boost_qos_dbg", walltime_s=3600)),
-    ("SITE012", "sophia", Job(account="P", queue="by-node", walltime_s=60)),
-    ("SITE013", "kestrel", Job(account="P", queue="debug-gpu")),
-    ("RANK008", "polaris", Job(account="P", setup=("export MASTER_PORT=2345",))),
-    ("JOB009", "generic_slurm", Job(setup=("export WANDB_API_KEY=0123456789",))),
-    ("SITE009", "polaris", Job(account="P", setup=("export MASTER_ADDR=$(hostname -f)",))),
-]
-
-
-def ids(text: str) -> set[str]:
-    return {finding.check for finding in lint_script(text)}
 
 
 @pytest.mark.parametrize(("check", "line", "text"), BAD)
@@ -88,16 +60,6 @@ def test_a_mistake_in_a_script_has_a_finding_with_its_line(
     assert [finding.line for finding in found][:1] == [line]
     assert found[0].severity == CHECKS[check].severity
     assert "\n" not in found[0].what + found[0].remedy
-
-
-@pytest.mark.parametrize(("check", "profile", "job"), REQUESTS)
-def test_a_mistake_in_a_request_has_a_finding(check: str, profile: str, job: Job) -> None:
-    assert check in {finding.check for finding in lint_request(job, load_site(profile))}
-
-
-def test_a_request_that_cannot_be_rendered_is_refused() -> None:
-    with pytest.raises(RequestError, match="5 ranks per node"):
-        lint_request(Job(ranks_per_node=5), load_site("polaris"))
 
 
 GOOD = {
@@ -161,26 +123,6 @@ def test_the_jobs_in_the_repository_have_no_finding(path: Path) -> None:
     assert lint_script(path.read_text()) == []
 
 
-@pytest.mark.check  # test_every_profile.py lints scripts of all profiles with their own launchers
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.toml")), ids=lambda path: path.stem)
-def test_rendered_scripts_have_no_finding(path: Path) -> None:
-    site = load_site(path.stem)
-    queue = next((entry for entry in site.queues if entry.name == site.default_queue), None)
-    num_nodes = 1 if site.scheduler == "local" else max(2, queue.min_nodes if queue else 1)
-    num_nodes = min(num_nodes, (queue.max_nodes if queue else 0) or largest_num_nodes(site) or num_nodes)
-    account = "" if site.scheduler == "local" else f"{site.account.prefix}proj{site.account.suffix}"
-    walltime_s = 600 if site.scheduler != "local" else None
-    for launcher in ("", *SCHEDULERS[site.scheduler].writer.launchers):
-        job = Job(num_nodes=num_nodes, account=account, walltime_s=walltime_s, launcher=launcher)
-        try:
-            found = lint_request(job, site)
-        except RequestError:
-            if launcher:
-                continue  # not every site supports every launcher
-            raise
-        assert found == [], launcher
-
-
 HOSTILE = {
     "binary": "".join(map(chr, range(256))) * 4000,
     "nul": "\0" * 1_000_000,
@@ -232,9 +174,6 @@ def test_the_command_prints_one_line_per_finding_and_exits_with_1(tmp_path: Path
         ((), b"nothing to check"),
         (("no-such.sh",), b"does not exist"),
         (("/dev/zero",), b"is not a regular file"),
-        (("job.sh", "--nodes", "2"), b"--nodes"),
-        (("--profile", "polaris", "--test-only"), b"requires a script"),
-        (("--profile", "polaris", "--ranks-per-node", "5", "--", "python", "x.py"), b"5 ranks per node"),
     ],
 )
 def test_an_invalid_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
@@ -251,36 +190,6 @@ def test_list_contains_every_check() -> None:
     assert len(lines) >= 30
 
 
-def fake_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    program = tmp_path / "sbatch"
-    program.write_text(f"#!/bin/bash\n{text}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
-
-
-def test_a_script_that_sbatch_refuses_has_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_sbatch(
-        tmp_path,
-        monkeypatch,
-        '[[ $1 == --test-only ]] && echo "sbatch: error: invalid partition: x" >&2; exit 1',
-    )
-    (found,) = ask_sbatch(tmp_path / "job.sh")
-    assert found.check == "SLURM900"
-    assert "invalid partition: x" in found.what
-
-
-def test_a_script_that_sbatch_accepts_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_sbatch(tmp_path, monkeypatch, 'echo "sbatch: Job 5 to start at noon" >&2')
-    assert ask_sbatch(tmp_path / "job.sh") == []
-
-
-def test_an_sbatch_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_hpc.lint.run_checks._TEST_ONLY_LIMIT_S", 0.2)
-    fake_sbatch(tmp_path, monkeypatch, "exec sleep 20")
-    (found,) = ask_sbatch(tmp_path / "job.sh")
-    assert "did not finish" in found.what
-
-
 @pytest.mark.parametrize(
     ("time", "too_long"),
     [("24000", True), ("16-16", True), ("1-12:30", True), ("600", False), ("0-11", False), ("90:00", False)],
@@ -292,31 +201,10 @@ def test_a_walltime_is_parsed_as_by_slurm(time: str, too_long: bool) -> None:
     assert ("SITE007" in found) == too_long
 
 
-def test_a_walltime_without_colons_is_seconds_on_pbs() -> None:
-    script = f"{PBS}#PBS -q debug\n#PBS -A p\n#PBS -l select=1,filesystems=home\n"
-    found = lint_script(script.replace("01:00:00", "108000"), load_site("polaris"))
-    assert [one.check for one in found] == ["JOB012", "SITE007"]
-
-
-def test_a_partition_with_gpu_in_its_name_is_not_a_request_for_gpus() -> None:
-    script = "#!/bin/bash\n#SBATCH --partition=gpu_a100\n#SBATCH --time=01:00:00\n"
-    assert "SITE004" in [one.check for one in lint_script(script, load_site("snellius_a100"))]
-
-
 def test_a_syntax_error_is_found_under_every_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C.utf8")
     monkeypatch.setenv("LANGUAGE", "de")
     assert [found.check for found in lint_script(SLURM + "if true; then\n")] == ["JOB003"]
-
-
-def test_an_inaccessible_log_directory_hides_no_other_finding(tmp_path: Path) -> None:
-    script = f"{PBS}#PBS -q debug\n#PBS -q prod\n#PBS -o /{'x' * 300}/log\n"
-    assert [found.check for found in lint_script(script)] == ["JOB007"]
-
-
-def test_an_assignment_after_a_keyword_is_detected() -> None:
-    script = parse_script(PBS + "if true; then export TMPDIR=/tmp; fi\n")
-    assert script.assignments == ((3, "TMPDIR", "/tmp"),)
 
 
 @pytest.mark.parametrize(
@@ -342,10 +230,6 @@ def test_only_a_limited_number_of_misspelled_words_is_compared(
     monkeypatch.setattr(difflib, "SequenceMatcher", Counting)
     lint_script(script)
     assert lookups <= 200
-
-
-def test_a_bash_that_crashes_finds_no_syntax_error() -> None:
-    assert lint_script(SLURM + "echo " + "$(echo " * 5000 + "x" + ")" * 5000 + "\n") == []
 
 
 def test_a_script_beyond_the_size_limit_is_truncated_at_a_line() -> None:

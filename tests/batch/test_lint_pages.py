@@ -11,8 +11,8 @@ from ddp_hpc.lint.run_checks import CHECKS, lint_script
 from ddp_hpc.sites.site import load_site
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "lint"
-# A page cannot show a carriage return or run sbatch. SLURM007 requires the version of a site.
-WITHOUT_EXAMPLE = {"JOB002", "SLURM007", "SLURM900"}
+# A page cannot show a carriage return. SLURM007 requires the version of a site.
+WITHOUT_EXAMPLE = {"JOB002", "SLURM007"}
 
 
 def examples(check: str) -> list[str]:

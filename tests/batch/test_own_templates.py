@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.render import templates
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
@@ -38,15 +35,6 @@ def own(text: str, path: str = "mine.j2") -> str:
 
 
 def refused(text: str) -> str:
-    """The answer of the child process, without starting it."""
-    names = {"job": Job(), "exports": [], "site": load_site("generic_slurm")}
-    said, code = templates._answer(Path(own(text)).resolve(), names)
-    assert code == 2
-    assert "\n" not in said
-    return f"mine.j2{said}"
-
-
-def refused_by_render(text: str) -> str:
     with pytest.raises(RequestError) as caught:
         render(Job(template=own(text)), load_site("generic_slurm"))
     assert "\n" not in str(caught.value)
@@ -104,105 +92,33 @@ def test_a_template_that_is_not_a_file_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
-    [
-        ("#!/bin/bash\n{{ jbo.name }}", ":2", "'jbo' is undefined"),
-        ("#!/bin/bash\n{{ job.nmae }}", ":2", "has no attribute 'nmae'"),
-        ("#!/bin/bash\n\n{% if %}", ":3", "Expected an expression"),
-        ("#!/bin/bash\n{% for x in 1 %}\n{% endfor %}", ":2", "not iterable"),
-        ("#!/bin/bash\n{{ 1 / 0 }}", "", "division by zero"),
-        ("#!/bin/bash\n{{ 'x' | nofilter }}", ":2", "nofilter"),
-        ("#!/bin/bash\n{{ ('a' * 5000) ~ jbo }}", ":2", "'jbo' is undefined"),
-        ("#!/bin/bash\n{% include 'mine.j2' %}", ":2", "maximum recursion depth exceeded"),
-        ("#!/bin/bash\n{% extends 'none.j2' %}", "", "none.j2 is neither a shipped template"),
-        ("#!/bin/bash\n{{ 'a\0b' }}", "", "contains a NUL character"),
-        ("#!/bin/bash\n{{ 'x' * 5000000 }}", "", "larger than 4 MB"),
-        ("#!/bin/bash\n{{ '\\ud800' }}", "", "surrogates not allowed"),
-        ("#" * (1024 * 1024 + 1), "", "mine.j2 is larger than 1 MiB"),
-    ],
-)
-def test_a_broken_template_is_refused_with_its_line(text: str, line: str, said: str) -> None:
-    found = refused(text)
-    assert found.startswith(f"mine.j2{line}: ") or not line
-    assert said in found
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "job.__class__.__mro__",
-        "''.__class__.__base__.__subclasses__()",
-        "exports.append(1)",
-        "job.env.update(A='1')",
-        "self.__init__.__globals__",
-        "cycler.__init__.__globals__.os.popen('id').read()",
-        "'{0.__class__}'.format(job)",
-        "lipsum.__globals__['os'].system('touch canary')",
-        "(job | attr('__class__')).x",
-        "([job] | map(attribute='__class__') | first).x",
-    ],
-)
-def test_a_template_that_accesses_python_internals_is_refused(expression: str) -> None:
-    said = refused("#!/bin/bash\n{{ " + expression + " }}")
-    assert "unsafe" in said or "undefined" in said
-    assert not Path("canary").exists()
-
-
-@pytest.mark.parametrize("tag", ["include", "import", "extends"])
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../secret", "sub/secret", "link", "./secret", "pipe", "sub"]
-)
-def test_a_template_that_reads_other_files_is_refused(tag: str, name: str) -> None:
-    own("SECRET", "sub/secret")
-    own("SECRET", "secret-elsewhere")
-    Path("link").symlink_to("secret-elsewhere")
-    os.mkfifo("pipe")
-    said = refused(f'#!/bin/bash\n{{% {tag} "{name}" {"as x" if tag == "import" else ""} %}}')
-    assert "is neither a shipped template nor a regular file in this directory" in said
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "Check it for an endless loop",
-        ),
-        pytest.param("{{ 9 ** (9 ** 99) }}", "Check it for an endless loop", marks=pytest.mark.soak),
-        ("{{ 'a' * 10 ** 10 }}", "more than 1 GiB of memory"),
-        pytest.param(
-            "{% set x = namespace(s='aaaa') %}{% for i in range(99) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
-            "",
-            marks=pytest.mark.soak,
-        ),
-    ],
-    ids=["loops", "power", "large", "doubling"],
-)
-def test_a_template_without_end_or_with_too_much_memory_is_killed(
-    text: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(templates, "_CHILD", templates._CHILD.replace("child()", "child(max_cpu_s=1)"))
-    began_s = time.monotonic()
-    found = refused_by_render(f"#!/bin/bash\n{text}")
-    assert time.monotonic() - began_s < 50
-    assert said in found
-    assert found.startswith("mine.j2: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("echo no shebang", "mine.j2: the output of the template is not a job script"),
         ("#!/bin/bash\n{{ jbo.name }}", "mine.j2:2: 'jbo' is undefined. Fix the template."),
-        ("#!/bin/bash\n{% include '/etc/passwd' %}", "mine.j2: /etc/passwd is neither a shipped template"),
+        ("#!/bin/bash\n\n{% if %}", "mine.j2:3: Expected an expression"),
+        ("#!/bin/bash\n{{ 1 / 0 }}", "mine.j2:2: division by zero"),
+        (
+            "#!/bin/bash\n{{ job.ranks_per_node | sh }}",
+            "mine.j2:2: sh can only quote text and numbers, not None",
+        ),
+        ("#!/bin/bash\n{% include 'mine.j2' %}", "mine.j2:2: maximum recursion depth exceeded"),
+        ("#!/bin/bash\n{% extends 'none.j2' %}", "mine.j2:2: none.j2 is neither a shipped template"),
+        ("#!/bin/bash\n{% include '/etc/passwd' %}", "mine.j2:2: /etc/passwd is neither a shipped template"),
+        ("#!/bin/bash\n{% include '../secret' %}", "mine.j2:2: ../secret is neither a shipped"),
         (
             "#!/bin/bash\n{{ job.__class__ }}",
             "mine.j2:2: access to attribute '__class__' of 'Job' object is unsafe",
         ),
+        (
+            "#!/bin/bash\n{{ exports.append(1) }}",
+            "mine.j2:2: access to attribute 'append' of 'list' object is unsafe",
+        ),
+        ("echo no shebang", "mine.j2: the output of the template is not a job script"),
     ],
 )
-def test_render_reports_the_error_in_one_line(text: str, said: str) -> None:
-    assert refused_by_render(text).startswith(said)
+def test_a_broken_template_is_refused_in_one_line_with_its_number(text: str, said: str) -> None:
+    own("SECRET", "../secret")
+    assert refused(text).startswith(said)
 
 
 def test_directive_values_are_checked_before_a_template_gets_them() -> None:
@@ -230,11 +146,3 @@ def test_the_example_of_the_page_works() -> None:
     (text,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
     script = render(Job(template=own(text), num_nodes=2), load_site("perlmutter"))
     assert 'echo "job $SLURM_JOB_ID of ddp on 2 nodes" >>jobs.log\n' in script
-
-
-def test_sh_quotes_numbers_and_refuses_undefined_values() -> None:
-    assert templates._answer(Path(own("{{ job.num_nodes | sh }}")).resolve(), {"job": Job(num_nodes=5)}) == (
-        "5",
-        0,
-    )
-    assert "sh can only quote text and numbers, not None" in refused("{{ job.ranks_per_node | sh }}")

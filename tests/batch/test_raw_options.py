@@ -8,7 +8,7 @@ import pytest
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.lint.parse_script import parse_script
-from ddp_hpc.lint.run_checks import lint_request, lint_script
+from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
@@ -50,7 +50,8 @@ def test_lint_checks_the_chunks_of_a_raw_select() -> None:
         account="x",
         directive=("-l select=1:ncpus=8+2:ncpus=1",),
     )
-    found = {one.check: one.what for one in lint_request(job, load_site("gadi"))}
+    site = load_site("gadi")
+    found = {one.check: one.what for one in lint_script(render(job, site), site)}
     assert "the chunk '2:ncpus=1' has 1 CPU" in found["PBS021"]
 
 

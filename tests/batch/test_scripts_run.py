@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -116,12 +115,6 @@ def test_the_environment_of_the_submitting_shell_comes_before_the_modules_of_the
     assert done.returncode == 0, done.stdout
 
 
-def test_slurms_own_end_time_is_the_deadline(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    sandbox.run(script("generic_slurm"), **slurm(sandbox, 1, SLURM_JOB_END_TIME="1234567890"))
-    assert sandbox.seen()["DDP_HPC_DEADLINE"] == "1234567890"
-
-
 @pytest.mark.parametrize(("given", "seen"), [("/var/tmp/pbs.1.x", "/var/tmp/pbs.1.x"), ("/v" * 30, "/tmp")])
 def test_a_tmpdir_too_long_for_sockets_becomes_tmp(sandbox: Sandbox, given: str, seen: str) -> None:
     sandbox.launcher("mpiexec", version="PALS")
@@ -156,16 +149,6 @@ def test_open_mpi_gets_the_names_of_the_variables_to_pass_on(sandbox: Sandbox) -
     assert "LD_LIBRARY_PATH" not in handed_on  # unset, so Open MPI would warn
 
 
-def test_the_mpiexec_of_a_virtual_environment_does_not_hide_the_machines(sandbox: Sandbox) -> None:
-    sandbox.launcher("mpiexec", version="PALS", then="exit 0")
-    venv = sandbox.work / ".venv"
-    sandbox.launcher("mpiexec", folder=venv / "bin", then="exit 9")
-    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
-    done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a"))
-    assert done.returncode == 0, done.stderr
-    assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
-
-
 def test_the_mpiexec_of_a_virtual_environment_is_used_if_there_is_no_other(sandbox: Sandbox) -> None:
     venv = sandbox.work / ".venv"
     sandbox.launcher("mpiexec", folder=venv / "bin")
@@ -173,17 +156,6 @@ def test_the_mpiexec_of_a_virtual_environment_is_used_if_there_is_no_other(sandb
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:/usr/bin:/bin"\n')
     done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a"))
     assert f": {venv}/bin/mpiexec -n " in done.stdout.decode()
-
-
-def test_the_virtual_environment_of_the_directory_is_used_on_top_of_condas_base(sandbox: Sandbox) -> None:
-    """Polaris: `conda activate base`, and a virtual environment with --system-site-packages."""
-    sandbox.launcher("srun")
-    (sandbox.work / ".venv" / "bin").mkdir(parents=True)
-    (sandbox.work / ".venv" / "bin" / "activate").write_text("export VIRTUAL_ENV=$PWD/.venv\n")
-    base = {"CONDA_PREFIX": "/opt/conda", "CONDA_DEFAULT_ENV": "base"}
-    done = sandbox.run(script("generic_slurm"), **slurm(sandbox, 1, **base))
-    assert done.returncode == 0, done.stderr
-    assert sandbox.seen()["VIRTUAL_ENV"] == f"{sandbox.work}/.venv"
 
 
 def test_the_mpiexec_of_pbs_is_refused(sandbox: Sandbox) -> None:
@@ -196,14 +168,6 @@ def test_the_mpiexec_of_pbs_is_refused(sandbox: Sandbox) -> None:
         .startswith("error: no mpiexec of an MPI library found on the PATH")
     )
     assert not sandbox.record.exists()
-
-
-def test_site_software_can_read_unset_variables(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    job = script("generic_slurm", setup=('FOUND="$NOT_SET_ANYWHERE"; export FOUND',))
-    done = sandbox.run(job, **slurm(sandbox, 1))
-    assert done.returncode == 0, done.stderr
-    assert sandbox.seen()["FOUND"] == ""
 
 
 def test_srun_gets_the_options_that_it_does_not_inherit_from_sbatch(sandbox: Sandbox) -> None:
@@ -238,19 +202,6 @@ def test_with_min_nodes_the_job_survives_the_loss_of_a_node(
     assert sandbox.seen()["DDP_HPC_MIN_NODES"] == "3"
 
 
-def test_without_a_torchrun_script_in_this_directory_the_installed_one_is_used(sandbox: Sandbox) -> None:
-    sandbox.launcher("srun")
-    sandbox.run(script("generic_slurm", launcher="torchrun"), **slurm(sandbox, 1))
-    [path] = [word for word in sandbox.words() if word.endswith("/torchrun_script.sh")]
-    assert os.access(path, os.X_OK)
-
-
-@pytest.mark.parametrize("code", [1, 75])
-def test_the_script_ends_with_the_launchers_exit_code(sandbox: Sandbox, code: int) -> None:
-    sandbox.launcher("srun", then=f"exit {code}")
-    assert sandbox.run(script("generic_slurm"), **slurm(sandbox, 1)).returncode == code
-
-
 def test_a_signal_is_forwarded_to_the_launcher_and_its_exit_code_is_returned(sandbox: Sandbox) -> None:
     # It stops after half a second with a specific exit code.
     then = """trap 'sleep 0.5; echo saved >saved; exit 75' TERM
@@ -281,12 +232,6 @@ while :; do sleep 0.05; done"""
         assert process.wait(timeout=20) == 75
     assert (sandbox.work / "scancelled").read_text() == "--signal=TERM 7\n"
     assert not (sandbox.work / "killed").exists()
-
-
-def test_a_script_that_is_started_directly_explains_how_to_submit_it(sandbox: Sandbox) -> None:
-    done = sandbox.run(script("generic_slurm"))
-    assert done.returncode != 0
-    assert "submit this script with sbatch" in done.stderr.decode()
 
 
 def test_the_local_job_runs_its_ranks_here(sandbox: Sandbox) -> None:

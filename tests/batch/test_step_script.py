@@ -125,13 +125,6 @@ def test_torchs_own_rendezvous_can_be_requested(sandbox: Sandbox, helper: str, i
     assert {"--rdzv-backend=c10d", f"--rdzv-conf=join_timeout=300,is_host={is_host}"} <= set(sandbox.words())
 
 
-def test_another_rendezvous_is_refused(step: Sandbox) -> None:
-    done = run(step, DDP_HPC_RDZV_BACKEND="etcd")
-    assert done.returncode == 2
-    assert "DDP_HPC_RDZV_BACKEND is 'etcd'; set it to ddp-hpc or c10d" in done.stderr.decode()
-    assert not step.record.exists()
-
-
 @pytest.mark.parametrize(("min_nodes", "nodes"), [("2", "2:4"), ("4", "4")])
 def test_torchrun_continues_with_the_minimum_number_of_nodes(
     step: Sandbox, min_nodes: str, nodes: str
@@ -215,44 +208,6 @@ def test_ranks_per_node_default_to_the_number_of_gpus(
 ) -> None:
     run(step, **environ)
     assert f"--nproc-per-node={ranks}" in step.words()
-
-
-@pytest.mark.parametrize(
-    ("says", "ranks"), [("GPU 0: A100\nGPU 1: A100", "2"), ("NVIDIA-SMI has failed", "1")]
-)
-def test_gpus_are_counted_by_nvidia_smi_without_other_information(
-    step: Sandbox, says: str, ranks: str
-) -> None:
-    step.program("nvidia-smi", f"#!/bin/bash\necho '{says}'\n")
-    run(step)
-    assert f"--nproc-per-node={ranks}" in step.words()
-
-
-def test_an_invalid_number_of_ranks_is_refused(step: Sandbox) -> None:
-    done = run(step, DDP_HPC_RANKS_PER_NODE="four")
-    assert done.returncode == 2
-    assert "ranks_per_node is 'four'" in done.stderr.decode()
-
-
-def test_a_missing_python_is_reported_in_one_line(sandbox: Sandbox) -> None:
-    # A PATH with the programs that the script needs, but without python.
-    (sandbox.bin / "python").unlink()
-    for name in ("env", "bash", "grep", "sort", "wc"):
-        (sandbox.bin / name).symlink_to(f"/usr/bin/{name}")
-    path = sandbox.write(render_step(), "torchrun_script.sh")
-    done = subprocess.run(
-        ["/bin/bash", path], cwd=sandbox.work, env=sandbox.environ(PATH=str(sandbox.bin)), capture_output=True
-    )
-    assert done.returncode == 2
-    assert "python was not found on the PATH" in done.stderr.decode()
-
-
-def test_the_virtual_environment_in_this_directory_is_used(sandbox: Sandbox) -> None:
-    venv = sandbox.work / ".venv"
-    sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=""), venv / "bin")
-    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
-    assert run(sandbox).returncode == 0
-    assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
 
 
 def test_usr1_to_the_whole_step_ends_neither_torchrun_nor_its_script(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench.scaling_points import STEPS, WARM_UP, write_point
 from tests.conftest import clean_environ
-from tests.queue.answers import pbs, slurm
+from tests.queue.answers import pbs, qstat_text, slurm
 from tests.queue.conftest import (
     Programs,
     Run,
@@ -172,7 +172,7 @@ def test_an_error_after_some_submissions_reports_their_number(
 
 def test_points_can_be_pbs_jobs(work: Path, programs: Programs, run: Run) -> None:
     programs.answers("qsub", "12.pbs-srv\n")
-    programs.answers("qstat", json.dumps(pbs(job_state="Q", comment="Not Running: no nodes", Job_Name="ddp")))
+    programs.answers("qstat", qstat_text(pbs(job_state="Q", comment="Not Running: no nodes", Job_Name="ddp")))
     request = ["--submit", "--profile", "polaris", "--queue", "debug", "--walltime", "00:10:00", *SHORT]
     done = run("bench", "scaling", *request, "--nodes", "1", "--account", "P")
     assert (done.code, done.out) == (0, "12.pbs-srv\n"), done.err

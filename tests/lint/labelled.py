@@ -346,9 +346,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("PBS008", True, P + "#PBS -l select=1:ncpu=4\n"),
     ("PBS008", False, P + "#PBS -l select=1:ncpus=4:cpu_type=rome\n"),
     ("PBS008", False, P + "#PBS -l nodes=1:ppn=4,pcmem=4gb\n"),
-    ("PBS010", True, SELECT + "#PBS -r yes\n"),
-    ("PBS010", True, SELECT + "#PBS -j o\n"),
-    ("PBS017", True, SELECT + "#PBS -J 1-4\n#PBS -r n\n"),
     # Placeholders in the directories of logs.
     ("JOB016", True, S + "#SBATCH -o <path to the code>/logs/%A-%a.out\n"),
     ("JOB017", False, S + "#SBATCH -o {jobdir}/stdout\n"),

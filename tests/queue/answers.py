@@ -48,8 +48,22 @@ def slurm_job(text: str, job_id: str = "12") -> JobState:
     return job
 
 
+def qstat_text(jobs: dict[str, Any]) -> str:
+    """Returns the output of `qstat -f` for jobs with these attributes, by their IDs."""
+    lines = []
+    for name, job in jobs.items():
+        lines.append(f"Job Id: {name}")
+        for key, value in job.items():
+            if key == "Variable_List":
+                value = ",".join(f"{variable}={text}" for variable, text in value.items())
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            lines += [f"    {key}.{part}".rstrip(".") + f" = {text}" for part, text in parts]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def pbs(**changes: Any) -> dict[str, Any]:
-    """Returns the output of `qstat -xf -F json 12`, with these attributes changed. The job runs.
+    """Returns the attributes of job 12 by its ID, with these attributes changed. The job runs.
 
     None removes an attribute.
     """
@@ -79,12 +93,7 @@ def pbs(**changes: Any) -> dict[str, Any]:
         **changes,
     }
     job = {key: value for key, value in job.items() if value is not None}
-    return {
-        "timestamp": 1795228160,
-        "pbs_version": "23.06.06",
-        "pbs_server": "pbs-srv",
-        "Jobs": {"12.pbs-srv": job},
-    }
+    return {"12.pbs-srv": job}
 
 
 _ENDED = "Job run at Fri Nov 27 at 00:58 on (n1:ncpus=1) and"
@@ -103,7 +112,7 @@ NO_RECORD = {
 
 
 def pbs_array() -> dict[str, Any]:
-    """Returns the output of `qstat -xtf -F json 12[]` (qsub -J 1-9%2).
+    """Returns the attributes of the array 12[] (qsub -J 1-9%2) and of its tasks, by their IDs.
 
     Task 1 is done, 2 has failed, 3 was deleted, 4 runs, 5 and 8 were deleted before their starts, and the
     others wait.
@@ -126,8 +135,7 @@ def pbs_array() -> dict[str, Any]:
         {**NO_RECORD, "job_state": "X", "comment": "Subjob finished"},
         {**NO_RECORD, "job_state": "Q", "substate": 10},
     ]
-    answer = pbs(**NO_RECORD, **array)
-    answer["Jobs"] = {"12[].pbs-srv": answer["Jobs"]["12.pbs-srv"]}
+    answer = {"12[].pbs-srv": pbs(**NO_RECORD, **array)["12.pbs-srv"]}
     for index, task in enumerate(tasks, start=1):
         started = {
             "array_id": "12[].pbs-srv",
@@ -135,8 +143,8 @@ def pbs_array() -> dict[str, Any]:
             "Output_Path": f"pbs-login.pbs.lab:/w/a.sh.o12.{index}",
             "Submit_arguments": None,
         }
-        [job] = pbs(**{**({} if "run_count" in task else started), **task})["Jobs"].values()
-        answer["Jobs"][f"12[{index}].pbs-srv"] = job
+        [job] = pbs(**{**({} if "run_count" in task else started), **task}).values()
+        answer[f"12[{index}].pbs-srv"] = job
     return answer
 
 

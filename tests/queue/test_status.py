@@ -18,7 +18,7 @@ from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.queue import submission_ledger as ledger
 from tests.conftest import clean_environ
-from tests.queue.answers import NO_RECORD, pbs, slurm
+from tests.queue.answers import NO_RECORD, pbs, qstat_text, slurm
 from tests.queue.conftest import Programs, Run
 from tests.queue.test_ledger import make_run, submission
 
@@ -250,10 +250,10 @@ def test_tasks_of_which_pbs_has_no_record_end_as_their_runs_and_logs_show(
     forgotten = {**NO_RECORD, "Variable_List": {"PBS_O_WORKDIR": str(work)}, "job_state": "X"}
     forgotten |= {"comment": "Subjob finished", "Output_Path": f"login:{work}/ddp.o12.^array_index^"}
     answer = pbs(**{**forgotten, "job_state": "F", "array_indices_remaining": "-"})
-    [parent] = answer["Jobs"].values()
-    [task] = pbs(**forgotten)["Jobs"].values()
-    answer["Jobs"] = {"12[].pbs-srv": parent} | {f"12[{index}].pbs-srv": task for index in range(1, 61)}
-    programs.answers("qstat", json.dumps(answer))
+    [parent] = answer.values()
+    [task] = pbs(**forgotten).values()
+    answer = {"12[].pbs-srv": parent} | {f"12[{index}].pbs-srv": task for index in range(1, 61)}
+    programs.answers("qstat", qstat_text(answer))
     for index in range(1, 41):
         (work / f"ddp.o12.{index}").write_text("ValueError: odd\n")
     for index in range(1, 32):
@@ -452,7 +452,7 @@ def test_with_both_schedulers_the_format_of_the_id_selects_one(
     work: Path, programs: Programs, run: Run
 ) -> None:
     answer(programs, work)
-    programs.answers("qstat", json.dumps(pbs(Exit_status=0, job_state="F")))
+    programs.answers("qstat", qstat_text(pbs(Exit_status=0, job_state="F")))
     assert "12 (ddp of me): running, RUNNING" in run("status", "12").out
     assert "12.pbs-srv (ddp of me): done, F" in run("status", "12.pbs-srv").out
 
@@ -461,7 +461,7 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     programs.answers(
         "scontrol", "", code=1, err="scontrol: fatal: Could not establish a configuration source"
     )
-    programs.answers("qstat", json.dumps(pbs(Exit_status=0, job_state="F")))
+    programs.answers("qstat", qstat_text(pbs(Exit_status=0, job_state="F")))
     assert "12.pbs-srv (ddp of me): done, F" in run("status", "12").out
     programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12\n")
     assert run("status", "12").code == 2
@@ -495,7 +495,7 @@ def test_a_missing_log_is_explained(work: Path, programs: Programs, run: Run, st
 
 
 def test_a_log_that_pbs_keeps_on_the_node_is_explained(work: Path, programs: Programs, run: Run) -> None:
-    programs.answers("qstat", json.dumps(pbs(Keep_Files="n", Output_Path=f"host:{work}/ddp.o12")))
+    programs.answers("qstat", qstat_text(pbs(Keep_Files="n", Output_Path=f"host:{work}/ddp.o12")))
     assert "PBS writes its log only at the end" in run("logs", "12").err
 
 
@@ -577,7 +577,7 @@ def test_a_job_that_the_scheduler_forgets_at_its_end_has_ended(
     work: Path, programs: Programs, run: Run
 ) -> None:
     """PBS without a job history forgets the job, and no other source knows it."""
-    (programs.folder / "running").write_text(json.dumps(pbs(Output_Path=f"host:{work}/log")))
+    (programs.folder / "running").write_text(qstat_text(pbs(Output_Path=f"host:{work}/log")))
     (work / "log").write_text("a line\n")
     unknown = 'echo "qstat: Unknown Job Id 12" >&2; exit 153'
     programs.program(
@@ -623,11 +623,9 @@ def test_a_job_is_cancelled_after_its_successors(work: Path, programs: Programs,
     states = {"12": "R", "13": "H", "14": "F", "15": "H"}
     for job_id, state in states.items():
         name = f"{job_id}.pbs-srv"
-        job = pbs(job_state=state, Variable_List={"PBS_O_WORKDIR": str(work)}, stime=None)["Jobs"][
-            "12.pbs-srv"
-        ]
+        [job] = pbs(job_state=state, Variable_List={"PBS_O_WORKDIR": str(work)}, stime=None).values()
         for spelling in (job_id, name):
-            (programs.folder / spelling).write_text(json.dumps({"Jobs": {name: job}}))
+            (programs.folder / spelling).write_text(qstat_text({name: job}))
         after = "" if job_id == "12" else f"{int(job_id) - 1}.pbs-srv"
         ledger.record(folder, submission(name, after=after))
     done = run("cancel", "12")
@@ -737,7 +735,7 @@ def test_a_job_of_another_user_is_refused_in_one_line(
     if program == "scancel":
         answer(programs, work, user="you")
     else:
-        programs.answers("qstat", json.dumps(pbs(Job_Owner="you@login")))
+        programs.answers("qstat", qstat_text(pbs(Job_Owner="you@login")))
     programs.answers(program, "", code=1, err=f"{refusal}\n")
     done = run("cancel", "12")
     assert (done.code, done.out) == (1, "")

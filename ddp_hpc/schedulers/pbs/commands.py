@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.schedulers.commands import Commands, Overrides
 from ddp_hpc.schedulers.device_share import DeviceShare
-from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
-from ddp_hpc.schedulers.pbs import ask_machine
+from ddp_hpc.schedulers.pbs import device_share
 from ddp_hpc.schedulers.pbs.reader import last_resource
 from ddp_hpc.schedulers.pbs.writer import UMASK
 from ddp_hpc.schedulers.script_options import ScriptOptions
@@ -30,15 +30,14 @@ class PbsCommands(Commands):
         "--env HYDRA_LAUNCHER=rsh --env HYDRA_LAUNCHER_EXEC=/PATH/OF/THE/SCRIPT"
     )
     job_id_pattern = re.compile(r"[.[]")
+    shows: ClassVar[Mapping[str, str]] = {
+        "version": "qstat --version",
+        "queue": "qstat -Q -f {name}",
+        "node": "pbsnodes -a",
+    }
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
-        return ask_machine.device_share(queue, gpus_per_node)
-
-    def questions(self) -> tuple[Question, ...]:
-        return ask_machine.QUESTIONS
-
-    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
-        return ask_machine.read_answers(answers, site, self.scheduler.reader.walltime_s)
+        return device_share.device_share(queue, gpus_per_node)
 
     def umask_arguments(self, script: ScriptOptions, umask: int) -> list[str]:
         is_default = any(f"{option.flag} {option.value}" == UMASK for option in script.read())

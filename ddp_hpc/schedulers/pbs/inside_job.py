@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import parse_walltime_s
-from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.inside_job import InsideJob
 
 if TYPE_CHECKING:
+    from ddp_hpc.schedulers.allocation import Allocation
     from ddp_hpc.schedulers.running_job import RunningJob
 
 
@@ -32,6 +30,8 @@ class PbsInsideJob(InsideJob):
     array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        from ddp_hpc.schedulers.allocation import Allocation
+
         if "PBS_NODEFILE" not in environ:
             return None
         path = Path(environ["PBS_NODEFILE"])
@@ -54,12 +54,16 @@ class PbsInsideJob(InsideJob):
         )
 
     def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        answer = ask("qstat", "-f", "-F", "json", job_id)
+        from ddp_hpc.schedulers.job_state import clock_s
+        from ddp_hpc.schedulers.pbs.query_and_cancel import TIME_FORMAT, attributes_in
+
+        attributes = attributes_in(ask("qstat", "-f", job_id))
+        start_s = clock_s(attributes.get("stime", ""), TIME_FORMAT)
         try:
-            [attributes] = json.loads(answer)["Jobs"].values()
-            walltime_s = parse_walltime_s(str(attributes["Resource_List"]["walltime"]))
-            start_s = time.mktime(time.strptime(attributes["stime"], "%a %b %d %H:%M:%S %Y"))
-        except (ValueError, KeyError, TypeError, AttributeError, RequestError):
+            walltime_s = parse_walltime_s(attributes.get("Resource_List.walltime", ""))
+        except RequestError:
+            return None
+        if start_s is None:
             return None
         return start_s + walltime_s, "qstat"
 

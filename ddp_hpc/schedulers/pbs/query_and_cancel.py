@@ -1,8 +1,7 @@
 """Queries PBS jobs with qstat, and cancels them with qdel.
 
-qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its JSON
-output is not always valid, and it contains numbers instead of text that looks like a number (5 for `-v
-foo=005`). If the JSON is invalid, the text output is used.
+qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its text
+output is read, because its JSON output is not always valid (openpbs#1255).
 
 For a job array, `qstat -t` prints the array and its tasks. OpenPBS has no record of a task that has not
 started, that was deleted before its start, that ended without job history, or that had ended before
@@ -12,7 +11,6 @@ started, that was deleted before its start, that ended without job history, or t
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -88,7 +86,7 @@ def read_jobs(job_id: str) -> list[JobState]:
 def _with_script(job: JobState) -> JobState:
     """Returns a task of an array with its script, which PBS reports for the array only (create_subjob)."""
     array = re.sub(r"\[.*\]", "[]", job.job_id)
-    for flags in ("-xfw", "-fw") if array != job.job_id else ():
+    for flags in ("-xf", "-f") if array != job.job_id else ():
         arguments = attributes_in(commands.ask("qstat", flags, array).out).get("Submit_arguments", "")
         if arguments:
             return replace(job, script=_script(arguments, job.work_dir))
@@ -99,14 +97,9 @@ def _ask(job_id: str) -> list[JobState]:
     tasks = "t" if "[]" in job_id else ""
     # With -x, a server without job history prints an error but exits with 0, and older servers reject -x.
     for flags in (f"-x{tasks}f", f"-{tasks}f"):
-        answer = commands.ask("qstat", flags, "-F", "json", job_id)
+        answer = commands.ask("qstat", flags, job_id)
         if answer.code == 0 and not _NO_HISTORY.search(answer.err):
-            try:
-                return parse_json(answer.out, job_id)
-            except ValueError:
-                answer = commands.ask("qstat", f"{flags}w", job_id)
-                if answer.code == 0:
-                    return parse_text(answer.out, job_id)
+            return parse_text(answer.out, job_id)
         if _UNKNOWN_JOB.search(answer.err) or ("x" not in flags and "finished" in answer.err):
             return []
         if not _NO_HISTORY.search(answer.err):
@@ -114,31 +107,8 @@ def _ask(job_id: str) -> list[JobState]:
     raise DdpHpcError(f"qstat failed: {answer.said}. {_try(job_id)}")
 
 
-def parse_json(text: str, job_id: str) -> list[JobState]:
-    """Returns the jobs in the output of `qstat -f -F json`: several ones for an array.
-
-    Raises:
-        ValueError: the text is not JSON, or is not the output of qstat.
-        DdpHpcError: the output is for another job, or contains no state.
-    """
-    records: dict[str, dict[str, str]] = {}
-    try:
-        answer = json.loads(text, strict=False)
-        for name, job in answer["Jobs"].items():
-            flat: dict[str, str] = {}
-            for key, value in job.items():
-                inner = value.items() if isinstance(value, dict) else [("", value)]
-                flat |= {f"{key}.{part}".rstrip("."): _text(text_of_part) for part, text_of_part in inner}
-            records[name] = flat
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("qstat printed no valid JSON description of the job") from error
-    if not records:
-        raise ValueError("qstat printed no job")
-    return _jobs(records, job_id, ", ".join(records))
-
-
 def parse_text(text: str, job_id: str) -> list[JobState]:
-    """Returns the jobs in the output of `qstat -f`, with or without -w: several ones for an array.
+    """Returns the jobs in the output of `qstat -f`: several ones for an array.
 
     Raises:
         DdpHpcError: the output is invalid, or is for another job.
@@ -225,10 +195,6 @@ def _range_of(tasks: Sequence[str]) -> str:
 
 def _try(job_id: str) -> str:
     return f"Try it manually: qstat -xf {shlex.quote(job_id)}"
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
 
 
 def _state(name: str, job: Mapping[str, str]) -> JobState:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.schedulers.commands import Commands, Overrides
 from ddp_hpc.schedulers.deadline import ask_once
 from ddp_hpc.schedulers.device_share import DeviceShare
-from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
 from ddp_hpc.schedulers.script_options import ScriptOptions
-from ddp_hpc.schedulers.slurm import ask_machine
+from ddp_hpc.schedulers.slurm import device_share
 from ddp_hpc.sites.site import Site
 
 _VERSION_LIMIT_S = 5
+# `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
+_VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
 
 
 class SlurmCommands(Commands):
@@ -25,18 +27,19 @@ class SlurmCommands(Commands):
     programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     start_without_ssh = "use --launcher srun, which needs no ssh"
     job_id_pattern = re.compile("[_@]|^s")
+    shows: ClassVar[Mapping[str, str]] = {
+        "version": "sbatch --version",
+        "queue": "scontrol show partition {name}",
+        "qos": "sacctmgr show qos {name} format=Name,MaxWall,MaxTRES,MinTRES",
+        "node": "scontrol show node",
+    }
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
-        return ask_machine.device_share(queue, gpus_per_node)
-
-    def questions(self) -> tuple[Question, ...]:
-        return ask_machine.QUESTIONS
-
-    def read_answers(self, answers: Mapping[str, str], site: Site) -> MachineFacts:
-        return ask_machine.read_answers(answers, site)
+        return device_share.device_share(queue, gpus_per_node)
 
     def installed_version(self) -> str:
-        return ask_machine.version_in(ask_once("sbatch", "--version", limit_s=_VERSION_LIMIT_S))
+        match = _VERSION.search(ask_once("sbatch", "--version", limit_s=_VERSION_LIMIT_S))
+        return match[1] if match else ""
 
     def account_arguments(self, account: str, option: str) -> list[str]:
         return [f"--account={account}"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import parse_walltime_s
-from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 from ddp_hpc.schedulers.inside_job import InsideJob
 
 if TYPE_CHECKING:
+    from ddp_hpc.schedulers.allocation import Allocation
     from ddp_hpc.schedulers.running_job import RunningJob
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
@@ -32,6 +32,8 @@ class SlurmInsideJob(InsideJob):
     array_index_variables = ("SLURM_ARRAY_TASK_ID",)
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
+
         if "SLURM_JOB_ID" not in environ:
             return None
         text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")

@@ -1,1 +1,0 @@
-"""Comparing a profile with the machine: a script that a user runs there, and its answers."""
