@@ -158,7 +158,8 @@ def test_the_same_command_reruns_failed_points(here: Path, run: Run, monkeypatch
     done = scaling(run, "--mode", "weak", "--ranks", "1,2,4")
     assert done.code == 1
     log = "scaling/ranks2-batch8/log.txt"
-    line = f"2 ranks, batches of 8: failed, [rank 1/2 n2] error: the GPU is on fire; put it out; exit code 1; log: {log}\n"
+    why = "[rank 1/2 n2] error: the GPU is on fire; put it out; exit code 1"
+    line = f"2 ranks, batches of 8: failed, {why}; log: {log}\n"
     assert line in done.err
     assert [text.split()[:2] for text in done.out.splitlines()[1:]] == [["weak", "1"], ["weak", "4"]]
     monkeypatch.setenv("STEP_S", "2=0.125")
