@@ -13,12 +13,13 @@ import click
 
 from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.pip_extras import require
-from ddp_hpc.commands.job_options import TAKES_A_COMMAND, JobCommand, all_job_options
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _BACKENDS = ("auto", "gloo", "nccl", "mpi", "xccl")
 _DEVICES = ("auto", "cuda", "cpu", "xpu")
+_LAUNCH_OPTIONS = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
 _json_option = click.option(
     "--json", "json_file", type=_PATH, metavar="FILE", help="Write the results to this file as JSON."
 )
@@ -183,7 +184,7 @@ def comm(**options: Any) -> None:
     bench_comm.command(**options)
 
 
-@command.command("scaling", cls=JobCommand, context_settings=TAKES_A_COMMAND)
+@command.command("scaling", context_settings=TAKES_A_COMMAND)
 @click.option("--ranks", metavar="N,N,...",
               help="Numbers of ranks to measure.  [default: 1,2,4,... up to all available]")  # fmt: skip
 @click.option("--nodes", metavar="N,N,...",
@@ -204,17 +205,9 @@ def comm(**options: Any) -> None:
               help="Number of warm-up steps, which are not timed.")  # fmt: skip
 @click.option("--trace-steps", type=click.IntRange(0, 100), metavar="N", default=2, show_default=True,
               help="Number of steps to trace after the timed steps, to measure communication.")  # fmt: skip
-@click.option("--submit", is_flag=True, help="Submit a job for each point and print the job IDs.")
-@click.option(
-    "--gather",
-    is_flag=True,
-    help="Print the table of the finished points in --dir without starting a new one.",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Print the job scripts or launch commands without running them."
-)
+@click.option("--dry-run", is_flag=True, help="Print the launch commands without running them.")
 @_json_option
-@all_job_options("nodes", "run_dir", "max_attempts", "min_nodes")
+@job_options(*_LAUNCH_OPTIONS)
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 def scaling(**options: Any) -> None:
     """Measure the speed-up, the efficiency and the communication time of training on 1, 2, 4, ... ranks or
@@ -222,19 +215,16 @@ def scaling(**options: Any) -> None:
 
     Weak scaling keeps the number of samples per rank constant; strong scaling keeps the total number of
     samples per step constant. Options after -- are passed to python -m ddp_hpc.train. The points run one
-    after the other on this machine or, with --submit, each in its own job. If you run the same command again,
-    it measures only the remaining points.
-
-    The exit code is 0 if all points are done, 75 if jobs are pending or running, and 1 if a point failed.
+    after the other, on this machine or in the current allocation. If you run the same command again, it
+    measures only the points that have no results. The exit code is 1 if a point failed.
 
     \b
     Examples:
       ddp-hpc bench scaling --ranks 1,2,4
+      ddp-hpc bench scaling --nodes 1,2,4,8 --json scaling.json
       ddp-hpc bench scaling --mode strong --global-batch 256 -- --model-option width=64 --model mine:net
-      ddp-hpc bench scaling --submit --nodes 1,2,4,8 --walltime 00:10:00 --account MYPROJECT
-      ddp-hpc bench scaling --submit --ranks 1,2,4,8 --walltime 00:10:00 --dry-run -- --amp bf16 --fused
-      ddp-hpc bench scaling --gather --json scaling.json
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    from ddp_hpc.commands.scaling.command import run
+    from ddp_hpc.commands.scaling import run
 
-    run(click.get_current_context(), **options)
+    job = {name: options.pop(name) for name in _LAUNCH_OPTIONS}
+    click.get_current_context().exit(run(**options, job=job))

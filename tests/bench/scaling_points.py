@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.bench.scaling.points import Point, Settings, Size
+from ddp_hpc.bench.scaling.points import Settings
 
 WARM_UP, STEPS = 2, 4
 
@@ -78,18 +78,4 @@ def write_point(
     (folder / "summary.json").write_text(json.dumps({**about, **(summary or {})}))
 
 
-def settings(**changes: Any) -> Settings:
-    known: dict[str, Any] = {
-        "batch_size": 8,
-        "global_batch": 8,
-        "steps": STEPS,
-        "warm_up": WARM_UP,
-        "trace_steps": 0,
-        "training": (),
-        "launch": (),
-    }
-    return Settings(**{**known, **changes})
-
-
-def point(ranks: int, batch_size: int) -> Point:
-    return Point(Size(ranks, 1, ranks), batch_size)
+SETTINGS = Settings(steps=STEPS, warm_up=WARM_UP, trace_steps=0, training=())

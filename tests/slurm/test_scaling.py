@@ -1,44 +1,27 @@
-"""`ddp-hpc bench scaling` with jobs of a real Slurm."""
+"""`ddp-hpc bench scaling` in an allocation of a real Slurm."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from .cluster import Cluster
-from .survival_runs import PROJECT
-from .test_queue import ddp_hpc
+from .test_training import ENVIRONMENT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.check]
 
-JOBS = ["--profile", "generic_slurm", "--ranks-per-node", "1", "--walltime", "00:05:00", "--nodes", "1,2"]
-BENCH = ["--mode", "weak", "--steps", "4", "--warm-up", "2", "--batch-size", "4"]
-TRAINING = ["--model", "linear", "--threads", "1", "--init-timeout", "60"]
+BENCH = ["bench", "scaling", "--nodes", "1,2", "--ranks-per-node", "1", "--mode", "weak", "--json", "s.json"]
+SHORT = ["--steps", "4", "--warm-up", "2", "--batch-size", "4", "--", "--model", "linear", "--threads", "1"]
 
 
-def test_points_on_one_and_two_nodes_are_queued_and_collected(cluster: Cluster, tmp_path: Path) -> None:
-    env = {"PYTHONPATH": str(PROJECT)}
-    request = ["bench", "scaling", "--submit", *JOBS, *BENCH, "--", *TRAINING]
-    done = ddp_hpc(cluster, tmp_path, *request, env=env)
+def test_points_on_one_and_two_nodes_of_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
+    argv = ["salloc", "--quiet", "--nodes=2", sys.executable, "-m", "ddp_hpc", *BENCH, *SHORT]
+    done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
-    ids = done.stdout.split()
-    assert len(ids) == 2
-    again = ddp_hpc(cluster, tmp_path, *request, env=env)
-    assert (again.returncode, again.stdout) == (0, ""), "they wait or run"
-    for job_id in ids:
-        cluster.wait(job_id)
-    done = ddp_hpc(cluster, tmp_path, "bench", "scaling", "--gather", "--json", "s.json")
-    logs = "".join(cluster.job_output(job_id) for job_id in ids)
-    assert done.returncode == 0, done.stderr + logs
-    one, two = json.loads((tmp_path / "s.json").read_text())["rows"]
-    assert [(row["ranks"], row["nodes"], row["ranks_per_node"]) for row in (one, two)] == [
-        (1, 1, 1),
-        (2, 2, 1),
-    ]
-    assert two["efficiency"] == pytest.approx(two["samples_per_s"] / one["samples_per_s"] / 2)
-    assert 0 < two["comm_share"] < 1
-    folder = tmp_path / "scaling" / "ranks2-batch4"
-    assert not (folder / "snapshots").exists()
-    assert [line.split()[:2] for line in (folder / "attempts").read_text().splitlines()] == [["1", ids[1]]]
+    small, large = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [(row["ranks"], row["nodes"]) for row in (small, large)] == [(1, 1), (2, 2)]
+    assert large["efficiency"] == pytest.approx(large["samples_per_s"] / small["samples_per_s"] / 2)
+    assert 0 < large["comm_share"] < 1

@@ -52,9 +52,9 @@ def caption(result: dict[str, Any]) -> str:
     known = [name for name in ("torch", "cuda", "nccl", "ddp_hpc") if name in versions]
     return "; ".join(
         [
-            f"{settings['model']}, {settings['parameters']:,} parameters{training}, on up to "
-            f"{counted(max(row['ranks'] for row in rows), 'rank')} of {counted(machine['nodes'], 'node')}, "
-            f"{machine['ranks_per_node']} per node, {device}{backend}",
+            f"{settings['model']}, {settings['parameters']:,} parameters{training}",
+            f"up to {counted(max(row['ranks'] for row in rows), 'rank')} on "
+            f"{counted(machine['nodes'], 'node')}, {device}{backend}",
             *of_modes,
             f"medians of {settings['steps']} steps after {settings['warm_up']} warm-up steps",
             f"speed-up and efficiency relative to {' or '.join(counted(base, 'rank') for base in bases)}",

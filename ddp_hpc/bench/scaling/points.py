@@ -1,4 +1,4 @@
-"""The points and settings of `ddp-hpc bench scaling`, which runs one training on increasing numbers of ranks.
+"""The points of `ddp-hpc bench scaling`, which runs the same training on increasing numbers of ranks.
 
 Weak scaling uses the same number of samples per rank at all points, strong scaling the same number of
 samples per step. A point is defined only by its number of ranks and its batch size, so the smallest point
@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.base.units import counted
 
 MODES = ("weak", "strong")
@@ -31,52 +29,31 @@ _LEAST_SAMPLES = 2048
 
 
 @dataclass(frozen=True, order=True)
-class Size:
-    """The number of ranks and their distribution over nodes."""
-
-    ranks: int
-    nodes: int
-    ranks_per_node: int
-
-
-@dataclass(frozen=True, order=True)
 class Point:
     """One training run that the benchmark measures."""
 
-    size: Size
+    ranks: int
     batch_size: int
     """Samples per rank."""
 
     @property
     def folder(self) -> str:
         """The name of the point's directory."""
-        return f"ranks{self.size.ranks}-batch{self.batch_size}"
+        return f"ranks{self.ranks}-batch{self.batch_size}"
 
     def __str__(self) -> str:
         """Returns a description such as `2 ranks, batches of 32`."""
-        return f"{counted(self.size.ranks, 'rank')}, batches of {self.batch_size}"
+        return f"{counted(self.ranks, 'rank')}, batches of {self.batch_size}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings common to all points in a directory; points with other settings are not comparable.
+    """The settings of all points. `training` are options of `python -m ddp_hpc.train`."""
 
-    `training` are options of `python -m ddp_hpc.train`, and `launch` are options of the job script that may
-    affect the speed. `global_batch` is for strong scaling, and 0 if that has not been requested yet.
-    """
-
-    batch_size: int
-    global_batch: int
     steps: int
     warm_up: int
     trace_steps: int
     training: tuple[str, ...]
-    launch: tuple[str, ...]
-
-    @property
-    def total_steps(self) -> int:
-        """The number of steps of a traced point."""
-        return self.warm_up + self.steps + (_PROFILER_WARM_UP + self.trace_steps if self.trace_steps else 0)
 
 
 def check_counts(option: str, counts: Sequence[int]) -> None:
@@ -95,10 +72,8 @@ def check_training(words: Sequence[str]) -> None:
             f"{words[0]!r} after -- is not an option; only options of python -m ddp_hpc.train are allowed "
             "there, such as -- --model linear"
         )
-    settings = Settings(
-        batch_size=1, global_batch=0, steps=1, warm_up=1, trace_steps=1, training=(), launch=()
-    )
-    own = {*filter(_is_option, _own_words(Point(Size(2, 1, 2), 1), settings, Path()))}
+    settings = Settings(steps=1, warm_up=1, trace_steps=1, training=())
+    own = {*filter(_is_option, _own_words(Point(2, 1), settings, Path()))}
     for word in words:
         option = word.partition("=")[0]
         if option == "--batch-size":
@@ -121,79 +96,59 @@ def doubled(most: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*numbers, most]))
 
 
-def mode_points(mode: str, settings: Settings, sizes: Sequence[Size]) -> list[Point]:
-    """Returns the points of a mode, one for each size.
+def mode_points(mode: str, ranks: Sequence[int], batch_size: int, global_batch: int | None) -> list[Point]:
+    """Returns the points of a mode, one for each number of ranks.
 
-    Weak scaling has the same batch size per rank at all points, strong scaling the same global batch.
+    Weak scaling has the same batch size per rank at all points, strong scaling the same global batch, which
+    is that of the smallest number of ranks by default.
 
     Raises:
         RequestError: in strong scaling, the global batch is not divisible by a number of ranks.
     """
     if mode == "weak":
-        return [Point(size, settings.batch_size) for size in sizes]
-    samples = settings.global_batch
-    for size in sizes:
-        if samples % size.ranks:
-            fitting = ceil(samples / size.ranks) * size.ranks
+        return [Point(number, batch_size) for number in ranks]
+    samples = global_batch or batch_size * ranks[0]
+    for number in ranks:
+        if samples % number:
+            fitting = ceil(samples / number) * number
             raise RequestError(
-                f"{samples} samples per step cannot be divided evenly among {size.ranks} ranks for strong "
+                f"{samples} samples per step cannot be divided evenly among {number} ranks for strong "
                 f"scaling; use other numbers of ranks, or a --global-batch such as {fitting}"
             )
-    return [Point(size, samples // size.ranks) for size in sizes]
+    return [Point(number, samples // number) for number in ranks]
 
 
-def training_words(point: Point, points: Sequence[Point], settings: Settings, directory: Path) -> list[str]:
+def training_words(point: Point, settings: Settings, directory: Path) -> list[str]:
     """Returns the options of `python -m ddp_hpc.train` for a point with its files in `directory`.
 
-    All `points` use the same synthetic data, which is large enough for a step of the largest point.
-
-    Raises:
-        RequestError: --num-samples given by the user is too small for one step.
+    Unless the user has chosen --num-samples, there are enough synthetic samples for one step.
     """
     words = [*settings.training]
-    a_step = max(other.size.ranks * other.batch_size for other in points) * _number(words, "--accumulate", 1)
-    given = _number(words, "--num-samples", 0)
-    if not given:
-        words += ["--num-samples", str(ceil(_LEAST_SAMPLES / a_step) * a_step)]
-    elif given < a_step and not any(word.partition("=")[0] == "--data" for word in words):
-        raise RequestError(
-            f"--num-samples {given} is too small, since the largest point uses {a_step} samples per step; "
-            f"use at least {a_step}"
-        )
+    if not _value(words, "--num-samples"):
+        accumulate = _value(words, "--accumulate")
+        a_step = point.ranks * point.batch_size * (int(accumulate[:9]) if accumulate.isdecimal() else 1)
+        words += ["--num-samples", str(ceil(_LEAST_SAMPLES / max(1, a_step)) * a_step)]
     return [*words, *_own_words(point, settings, directory)]
 
 
 def _own_words(point: Point, settings: Settings, directory: Path) -> list[str]:
     """Returns the options that the benchmark sets for each point."""
-    is_traced = settings.trace_steps > 0 and point.size.ranks > 1
-    steps = settings.total_steps if is_traced else settings.warm_up + settings.steps
+    is_traced = settings.trace_steps > 0 and point.ranks > 1
+    timed = settings.warm_up + settings.steps
+    steps = timed + (_PROFILER_WARM_UP + settings.trace_steps if is_traced else 0)
     # An epoch has at least one step, so this number of epochs is sufficient.
     words = ["--batch-size", str(point.batch_size), "--max-steps", str(steps), "--epochs", str(steps)]
     words += ["--no-snapshots", "--metrics", str(directory / METRICS), "--summary", str(directory / SUMMARY)]
     if is_traced:
-        window = settings.warm_up + settings.steps, _PROFILER_WARM_UP, settings.trace_steps, 1
-        ranks = "all" if point.size.ranks <= _MAX_TRACED else ",".join(map(str, range(_MAX_TRACED)))
+        window = timed, _PROFILER_WARM_UP, settings.trace_steps, 1
+        ranks = "all" if point.ranks <= _MAX_TRACED else ",".join(map(str, range(_MAX_TRACED)))
         words += ["--trace-dir", str(directory / TRACES), "--trace-window", ",".join(map(str, window))]
         words += ["--trace-ranks", ranks]
     return words
 
 
-def differing(old: Settings, new: Settings) -> str:
-    """Describes the first difference between two settings; empty if their points are comparable."""
-    for name in old.__dataclass_fields__:
-        before: Any = getattr(old, name)
-        after: Any = getattr(new, name)
-        if before == after or (name == "global_batch" and not (before and after)):
-            continue
-        if isinstance(before, tuple):
-            before, after = (" ".join(words) or "none" for words in (before, after))
-        what = {"training": "options after --", "launch": "launch options"}.get(name)
-        return f"{what or on_command_line(name)} {before} (now {after})"
-    return ""
-
-
-def _number(words: Sequence[str], option: str, default: int) -> int:
-    """Returns the last value of an integer option; the trainer reports invalid values."""
+def _value(words: Sequence[str], option: str) -> str:
+    """Returns the last value of an option, or an empty string."""
     texts = [after for word, after in pairwise(words) if word == option]
     texts += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    return int(texts[-1][:9]) if texts and texts[-1].isascii() and texts[-1].isdigit() else default
+    return texts[-1] if texts else ""

@@ -16,7 +16,6 @@ from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.text_table import Row
 from ddp_hpc.base.units import counted
 from ddp_hpc.bench.scaling.points import METRICS, SUMMARY, TRACES, Point, Settings
-from ddp_hpc.bench.scaling.scaling_directory import Plan
 
 _LEAST_STEPS = 3
 # Fields of the summary that must be equal, so that points differ only in their number of ranks.
@@ -74,7 +73,7 @@ def read_point(directory: Path, point: Point, settings: Settings) -> Measured | 
         ) from None
     if about["stopped"]:
         raise NotMeasuredError(f"the run stopped early ({about['stopped']}); request a longer --walltime")
-    if ranks != point.size.ranks:
+    if ranks != point.ranks:
         raise NotMeasuredError(f"the run used {counted(ranks, 'rank')}; check its launcher and its log")
     samples = max((number for number, _, _ in steps), default=0)
     full = [(data_s, step_s) for number, data_s, step_s in steps if number == samples]
@@ -141,7 +140,9 @@ def missing_package() -> str:
     return next((name for name in ("numpy", "msgspec") if find_spec(name) is None), "")
 
 
-def document(plan: Plan, measured: Mapping[Point, Measured]) -> dict[str, Any]:
+def document(
+    modes: Mapping[str, Sequence[Point]], settings: Settings, measured: Mapping[Point, Measured]
+) -> dict[str, Any]:
     """Returns the JSON document with the rows of each mode, the machine and the settings.
 
     `measured` contains at least one point.
@@ -149,30 +150,29 @@ def document(plan: Plan, measured: Mapping[Point, Measured]) -> dict[str, Any]:
     latest = max(measured.values(), key=lambda result: str(result.about["created"]))
     largest = max(measured.values(), key=lambda result: result.point)
     about = latest.about
-    machine = {
-        "host": about["world"].get("hostname", ""),
-        "device": about["device"].split(":")[0],
-        "device_name": about.get("device_name", ""),
-        "backend": largest.about["backend"],
-        "threads": about["threads"],
-        "ranks_per_node": max(point.size.ranks_per_node for point in measured),
-        "nodes": max(result.nodes for result in measured.values()),
-    }
-    settings = {name: getattr(plan.settings, name) for name in ("warm_up", "steps", "trace_steps")}
-    settings |= {
-        "training": list(plan.settings.training),
-        "model": about["model"]["name"],
-        "parameters": about["model"]["parameters"],
-        "strategy": largest.about["strategy"],
-    }
     return {
         "name": "scaling",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "measured": about["created"],
         "versions": about["versions"],
-        "machine": machine,
-        "settings": settings,
-        "rows": [row for mode in plan.sizes for row in rows(mode, plan.of_mode(mode), measured)],
+        "machine": {
+            "host": about["world"].get("hostname", ""),
+            "device": about["device"].split(":")[0],
+            "device_name": about.get("device_name", ""),
+            "backend": largest.about["backend"],
+            "threads": about["threads"],
+            "nodes": max(result.nodes for result in measured.values()),
+        },
+        "settings": {
+            "warm_up": settings.warm_up,
+            "steps": settings.steps,
+            "trace_steps": settings.trace_steps,
+            "training": list(settings.training),
+            "model": about["model"]["name"],
+            "parameters": about["model"]["parameters"],
+            "strategy": largest.about["strategy"],
+        },
+        "rows": [row for mode, points in modes.items() for row in rows(mode, points, measured)],
     }
 
 
@@ -186,18 +186,17 @@ def _row(mode: str, result: Measured, base: Measured) -> Row:
     speedup = result.samples_per_s / base.samples_per_s
     return {
         "name": mode,
-        "ranks": result.point.size.ranks,
+        "ranks": result.point.ranks,
         "nodes": result.nodes,
-        "ranks_per_node": result.point.size.ranks_per_node,
         "batch_size": result.point.batch_size,
         "global_batch": result.samples,
         "steps": result.steps,
         "samples_per_s": result.samples_per_s,
         "step_s": result.step_s,
         "step_p90_s": result.step_p90_s,
-        "base_ranks": base.point.size.ranks,
+        "base_ranks": base.point.ranks,
         "speedup": speedup,
-        "efficiency": speedup * base.point.size.ranks / result.point.size.ranks,
+        "efficiency": speedup * base.point.ranks / result.point.ranks,
         "comm_share": result.comm_share,
         "data_share": result.data_share,
     }
@@ -209,7 +208,7 @@ def differences(measured: Mapping[Point, Measured]) -> list[str]:
     for name in _ALIKE:
         values: dict[str, Point] = {}
         for point, result in sorted(measured.items()):
-            if name != "strategy" or point.size.ranks > 1:  # a single rank has no strategy
+            if name != "strategy" or point.ranks > 1:  # a single rank has no strategy
                 values.setdefault(str(result.about.get(name)), point)
         if len(values) > 1:
             listed = "; ".join(f"{point}: {value}" for value, point in values.items())

@@ -1,1 +1,0 @@
-"""The command `ddp-hpc bench scaling`, which runs points here or as jobs, and gathers their results."""
