@@ -224,8 +224,6 @@ class Stepper:
         for i, (share, (src, tgt)) in enumerate(zip(shares, batches, strict=True)):
             factor = weight(share, strategy.mesh.data_size)
             loss = strategy.micro_batch(src, tgt, factor, i + 1 == num, partial(at, step))
-            if self.config.uses_cuda_graphs and i == 0 and num > 1:
-                strategy.keep_gradients()
             if strategy.mesh.counts_loss:
                 loss_sum += loss * (share.stop - share.start)
         at(step, "optimizer")

@@ -29,6 +29,8 @@ def _losses(tmp_path, *options):
 @pytest.mark.parametrize("accumulate", ["1", "2"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_compiled_steps_have_the_losses_of_eager_steps(tmp_path, mode, accumulate, group):
+    if mode == "reduce-overhead" and accumulate == "2":
+        pytest.skip("these options cannot be combined")
     options = ["--accumulate", accumulate, *group.split()]
     eager = reference_losses(*RUN, *options)
     compiled = _losses(tmp_path, *options, f"--compile={mode}")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_hpc.training.optimization.step_graph import use_one_stream
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.linear_cross_entropy import linear_cross_entropy
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 from tests.training.one_process import Steps
-from tests.training.test_fused_decoder import Copies
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
@@ -45,6 +45,19 @@ def losses(num: int, task: Task | None = None, **options: object) -> list[float]
     for _ in range(num):
         steps.step(16)
     return steps.losses()
+
+
+class Copies(TorchDispatchMode):
+    """Records the sizes of tensors that are copied to be contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

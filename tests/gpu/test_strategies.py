@@ -21,7 +21,7 @@ ACROSS_DEVICES = 1e-7
 OF_A_GPU = [
     Row("--no-fused", DATA),
     Row("--workers 2", DATA),
-    Row("--compile reduce-overhead --accumulate 2", DATA),
+    Row("--compile reduce-overhead", DATA),
     Row("--strategy fsdp --cpu-offload --clip-norm 0.5 --check-gradients", DATA, like="--clip-norm 0.5"),
     Row("--strategy fsdp --no-fused", DATA),
 ]

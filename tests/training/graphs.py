@@ -17,17 +17,13 @@ from ddp_hpc import train
 
 
 class Graphs:
-    """The backend. It records when each backward graph runs.
-
-    `replays`: gradients are in the same memory each time, like those of a CUDA graph.
-    """
+    """The backend. It records when each backward graph runs."""
 
     def __init__(self) -> None:
         self.num = 0
         self.last = -1
         """The number of the graph whose forward pass ran last."""
         self.events: list[str] = []
-        self.replays = False
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -45,19 +41,9 @@ class Graphs:
             return make_boxed_func(call)
 
         def backward(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
-            kept: list[Any] = []
-
             def call(*values: Any) -> Any:
                 self.events.append("backward")
-                grads = graph.forward(*values)
-                if not self.replays:
-                    return grads
-                if not kept:
-                    kept.extend(grads)
-                for old, new in zip(kept, grads, strict=True):
-                    if old is not None:
-                        old.copy_(new)
-                return [None if old is None else old.detach() for old in kept]
+                return graph.forward(*values)
 
             return make_boxed_func(call)
 
@@ -72,7 +58,7 @@ class Graphs:
         real = torch.compile
 
         def compile_by_this(forward: Callable[..., Any], *, mode: str | None, dynamic: bool) -> Any:
-            self.replays = mode in ("reduce-overhead", "max-autotune")
+            del mode
             return real(forward, backend=self, dynamic=dynamic)
 
         with mock.patch("torch.compile", compile_by_this):

@@ -25,7 +25,6 @@ CLIPPED = "--clip-norm 0.5"
     [
         Row("--compile --bucket-mib 1 --static-graph", DATA),
         Row(f"--compile --strategy zero --accumulate 2 {CLIPPED}", DATA, like=CLIPPED),
-        Row("--compile reduce-overhead --accumulate 2", DATA),
         Row("--compile --strategy fsdp --activation-checkpointing", DATA),
     ],
     ids=str,

@@ -1,7 +1,4 @@
-"""The decoder with its loss inside the model: losses, gradients and scores.
-
-The oracles are the same model with torch's cross entropy of all scores, and GPT-2 of Hugging Face.
-"""
+"""The decoder with its loss inside the model: losses and gradients are those of torch's cross entropy."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.tasks.decoder import decoder
@@ -55,19 +51,6 @@ def test_the_loss_and_gradients_are_those_of_all_scores():
         loss.backward()
     for theirs, ours in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-15)
-
-
-class Copies(TorchDispatchMode):
-    """Records the sizes of tensors that are copied to be contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
-            self.shapes.append(tuple(args[0].shape))
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_label_out_of_range_is_explained():

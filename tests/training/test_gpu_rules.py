@@ -14,11 +14,9 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import ddp_hpc
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
-from ddp_hpc.library import connected_world
 from ddp_hpc.library.wrap import _check_offload
 from ddp_hpc.training import evaluation
 from ddp_hpc.training.config import TrainConfig
@@ -37,10 +35,6 @@ from .test_host_buffer import loaded
 from .test_launches import Operators
 
 ALONE = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
-
-
-class Told(Exception):
-    pass
 
 
 @pytest.mark.parametrize(
@@ -270,17 +264,3 @@ def test_a_torch_with_cuda_but_without_nccl_reports_its_versions(monkeypatch):
 def test_offloaded_gradients_need_a_backend_for_tensors_of_the_cpu(backends, is_rejected):
     with pytest.raises(RequestError, match="cpu_offload=True") if is_rejected else nullcontext():
         _check_offload(backends)
-
-
-@pytest.mark.parametrize("cpu_offload", [False, True])
-def test_the_library_connects_ranks_with_gloo_for_offloaded_gradients(cpu_offload, monkeypatch):
-    told = {}
-
-    def record(*_, **options):
-        told.update(options)
-        raise Told
-
-    monkeypatch.setattr(connected_world, "session", record)
-    with pytest.raises(Told), ddp_hpc.distributed(cpu_offload=cpu_offload):
-        pass
-    assert told["cpu_offload"] is cpu_offload

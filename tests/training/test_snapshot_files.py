@@ -349,14 +349,3 @@ def test_a_path_that_is_not_a_snapshot_is_reported(tmp_path: Path) -> None:
     for path in found:
         with pytest.raises(DdpHpcError, match=path.name):
             read_snapshot(path)
-
-
-def test_a_file_or_a_link_loop_is_rejected_and_a_missing_directory_is_empty(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "loop").symlink_to("loop")
-    for name in ("file", "loop"):
-        with pytest.raises(DataError, match=f"cannot read the directory .*{name}"):
-            find_snapshots(tmp_path / name)
-    assert find_snapshots(tmp_path / "missing") == []

@@ -47,15 +47,6 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
     assert not set(_draw()) & set(first)
 
 
-def test_all_states_have_the_same_length() -> None:
-    sizes = set()
-    for _ in range(5):
-        sizes.add(generator_state(CPU).shape)
-        np.random.standard_normal()
-        random.gauss(0, 1)
-    assert len(sizes) == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -353,7 +353,7 @@ def _started(loader: Iterable[T]) -> Iterator[T]:
     with _hidden_main_script():
         iterator = iter(loader)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, handler)
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)  # None: a handler that is written in C
     return iterator
 
 

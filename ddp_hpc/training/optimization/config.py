@@ -84,6 +84,12 @@ class OptimizationConfig:
                 "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "
                 "and torch then skips the update. Remove --check-gradients, or use --amp bf16."
             )
+        if self.uses_cuda_graphs and self.accumulate > 1:
+            # https://github.com/pytorch/pytorch/issues/169545
+            raise RequestError(
+                f"--compile {self.compile} cannot be used with --accumulate: torch cannot accumulate "
+                "gradients in the memory of its CUDA graphs. Use --compile, or --cuda-graph."
+            )
         if self.cuda_graph and (reason := self.against_cuda_graph()):
             raise RequestError(f"--cuda-graph cannot be used with {reason}.")
 

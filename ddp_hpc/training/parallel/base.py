@@ -129,19 +129,6 @@ class Strategy:
             return self.task.fused_loss(model, src, tgt)
         return self.task.loss(self.task.forward(model, src, tgt), tgt)
 
-    def keep_gradients(self) -> None:
-        """Copies the gradients out of a CUDA graph's memory, which the next replay overwrites.
-
-        torch cannot accumulate gradients in that memory (https://github.com/pytorch/pytorch/issues/169545).
-        """
-        held = [parameter for parameter in self.parameters() if parameter.grad is not None]
-        grads = [parameter.grad for parameter in held if parameter.grad is not None]
-        copies = [torch.empty_like(grad) for grad in grads]
-        if copies:
-            torch._foreach_copy_(copies, grads)
-        for parameter, copy in zip(held, copies, strict=True):
-            parameter.grad = copy
-
     def finish_gradients(self) -> None:
         """Reduces the gradients after the last micro-batch, if this was not part of its backward pass."""
 
