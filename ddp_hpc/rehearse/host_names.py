@@ -42,23 +42,12 @@ def add_host_names(names: Iterable[str]) -> bool:
 
     Returns whether the kernel permits this: some systems allow only root to create namespaces.
     """
-    listed = list(names)
-    # A child tries this first: some systems permit the namespace, but not the mount in it, and a process
-    # cannot leave a namespace.
-    return _succeeds_in_child(listed) and _mount_hosts(listed)
+    with suppress(OSError):
+        return _mount_hosts(names)
+    return False
 
 
-def _succeeds_in_child(names: list[str]) -> bool:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with suppress(OSError):
-            code = 0 if _mount_hosts(names) else 1
-        os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
-
-
-def _mount_hosts(names: list[str]) -> bool:
+def _mount_hosts(names: Iterable[str]) -> bool:
     libc = ctypes.CDLL(None)
     user, group = os.geteuid(), os.getegid()
     if libc.unshare(_CLONE_NEWNS):

@@ -21,8 +21,6 @@ from ddp_hpc.sites.site import Site, load_site
 _MIN_RANKS = 4
 _MAX_RANKS = 64
 _INTERACTIVE_NODES = 2
-_OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
-_OTHER_DIRECTIVE = re.compile(rf"^#\s?({'|'.join(map(re.escape, _OTHERS))})", re.MULTILINE)
 _PALS_OPTIONS = ("--cpu-bind", "--depth", "-d", "--mem-bind", "--gpu-bind", "--pmi", "--no-vni")
 _OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "--oversubscribe", "-npernode")
 
@@ -91,11 +89,6 @@ def plan(path: Path, options: Options) -> Plan:
             f"{_name(path)} is not a job script: it contains neither #PBS nor #SBATCH lines, and its first "
             "line does not name a shell; give a job script"
         )
-    if not script.scheduler and (other := _OTHER_DIRECTIVE.search(text)):
-        raise RequestError(
-            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm, and "
-            "scripts without directives, can be rehearsed"
-        )
     in_shell = "" if script.scheduler else _scheduler_of_shell(script, site)
     scheduler = script.scheduler or in_shell or "local"
     stand_in = find_stand_in(scheduler)
@@ -104,7 +97,7 @@ def plan(path: Path, options: Options) -> Plan:
             f"--walltime-s {options.walltime_s} was given, but {_name(path)} is not written for a scheduler "
             "that enforces a walltime; omit the option"
         )
-    requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(stand_in, script)
+    requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(script)
     if in_shell:
         requested = options.num_nodes or _INTERACTIVE_NODES
     num_nodes, per_node = _part(requested, options)
@@ -193,18 +186,17 @@ def _site(script: Script, profile: str) -> Site | None:
         return None
 
 
-def _walltime_s(stand_in: StandInScheduler | None, script: Script) -> int:
-    try:
-        return stand_in.walltime_s(script) if stand_in else 0
-    except RefusedError:
-        return 0  # the stand-in refuses the script at submission, with the message of the scheduler
+def _walltime_s(script: Script) -> int:
+    reader = SCHEDULERS[script.scheduler].reader if script.scheduler else None
+    requested = reader.walltime(script) if reader else None
+    return reader.walltime_s(requested[1]) or 0 if reader and requested else 0
 
 
 def _first_index(stand_in: StandInScheduler | None, script: Script) -> int | None:
     try:
         indices = stand_in.array_indices(script) if stand_in else ()
     except RefusedError:
-        return None  # as in _walltime_s
+        return None  # the stand-in refuses the script at submission
     return indices[0] if indices else None
 
 

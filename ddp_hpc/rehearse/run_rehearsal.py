@@ -181,7 +181,6 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         install_stand_ins.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    # The MPI launcher must come before PBS's own mpiexec, which is not an MPI launcher.
     path: list[Path | str] = [
         mpi_bin,
         bin_,

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rehearse.host_names import names_in_rehearsal
-from ddp_hpc.sites.site import load_site
 from tests.conftest import PROJECT, Launch
 from tests.rehearse.conftest import Rehearse
 
@@ -73,29 +71,3 @@ def test_a_user_who_is_not_root_gets_the_names_and_keeps_the_user_id(tmp_path: P
         env={**os.environ, "PYTHONPATH": str(PROJECT), "TMPDIR": str(tmp_path)},
     )
     assert done.stdout.split() == ["True", "127.0.0.1", "True"], done.stderr
-
-
-@pytest.mark.check
-@needs_user_namespaces
-def test_if_the_mount_is_refused_the_process_stays_in_its_namespaces(tmp_path: Path) -> None:
-    code = (
-        "import os; from pathlib import Path; from ddp_hpc.rehearse import host_names\n"
-        "before = [os.readlink(f'/proc/self/ns/{kind}') for kind in ('mnt', 'user')]\n"
-        "host_names._HOSTS = Path('/no/such/file')\n"
-        "print(host_names.add_host_names(['no.such.host']))\n"
-        "print(before == [os.readlink(f'/proc/self/ns/{kind}') for kind in ('mnt', 'user')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(PROJECT), "TMPDIR": str(tmp_path)},
-    )
-    assert done.stdout.split() == ["False", "True"], done.stderr
-
-
-def test_the_names_include_the_nodes_and_the_networks_of_all_profiles() -> None:
-    names = names_in_rehearsal(load_site("generic_pbs"), ["node1", "node1.rehearsal"])
-    short = os.uname().nodename.partition(".")[0]
-    assert names[:2] == ["node1", "node1.rehearsal"]
-    assert {f"{short}{SUFFIX}", f"node1{SUFFIX}", f"{short}.hsn.cm.aurora.alcf.anl.gov"} <= set(names)

@@ -29,14 +29,6 @@ def test_a_script_that_reads_the_node_file_runs_as_in_qsub_i(rehearse: Rehearse,
 
 
 @pytest.mark.check
-def test_a_script_with_options_of_pals_and_no_variable_of_pbs_runs_in_a_job(
-    rehearse: Rehearse, script: Script
-) -> None:
-    done = rehearse(script("", "mpiexec -n 2 -ppn 1 --cpu-bind list:0-1 bash -c 'echo $PALS_NODEID'"))
-    assert sorted(done.stdout.split()) == ["0", "1"], done.stdout + done.stderr
-
-
-@pytest.mark.check
 def test_a_script_that_starts_srun_runs_as_in_salloc(rehearse: Rehearse, script: Script) -> None:
     done = rehearse(script("", "srun bash -c 'echo task $SLURM_PROCID of $SLURM_NTASKS'"))
     assert sorted(done.stdout.splitlines()) == ["task 0 of 2", "task 1 of 2"], done.stdout + done.stderr

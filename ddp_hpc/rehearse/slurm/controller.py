@@ -72,12 +72,6 @@ def _time_text(time_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
 
 
-def sluid(number: int) -> str:
-    """Returns the second id that a job has since Slurm 26.05, such as sBQ5M854NPVZ00."""
-    digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-    return "sDW9M8" + "".join(digits[number >> shift & 31] for shift in range(35, -5, -5))
-
-
 def steps_directory(root: Path) -> Path:
     """Returns the directory in which each running step has a directory `JOB.STEP.*` with its process ids."""
     path = root / "steps"

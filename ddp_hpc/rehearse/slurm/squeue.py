@@ -11,13 +11,12 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
-    values=spellings("jobs:j:job format:o user:u states:t"),
+    program="squeue",
+    values=spellings("jobs:j:job format:o user:u"),
     bare=spellings("noheader:h me"),
     long_only=False,
-    bad_option=BAD_OPTION.format(program="squeue"),
 )
 _DEFAULT = "%i %P %j %u %T %M %D %R"
 

@@ -2,14 +2,11 @@
 
 Hydra starts the tasks. With --mpi=pmi2 or cray_shasta, they keep the PMI variables of Hydra and are the ranks
 of one MPI program. With --mpi=none, the default of the stand-in, each task is a separate MPI program of one
-rank, as with the real srun. With --mpi=pmix, the variables of PMIx are set, but there is no PMIx server, so
-each task is a separate MPI program, too.
+rank, as with the real srun. There is no PMIx server, so --mpi=pmix does the same.
 """
 
 from __future__ import annotations
 
-import grp
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,7 +33,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         RefusedError: the request is refused, and no task was started.
     """
     line = read_line(argv, SRUN)
-    if "version" in line.flags:
+    if "version" in line.values:
         sys.stdout.write(controller.VERSION)
         return 0
     if not line.command:
@@ -75,7 +72,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             keep_pmi=mpi in ("pmi2", "cray_shasta"),
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
             kill_message="srun: forcing job termination\n",
-            label="label" in line.flags,
+            label="label" in line.values,
             directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
             no_program=controller.of_stepd("execve()").rstrip(),
@@ -97,7 +94,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     """
     here = len(job["nodes"])
     requested = max(here, limits.requested_nodes)
-    num_nodes = node_count("srun", line.values.get("nodes", str(here)))
+    num_nodes = node_count(SRUN, line.values.get("nodes", str(here)))
     if num_nodes > requested:
         raise RefusedError(f"srun: error: Only allocated {requested} nodes asked for {num_nodes}")
     job_tasks = environ.get("SLURM_NTASKS", "")
@@ -115,7 +112,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     if "ntasks-per-node" in line.values and per_node < even:
         sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
     per_node = max(per_node, even)
-    if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.flags:
+    if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.values:
         raise RefusedError(
             f"srun: error: Unable to create step for job {job['number']}: "
             "More processors requested than permitted"
@@ -141,8 +138,6 @@ def _step_variables(
     counts = [place.local_size for place in ranks if place.local_rank == 0]
     names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
     variables = {
-        "SLURMD_DEBUG": "2",
-        "SLURM_JOB_GROUP": grp.getgrgid(os.getgid()).gr_name,
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURM_NNODES": num_nodes,
         "SLURM_NPROCS": num_tasks,
@@ -155,8 +150,6 @@ def _step_variables(
         "SLURM_STEP_NUM_TASKS": num_tasks,
         "SLURM_STEP_TASKS_PER_NODE": run_lengths(counts),
         "SLURM_TASKS_PER_NODE": run_lengths(counts),
-        "SLURM_UMASK": f"{os.umask(os.umask(0)):04o}",
-        "SRUN_DEBUG": "3",
     }
     from_options = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
     variables |= {
@@ -170,8 +163,6 @@ def _step_variables(
     elif mpi == "cray_shasta":
         apid = {"PALS_APID": job_step, "PALS_APINFO": f"{spool}/apinfo", "PALS_SPOOL_DIR": str(spool)}
         variables |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
-    elif mpi.startswith("pmix"):
-        variables |= {"PMIX_NAMESPACE": f"slurm.pmix.{job_step}", "PMIX_VERSION": "4.2.2"}
     return variables
 
 
@@ -184,11 +175,8 @@ def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, 
         "SLURM_LOCALID": local_rank,
         "SLURM_NODEID": str(place.node),
         "SLURM_PROCID": rank,
-        "SLURM_TOPOLOGY_ADDR": nodes[place.node],
     }
     if mpi == "cray_shasta":
         variables |= {"PALS_RANKID": rank, "PALS_LOCAL_RANKID": local_rank, "PALS_NODEID": str(place.node)}
         variables |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
-    elif mpi.startswith("pmix"):
-        variables |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
     return variables
