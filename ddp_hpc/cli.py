@@ -24,7 +24,7 @@ _COMMANDS = {
     "submit": "Submit a job script, or the script for the options of a job.",
     "status": "Show the progress of a job, or why it ended and what to do next.",
     "logs": "Print the log of a job, and follow it while the job runs.",
-    "cancel": "Cancel a job and the jobs that were queued as a chain after it.",
+    "cancel": "Cancel a job or a job array.",
     "profiles": "List, show and check site profiles, and compare them with the machine.",
     "launch": "Start ranks in the current allocation, or on this machine.",
     "exec": "Start any program as a rank, with the variables of torchrun.",

@@ -6,14 +6,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.option_names import OptionError
 from ddp_hpc.commands.job_options import all_job_options, given_options, request_of
 from ddp_hpc.commands.lint import ScriptOrRequest, read_script, site_of
@@ -36,22 +35,13 @@ _OVERRIDDEN = "JOB007"
 )
 @click.option("--force", is_flag=True, help="Submit the script even if lint reports errors.")
 @click.option(
-    "--chain",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Submit a PBS script as N jobs that run one after the other, for sites where compute "
-    "nodes cannot submit jobs.",
-)
-@click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object per job, each on its line: the job ID, the run directory and others.",
+    help="Print a JSON object with the job ID, the run directory and others.",
 )
 @click.argument("script", required=False, type=click.Path(path_type=Path))
-def command(
-    script: Path | None, dry_run: bool, force: bool, chain: int | None, as_json: bool, **options: Any
-) -> None:
+def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **options: Any) -> None:
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
     Standard output contains only the job ID, or with --json an object. The command first checks the script
@@ -81,8 +71,6 @@ def command(
     submission, found = _submission(script, {**options, "command": command})
     check_findings(found, force=force)
     scheduler = submission.scheduler
-    if chain:
-        submit_module.check_chain(submission, chain)
     _warn(submit_module.conflict(submission))
     if dry_run:
         sys.stdout.buffer.write(submission.content)
@@ -92,14 +80,16 @@ def command(
     program, prefix = scheduler.submit_program, scheduler.prefix
     need(program, f"the script's {prefix} lines are for {scheduler.title}, which requires {program}")
     submit_module.prepare(submission)
-    sent = submit_module.submit_chain(submission, chain) if chain else submit_module.submit_one(submission)
-    _print_jobs(sent, program, chain, _json_line(submission) if as_json else str)
+    _send(submission, as_json=as_json)
 
 
-def _json_line(submission: Submission) -> Callable[[str], str]:
-    """Returns a function that describes a job as one line of JSON."""
+def _send(submission: Submission, *, as_json: bool) -> None:
+    """Submits the job and prints its ID."""
+    from ddp_hpc.queue import submit as submit_module
+    from ddp_hpc.schedulers.run_command import held_interrupt
 
-    def line(job_id: str) -> str:
+    with held_interrupt(submission.scheduler.submit_program) as is_interrupted:
+        job_id, problem = submit_module.submit(submission)
         facts = {
             "job_id": job_id,
             "scheduler": submission.scheduler.name,
@@ -107,41 +97,16 @@ def _json_line(submission: Submission) -> Callable[[str], str]:
             "run_dir": str(submission.run_dir) if submission.run_dir else None,
             "work_dir": str(submission.work_dir),
         }
-        return json.dumps(facts)
-
-    return line
-
-
-def _print_jobs(
-    sent: Iterator[tuple[str, str]], program: str, chain: int | None, line_of: Callable[[str], str]
-) -> None:
-    """Prints a line about each job as soon as it is submitted."""
-    from ddp_hpc.schedulers.run_command import held_interrupt
-
-    queued: list[str] = []
-
-    def progress() -> str:
-        jobs = f"{len(queued)} job was" if len(queued) == 1 else f"{len(queued)} jobs were"
-        return f"{jobs} submitted; to cancel: ddp-hpc cancel {queued[0]}"
-
-    with held_interrupt(program) as is_interrupted:
+        submitted = f"job {job_id} was submitted; to cancel it: ddp-hpc cancel {shlex.quote(job_id)}"
         try:
-            for job_id, problem in sent:
-                queued.append(job_id)
-                # Print the ID immediately: the job exists even if this process fails now.
-                click.echo(line_of(job_id))
-                if problem:
-                    click.echo(f"warning: {problem}", err=True)
-                if is_interrupted():
-                    click.echo(progress(), err=True)
-                    raise KeyboardInterrupt
-        except DdpHpcError as error:
-            if not queued:
-                raise
-            raise DdpHpcError(f"job {len(queued) + 1} of {chain} was rejected; {progress()}") from error
+            click.echo(json.dumps(facts) if as_json else job_id)
         except OSError as error:  # stdout was closed by its reader, such as `head`
-            click.echo(f"cannot write to stdout ({error.strerror}): {progress()}", err=True)
+            click.echo(f"cannot write to stdout ({error.strerror}): {submitted}", err=True)
             raise
+        _warn(problem)
+        if is_interrupted():
+            click.echo(submitted, err=True)
+            raise KeyboardInterrupt
 
 
 def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submission, list[LintFinding]]:

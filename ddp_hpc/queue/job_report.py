@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,35 +201,20 @@ def verdict_without_record(job: JobState, run_dir: Path | None) -> str:
     return verdict_of(_with_known_end(job, state, log_paths(job)), state)
 
 
-def rest_of_chain(report: JobReport) -> list[JobState]:
-    """Returns the later jobs of the same chain (submit --chain) that have not ended, in order.
-
-    Raises:
-        DdpHpcError: the scheduler does not answer.
-    """
-    if not report.run_dir:
-        return []
-    first = ledger.chained_job(Path(report.run_dir), report.job_id)
-    return list(_live(report, first, ledger.chained_job))
-
-
 def live_successor(report: JobReport) -> JobState | None:
-    """Returns the waiting or running job that resumes the run; None if no log or record names one.
+    """Returns the waiting or running job that resumes the run; None if no record names one.
 
     Raises:
         DdpHpcError: the scheduler does not answer.
     """
-    return next(_live(report, report.next_job, ledger.next_job), None)
-
-
-def _live(report: JobReport, job_id: str, next_of: Callable[[Path, str], str]) -> Iterator[JobState]:
-    seen = {report.job_id}
+    job_id, seen = report.next_job, {report.job_id}
     while job_id and job_id not in seen:
         seen.add(job_id)
         job = read_job(check_job_id(job_id))
         if job is not None and job.phase != "ended":
-            yield job
-        job_id = next_of(Path(report.run_dir), job_id) if report.run_dir else ""
+            return job
+        job_id = ledger.next_job(Path(report.run_dir), job_id) if report.run_dir else ""
+    return None
 
 
 def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:

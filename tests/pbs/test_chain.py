@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.site import PROJECT, Site, program
-from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
 # Arguments "steps_per_attempt last_step how": writes `state` as the trainer does, without training.
@@ -62,14 +61,6 @@ def attempts(site: Site) -> list[str]:
     """`ATTEMPT JOBID STEP` of each start."""
     lines = (run_dir(site) / "attempts").read_text().splitlines()
     return [line.rpartition(" ")[0] for line in lines]
-
-
-def queue_chain(site: Site, script: Path, num_jobs: int, *options: str) -> list[str]:
-    """The ids of a chain queued on the login node."""
-    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--force", "--chain", str(num_jobs), *options]
-    done = site.run(*argv, script, env={"PYTHONPATH": str(PROJECT)})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def wait_until_up(site: Site) -> None:
@@ -347,33 +338,6 @@ def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) ->
     assert state(site) == "done 20"
     log = site.log(site.job("12.pbs-srv"))
     assert "PBS has dropped job 13.pbs-srv because the server no longer knows job 12.pbs-srv;" in log
-
-
-# The chain is queued on the login node.
-
-
-@pytest.mark.check
-def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
-    script = chain_script(site, "10", "20", "requeue")
-    ids = queue_chain(site, script, 3, "--account", "PROJECT")
-    jobs = [site.wait(job_id) for job_id in ids]
-    assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
-    assert {job["Account_Name"] for job in jobs} == {"PROJECT"}
-    assert site.log(jobs[2]) == "ddp-hpc: the training of 20 steps is complete; attempt 3 has nothing to do\n"
-    assert attempts(site) == [f"1 {ids[0]} 0", f"2 {ids[1]} 10"]
-    assert site.num_jobs() == 3
-
-
-@pytest.mark.check
-def test_a_chain_continues_after_a_killed_job_that_has_made_progress(make_site: MakeSite) -> None:
-    """afterok would never start the next job; afterany does, and `state` decides."""
-    site = make_site(kill_delay_s=0.3)
-    script = chain_script(site, "10", "20", "stubborn", options=["--walltime", "00:00:01"])
-    ids = queue_chain(site, script, 2)
-    first, second = (site.wait(job_id) for job_id in ids)
-    assert (first["Exit_status"], first["left_over"]) == (-29, [])
-    assert second["Exit_status"] == 0, site.logs()
-    assert state(site) == "done 20"
 
 
 @pytest.mark.check

@@ -118,7 +118,7 @@ def test_the_jobs_of_a_run_are_sorted_by_their_first_record(tmp_path: Path) -> N
     assert ledger.job_ids(tmp_path) == ["12.srv", "13.srv", "14.srv"]
 
 
-def test_the_next_job_is_that_of_the_chain_or_the_one_that_started_later(tmp_path: Path) -> None:
+def test_the_next_job_is_the_queued_successor_or_the_one_that_started_later(tmp_path: Path) -> None:
     make_run(tmp_path, "1 12.srv 0 1000", "2 12.srv 30 1500", "3 13.srv 60 2000", "1 20.srv 0 3000")
     assert ledger.next_job(tmp_path, "12") == "13.srv"
     assert ledger.next_job(tmp_path, "13") == "", "job 20 has restarted the run"

@@ -616,26 +616,6 @@ def test_ctrl_c_ends_the_output_and_not_the_job(work: Path, programs: Programs) 
     assert not programs.called("scancel")
 
 
-def test_a_job_is_cancelled_after_its_successors(work: Path, programs: Programs, run: Run) -> None:
-    programs.program("qstat", f'cat "{programs.folder}/${{!#}}"')
-    programs.answers("qdel", "")
-    folder = make_run(work / "runs" / "ddp", "1 12.pbs-srv 0 1000")
-    states = {"12": "R", "13": "H", "14": "F", "15": "H"}
-    for job_id, state in states.items():
-        name = f"{job_id}.pbs-srv"
-        job = pbs(job_state=state, Variable_List={"PBS_O_WORKDIR": str(work)}, stime=None)["Jobs"][
-            "12.pbs-srv"
-        ]
-        for spelling in (job_id, name):
-            (programs.folder / spelling).write_text(json.dumps({"Jobs": {name: job}}))
-        after = "" if job_id == "12" else f"{int(job_id) - 1}.pbs-srv"
-        ledger.record(folder, submission(name, after=after))
-    done = run("cancel", "12")
-    assert (done.code, done.out, done.err) == (0, "15.pbs-srv\n13.pbs-srv\n12.pbs-srv\n", "")
-    assert programs.called("qdel") == ["qdel 15.pbs-srv", "qdel 13.pbs-srv", "qdel 12.pbs-srv"]
-    assert run("cancel", "12", "--only").out == "12.pbs-srv\n"
-
-
 def jobs(programs: Programs, work: Path, **states: str) -> None:
     """Makes scontrol report these jobs, such as `j12="RUNNING"`."""
     programs.program("scontrol", f'cat "{programs.folder}/${{!#}}"')
@@ -668,30 +648,6 @@ def test_a_job_that_is_not_part_of_the_chain_is_named_and_not_cancelled(
     done = run("cancel", "11")
     assert (done.code, done.out) == (0, "11\n")
     assert done.err == "the run continues in job 12; to cancel it: ddp-hpc cancel 12\n"
-
-
-def test_if_one_job_of_a_chain_cannot_be_cancelled_the_others_are(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    """Job 13 ends while it is being cancelled, and job 14 may not be cancelled."""
-    jobs(programs, work, j12="RUNNING", j13="PENDING", j14="PENDING", j15="PENDING")
-    ended = slurm(job_id="13", state="COMPLETED")
-    (programs.folder / "ended").write_text(ended)
-    programs.program(
-        "scancel",
-        f'if [[ $1 == 13 ]]; then cat "{programs.folder}/ended" >"{programs.folder}/13"; exit 1; fi\n'
-        'if [[ $1 == 14 ]]; then echo "scancel: error: no" >&2; exit 1; fi',
-    )
-    folder = make_run(work / "runs" / "ddp")
-    for number in range(12, 16):
-        ledger.record(folder, submission(str(number), after="" if number == 12 else str(number - 1)))
-    done = run("cancel", "12")
-    assert (done.code, done.out) == (1, "15\n12\n")
-    assert done.err.splitlines() == [
-        "job 13 has already ended (COMPLETED)",
-        "error: scancel: error: no (job 14 of me was not cancelled); "
-        "only its owner or the site can cancel it",
-    ]
 
 
 def test_the_last_job_on_another_cluster_is_queried_there(work: Path, programs: Programs, run: Run) -> None:

@@ -164,69 +164,6 @@ def test_an_account_is_passed_to_qsub_with_the_sites_option(
     assert "requires an account" not in done.err
 
 
-def test_a_chain_is_queued_one_after_the_other_with_the_variables_of_the_script(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.program("qsub", f'mapfile -t calls <"{programs.calls}"; echo "$((11 + ${{#calls[@]}})).srv"')
-    text = run("render", "--profile", "generic_pbs", "--gpus-per-node", "1", "--walltime", "00:10:00").out
-    (work / "job.pbs").write_text(text.replace("#PBS -j oe", "#PBS -v USE_SSH=1\n#PBS -j oe"))
-    done = run("submit", "job.pbs", "--chain", "3")
-    assert (done.code, done.out) == (0, "12.srv\n13.srv\n14.srv\n")
-    assert programs.called() == [
-        "qsub -v USE_SSH=1,DDP_HPC_ATTEMPT=1,DDP_HPC_CHAINED=3 job.pbs",
-        "qsub -W depend=afterany:12.srv -v USE_SSH=1,DDP_HPC_ATTEMPT=2,DDP_HPC_CHAINED=3 job.pbs",
-        "qsub -W depend=afterany:13.srv -v USE_SSH=1,DDP_HPC_ATTEMPT=3,DDP_HPC_CHAINED=3 job.pbs",
-    ]
-    lines = map(json.loads, (work / "runs" / "ddp" / "submitted").read_text().splitlines())
-    assert [(line["job_id"], line["after"]) for line in lines] == [
-        ("12.srv", ""),
-        ("13.srv", "12.srv"),
-        ("14.srv", "13.srv"),
-    ]
-
-
-def test_a_partially_refused_chain_is_reported_with_the_command_to_cancel_it(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.program("qsub", 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi; echo 12.srv')
-    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
-    done = run("submit", "job.pbs", "--chain", "3")
-    assert (done.code, done.out) == (1, "12.srv\n")
-    assert (
-        "error: job 2 of 3 was rejected; 1 job was submitted; to cancel: ddp-hpc cancel 12.srv: " in done.err
-    )
-    assert "qsub rejected the job: no. " in done.err
-
-
-def test_a_script_without_support_for_chains_is_not_chained(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "job.sh").write_text(SCRIPT)
-    for words in (["job.sh"], REQUEST):
-        done = run("submit", *words, "--chain", "3")
-        assert (done.code, done.out) == (2, "")
-        assert "only PBS scripts of ddp-hpc can be queued as a chain" in done.err
-    assert [path.name for path in work.iterdir()] == ["job.sh"]
-    assert not sbatch.called()
-
-
-@pytest.mark.parametrize(
-    ("num_jobs", "said"),
-    [
-        ("0", "0 is not in the range 1<=x<=1000"),
-        ("x[$(touch canary)]", "is not a valid integer range"),
-        ("21", "--chain 21 was given, but the script runs at most 20 attempts"),
-    ],
-)
-def test_an_invalid_chain_is_refused_and_nothing_is_queued(
-    work: Path, programs: Programs, run: Run, num_jobs: str, said: str
-) -> None:
-    programs.answers("qsub", "12.srv\n")
-    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
-    done = run("submit", "job.pbs", "--chain", num_jobs)
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert not programs.called("qsub")
-
-
 def test_without_the_scripts_scheduler_the_missing_command_is_named(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
@@ -296,7 +233,7 @@ def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, program
         (work / "go").touch()
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "12\n")
-    assert "1 job was submitted; to cancel: ddp-hpc cancel 12\n" in err
+    assert "job 12 was submitted; to cancel it: ddp-hpc cancel 12\n" in err
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == "12"
 
 
@@ -320,12 +257,14 @@ def test_if_the_reader_of_the_output_exits_the_queued_jobs_are_reported(
     (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
     reader, writer = os.pipe()
     os.close(reader)
-    words = ("--profile", "generic_pbs", "job.pbs", "--chain", "5")
+    words = ("--profile", "generic_pbs", "job.pbs")
     with start(work, programs, *words, stdout=writer) as process:
         os.close(writer)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    said = "cannot write to stdout (Broken pipe): 1 job was submitted; to cancel: ddp-hpc cancel 12.srv"
+    said = (
+        "cannot write to stdout (Broken pipe): job 12.srv was submitted; to cancel it: ddp-hpc cancel 12.srv"
+    )
     assert err.splitlines()[-1] == said
     assert len(programs.called("qsub")) == 1
 
@@ -514,18 +453,14 @@ def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Pro
     assert "warning: RANK007, line 4:" in with_time
 
 
-def test_json_describes_each_job_on_a_line(work: Path, programs: Programs, run: Run) -> None:
-    programs.program("qsub", f'echo x >>"{programs.folder}/n"; echo "1$(wc -l <"{programs.folder}/n").srv"')
-    (programs.folder / "wc").symlink_to("/usr/bin/wc")
+def test_json_describes_the_job(work: Path, programs: Programs, run: Run) -> None:
+    programs.program("qsub", "echo 11.srv")
     run("render", "--profile", "generic_pbs", "-o", "job.pbs")
-    done = run("submit", "--json", "--chain", "2", "job.pbs")
-    assert [json.loads(line) for line in done.out.splitlines()] == [
-        {
-            "job_id": job_id,
-            "scheduler": "pbs",
-            "script": f"{work}/job.pbs",
-            "run_dir": f"{work}/runs/ddp",
-            "work_dir": str(work),
-        }
-        for job_id in ("11.srv", "12.srv")
-    ]
+    done = run("submit", "--json", "job.pbs")
+    assert json.loads(done.out) == {
+        "job_id": "11.srv",
+        "scheduler": "pbs",
+        "script": f"{work}/job.pbs",
+        "run_dir": f"{work}/runs/ddp",
+        "work_dir": str(work),
+    }

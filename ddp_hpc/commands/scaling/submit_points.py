@@ -88,13 +88,13 @@ def _send(folder: Path, submissions: Mapping[Point, Submission], is_interrupted:
         scaling_directory.empty_point(folder / point.folder)
         submit_module.prepare(submission)
         try:
-            for job_id, problem in submit_module.submit_one(submission):
-                click.echo(job_id)
-                say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
+            job_id, problem = submit_module.submit(submission)
         except DdpHpcError as error:
             if not number:
                 raise
             raise DdpHpcError(f"{point}: {so_far}") from error
+        click.echo(job_id)
+        say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
 
 
 def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Size]:

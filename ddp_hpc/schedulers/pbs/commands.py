@@ -21,7 +21,6 @@ class PbsCommands(Commands):
     """Submits jobs to PBS and asks about them."""
 
     interactive_command = "qsub -I"
-    can_chain = True
     programs = ("qsub", "qstat", "qdel")
     # The mpiexec of MPICH 5.0.2 quotes the command for a shell, which pbs_tmrsh alone does not start.
     start_without_ssh = (
@@ -45,11 +44,8 @@ class PbsCommands(Commands):
         own = f"umask={umask:03o}"
         return ["-W", own] if is_default and f"-W {own}" != UMASK else []
 
-    def submit_argv(
-        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
-    ) -> list[str]:
-        chain = ["-W", f"depend=afterany:{after}"] if after else []
-        return ["qsub", *options, *chain, *(["-v", variables] if variables else []), script]
+    def submit_argv(self, script: str, options: Sequence[str], variables: str = "") -> list[str]:
+        return ["qsub", *options, *(["-v", variables] if variables else []), script]
 
     def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
         if given.qos:

@@ -41,9 +41,7 @@ class SlurmCommands(Commands):
     def account_arguments(self, account: str, option: str) -> list[str]:
         return [f"--account={account}"]
 
-    def submit_argv(
-        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
-    ) -> list[str]:
+    def submit_argv(self, script: str, options: Sequence[str], variables: str = "") -> list[str]:
         return ["sbatch", "--parsable", *options, script]
 
     def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
