@@ -16,9 +16,10 @@ from ddp_hpc.base.run_state import RunState, read_state, state_path
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.causes_in_log import warning_in
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
-from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine, warning_in
+from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine
 from ddp_hpc.queue.run_conflicts import last_script
 from ddp_hpc.queue.run_directories import find_run_dir, runs_in
 from ddp_hpc.queue.training_progress import Progress, progress_in
