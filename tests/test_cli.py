@@ -198,7 +198,7 @@ def test_an_error_in_a_user_profile_is_reported_with_its_line(tmp_path: Path) ->
     directory.mkdir(parents=True)
     (directory / "mine.toml").write_text('title = "x"\nschedular = "pbs"\n')
     message = error_of("render", "--profile", "mine", XDG_CONFIG_HOME=str(tmp_path))
-    assert 'mine.toml:2: unknown key "schedular" (did you mean "scheduler"?)' in message
+    assert 'mine.toml: unknown key "schedular" (did you mean "scheduler"?)' in message
 
 
 def test_version_and_help_are_printed() -> None:

@@ -77,7 +77,7 @@ def test_without_any_mpiexec_the_error_contains_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_mpi, "bundled_mpiexec", lambda: None)
-    with pytest.raises(RequestError, match=r"or in this environment; pip install .*mpich"):
+    with pytest.raises(RequestError, match=r"or in this environment; pip install '.\[mpich\]'"):
         choose_mpiexec({"PATH": str(tmp_path)})
 
 

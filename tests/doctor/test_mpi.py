@@ -8,8 +8,8 @@ import pytest
 from ddp_hpc.discovery import local_mpi
 from ddp_hpc.doctor import mpi
 from ddp_hpc.doctor.check_result import Here
-from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from tests.conftest import Launch, clean_environ
+from tests.fakes.site import PBS_MPIEXEC
 
 
 def doctor(*checks: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def test_pbs_own_mpiexec_is_ignored(tmp_path: Path) -> None:
 def test_a_missing_mpi4py_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "find_spec", lambda _name: None)
     found = mpi.mpi4py_binding(Here({}))
-    assert (found.status, "'mpich>=" in found.remedy) == ("warn", True)
+    assert (found.status, "'.[mpich]'" in found.remedy) == ("warn", True)
     assert mpi.mpi_launcher(Here({"PATH": "/nonexistent"})).status == "warn"
 
 
