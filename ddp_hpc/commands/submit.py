@@ -149,7 +149,6 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     submission = submit_module.submission_of_script(
         text, script, here, account=account, overrides=overrides, arguments=arguments, site=site_or_none
     )
-    _note(explain(submission.python_env, os.environ, is_passed=True))
     version = lint.installed_version_for(text, site_or_none)
     linted, added = submit_module.as_linted(submission, overrides, site_or_none)
     found = [

@@ -15,7 +15,6 @@ from ddp_hpc.base.run_state import RunState
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.queue.causes_in_log import cause_in, lost_node_in
 from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
-from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
@@ -119,8 +118,7 @@ class Evidence:
 
     `state` is the content of the state file; None if another job has written it. `next_job` resumes the run;
     empty without one. `first_step` is the step after which the job resumed the run, and `recorded` how its
-    attempt ended, if it is known. `resumption` is how its program is resumed; None if it is not a script of
-    ddp-hpc. `has_command` is whether the job has left the command that resumes the run.
+    attempt ended, if it is known. `has_command` is whether the job has left the command that resumes the run.
     """
 
     log: str = ""
@@ -128,7 +126,6 @@ class Evidence:
     next_job: str = ""
     first_step: int = 0
     recorded: AttemptEnd | None = None
-    resumption: Resumption | None = None
     has_command: bool = False
 
 
@@ -212,12 +209,10 @@ def _remedy(cause: str, job: JobState, evidence: Evidence, host: str) -> str:
     if evidence.next_job and cause != "failed":
         return f"none: job {evidence.next_job} resumes the run"
     text = _TEXTS[cause].remedy if cause in _TEXTS else Cause(cause).advice or Cause.FAILED.advice
-    commands, resumption = SCHEDULERS[job.scheduler].commands, evidence.resumption
+    commands = SCHEDULERS[job.scheduler].commands
     if cause == "requeue" and evidence.has_command:
         # The script itself can lack options and variables of the job, or be that of a whole array.
         text = "resume the run with the command in `resume`"
-    if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
-        text = f"increase --walltime; {HOW_TO_RESUME}"
     if cause == "ssh":
         text = commands.start_without_ssh or text
     if cause == "node" and host and (command := commands.exclude_host(host)):

@@ -15,7 +15,6 @@ from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_control import umask_text
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
-from ddp_hpc.queue.python_environment import environment_for_job
 from ddp_hpc.queue.run_conflicts import warning_about
 from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
@@ -47,8 +46,6 @@ class Submission:
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
-    python_env: str = ""
-    """The Python environment that the submit command passes to the job, if the script does not name one."""
 
     @property
     def content(self) -> bytes:
@@ -61,25 +58,7 @@ class Submission:
         umask = int(umask_text(), 8)
         options = [*self.options, *self.scheduler.commands.umask_arguments(self.script, umask)]
         not_an_option = f"./{path}" if path.startswith("-") else path
-        return [
-            *self.scheduler.commands.submit_argv(not_an_option, options, self._variables()),
-            *self.arguments,
-        ]
-
-    def environ(self) -> dict[str, str]:
-        """Returns the environment of the submit command."""
-        if not self.python_env or not self.scheduler.commands.passes_environment:
-            return dict(os.environ)
-        path = f"{self.python_env}/bin:{os.environ.get('PATH', os.defpath)}"
-        return {**os.environ, "VIRTUAL_ENV": self.python_env, "PATH": path}
-
-    def _variables(self) -> str:
-        """Returns the value of the option -v of qsub."""
-        if not self.python_env or self.scheduler.commands.passes_environment:
-            return ""
-        # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
-        own = [directive.value for directive in self.script.read() if directive.flag == "-v"]
-        return ",".join([*own, f"VIRTUAL_ENV={self.python_env}"])
+        return [*self.scheduler.commands.submit_argv(not_an_option, options), *self.arguments]
 
 
 def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Submission:
@@ -149,20 +128,7 @@ def submission_of_script(
         run_dir=run_dir_in(text, work_dir),
         options=tuple(options),
         arguments=arguments,
-        python_env=_environment_to_pass(script, scheduler, work_dir),
     )
-
-
-def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -> str:
-    """Returns the environment of this ddp-hpc, if the script starts ddp-hpc and names no environment."""
-    if not script.is_supervised or script.sets("VIRTUAL_ENV"):
-        return ""
-    python_env = environment_for_job(work_dir, os.environ)
-    if scheduler.commands.passes_environment:
-        return python_env
-    # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
-    is_usable = not re.search(r"""[\\'",\s]""", python_env)
-    return python_env if is_usable and (Path(python_env) / "bin" / "activate").exists() else ""
 
 
 def as_linted(submission: Submission, overrides: Overrides, site: Site | None) -> tuple[str, range]:
@@ -221,7 +187,7 @@ def submit(submission: Submission) -> tuple[str, str]:
     Raises:
         DdpHpcError: the scheduler refuses the job or cannot be reached.
     """
-    job_id = send(submission.scheduler, submission.argv(), submission.environ())
+    job_id = send(submission.scheduler, submission.argv(), os.environ)
     if submission.run_dir is None:
         return job_id, ""
     try:

@@ -58,8 +58,6 @@ class Commands:
 
     interactive_command: ClassVar[str] = ""
     """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
-    passes_environment: ClassVar[bool] = False
-    """Whether the submit command passes its own environment variables to the job."""
     start_without_ssh: ClassVar[str] = ""
     """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
@@ -104,8 +102,8 @@ class Commands:
         *before, last = (option or "-A").split()
         return [*before, f"{last}{account}"] if last.endswith("=") else [last, account]
 
-    def submit_argv(self, script: str, options: Sequence[str], variables: str = "") -> list[str]:
-        """Returns the command line that queues a script; `variables` has the format `A=1,B=2`."""
+    def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
+        """Returns the command line that queues a script."""
         raise NotImplementedError
 
     def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:

@@ -59,22 +59,6 @@ def test_the_attempts_of_a_run_that_was_submitted_again(work: Path, programs: Pr
     ) in run("status", "12").out
 
 
-def test_the_advice_after_a_timeout_depends_on_how_the_program_is_resumed(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work, state="TIMEOUT", exit="0:15")
-    (work / "train.py").write_text("import torch\n")
-    folder = make_run(work / "runs" / "train", "1 12 0 1000")
-    request = ["--profile", "generic_slurm", "--walltime", "01:00:00"]
-    (folder / "job.sh").write_text(run("render", *request, "--", "python", "train.py").out)
-    assert (
-        "\naction    increase --walltime; if it saves checkpoints and continues from them, add --requeue "
-        "on-signal --progress 'CHECKPOINTS*'; see docs/how-to/any-program.md\n"
-    ) in run("status", "12").out
-    (folder / "job.sh").write_text(run("render", *request).out)
-    assert "\naction    increase --walltime, or save snapshots" in run("status", "12").out
-
-
 def test_a_training_that_will_not_finish_within_its_walltime(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -82,16 +66,6 @@ def test_a_training_that_will_not_finish_within_its_walltime(
     assert "beyond the end of the walltime; this job will not complete it" in run("status", "12").out
     make_run(work / "runs" / "ddp", "1 12 0 1000")
     assert "00:20:00 beyond the end of the walltime; another job can resume it" in run("status", "12").out
-
-
-def test_the_remaining_time_is_computed_from_the_last_line_of_the_log(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    log = answer(programs, work)
-    log.write_text(LOG)
-    ten_minutes_ago = time.time() - 600
-    os.utime(log, (ten_minutes_ago, ten_minutes_ago))
-    assert "eta       00:20:00 left" in run("status", "12").out.replace("00:19:59", "00:20:00")
 
 
 def test_step_and_eta_are_those_of_the_current_attempt(work: Path, programs: Programs, run: Run) -> None:
@@ -398,16 +372,6 @@ def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the
     assert "\nresume " not in run("status", "12").out
 
 
-def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:
-    programs.answers("scontrol", slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-3", state="PENDING"))
-    ledger.record(make_run(work / "runs" / "ddp"), submission("12"))
-    done = run("status", "--long")
-    assert (done.code, done.out.splitlines()[0]) == (
-        0,
-        "job       12_[0-3] (ddp of me): waiting, PENDING on n[1-2]",
-    )
-
-
 def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -442,12 +406,6 @@ def test_an_invalid_job_is_one_line(work: Path, programs: Programs, run: Run, co
     assert len(programs.called("scontrol")) == 1
 
 
-def test_a_directory_without_runs_is_one_line(work: Path, programs: Programs, run: Run) -> None:
-    done = run("status")
-    assert done.code == 2
-    assert "no JOB was given, and " in done.err
-
-
 def test_with_both_schedulers_the_format_of_the_id_selects_one(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -473,12 +431,6 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     )
 
 
-def test_the_log_is_printed_byte_for_byte(work: Path, programs: Programs, run: Run) -> None:
-    answer(programs, work, state="COMPLETED").write_bytes(b"one\ntwo, without an end")
-    done = run("logs", "12")
-    assert (done.code, done.out, done.err) == (0, "one\ntwo, without an end", "")
-
-
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -492,11 +444,6 @@ def test_a_missing_log_is_explained(work: Path, programs: Programs, run: Run, st
     done = run("logs", "12")
     assert (done.code, done.out) == (1, "")
     assert said in done.err
-
-
-def test_a_log_that_pbs_keeps_on_the_node_is_explained(work: Path, programs: Programs, run: Run) -> None:
-    programs.answers("qstat", json.dumps(pbs(Keep_Files="n", Output_Path=f"host:{work}/ddp.o12")))
-    assert "PBS writes its log only at the end" in run("logs", "12").err
 
 
 def lives(programs: Programs, work: Path, *states: str) -> None:
@@ -648,14 +595,6 @@ def test_a_job_that_is_not_part_of_the_chain_is_named_and_not_cancelled(
     done = run("cancel", "11")
     assert (done.code, done.out) == (0, "11\n")
     assert done.err == "the run continues in job 12; to cancel it: ddp-hpc cancel 12\n"
-
-
-def test_the_last_job_on_another_cluster_is_queried_there(work: Path, programs: Programs, run: Run) -> None:
-    jobs(programs, work, j12="RUNNING")
-    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    ledger.record(folder, submission("12@cm4"))
-    assert run("status").out.startswith("12@cm4       running   runs/ddp ")
-    assert programs.called() == ["scontrol --clusters=cm4 --oneliner show job 12"]
 
 
 @pytest.mark.parametrize("args", [["status", "12"], ["status"], ["logs", "12"], ["cancel", "12"]])

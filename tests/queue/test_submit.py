@@ -432,14 +432,6 @@ def test_an_option_that_cannot_override_a_directive_is_refused(
     assert not programs.called("qsub")
 
 
-def test_the_arguments_after_the_dashes_are_those_of_a_slurm_script(
-    work: Path, sbatch: Programs, run: Run
-) -> None:
-    (work / "job.sh").write_text(SCRIPT)
-    run("submit", "job.sh", "--", "--epochs", "3")
-    assert sbatch.called("sbatch") == ["sbatch --parsable job.sh --epochs 3"]
-
-
 def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(
         "#!/bin/bash\n#SBATCH --nodes=1 --time=1:30\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"

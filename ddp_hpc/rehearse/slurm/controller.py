@@ -59,13 +59,13 @@ def of_stepd(text: str) -> str:
     return f"[{_time_text(now_s)}.{int(now_s * 1000) % 1000:03d}] error: {text}\n"
 
 
-def cancelled(what: str, node: str, why: str) -> str:
-    """Returns the line of slurmstepd about the end of a job or step.
+def cancelled(number: int, node: str, why: str) -> str:
+    """Returns the line of slurmstepd about the end of a job.
 
-    `why` is `TIME LIMIT`, `JOB REQUEUE`, `TASK FAILURE`, or empty after scancel.
+    `why` is `TIME LIMIT`, `JOB REQUEUE`, or empty after scancel.
     """
     reason = f"DUE TO {why}" if why else "DUE to SIGNAL Terminated"
-    return of_stepd(f"*** {what} ON {node} CANCELLED AT {_time_text(time.time())} {reason} ***")
+    return of_stepd(f"*** JOB {number} ON {node} CANCELLED AT {_time_text(time.time())} {reason} ***")
 
 
 def _time_text(time_s: float) -> str:

@@ -45,3 +45,13 @@ def walltime_s(text: str) -> int:
     if seconds is None:
         raise SBATCH.refuse("error: Invalid --time specification")
     return seconds
+
+
+def exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment that --export passes on, such as `ALL,A=1`, `NONE` or `A,B`."""
+    words = export.split(",")
+    own = dict(word.split("=", 1) for word in words if "=" in word)
+    if "ALL" in words:
+        return {**environ, **own}
+    kept = {"HOME", "USER", "LOGNAME", "PATH", "SHELL"} if export in ("NONE", "NIL") else set(words)
+    return {name: value for name, value in environ.items() if name in kept or name.startswith("SLURM")} | own

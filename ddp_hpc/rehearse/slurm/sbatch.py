@@ -12,7 +12,7 @@ from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import Line, read_line
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.option_tables import SBATCH, node_count, walltime_s
+from ddp_hpc.rehearse.slurm.option_tables import SBATCH, exported, node_count, walltime_s
 from ddp_hpc.request.queue_options import parse_array
 
 _UNSUPPORTED = ("test-only", "wait", "hold", "wrap", "het-group")
@@ -121,23 +121,8 @@ def _attributes(
         "after": after,
         **({"array_index": indices[0], "array_indices": indices} if indices else {}),
         "runs": 0,
-        "environment": _exported(given.get("export", "ALL"), environ),
+        "environment": exported(given.get("export", "ALL"), environ),
     }
-
-
-def _exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    words = export.split(",")
-    if export in ("NONE", "NIL"):
-        kept = ("HOME", "USER", "LOGNAME", "PATH", "SHELL")
-        return {name: value for name, value in environ.items() if name in kept}
-    exported = dict(environ) if "ALL" in words else {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals:
-            exported[name] = value
-        elif name in environ:
-            exported[name] = environ[name]
-    return exported
 
 
 def _after(dependency: str, root: Path) -> list[int]:

@@ -18,7 +18,7 @@ _TABLE = Table(
     bare=spellings("noheader:h me"),
     long_only=False,
 )
-_DEFAULT = "%i %P %j %u %T %M %D %R"
+_DEFAULT = "%i %P %j %u %T %L %R"
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
@@ -43,8 +43,7 @@ def _print(pattern: str, values: Mapping[str, str]) -> None:
 
 
 def _values(job: jobs.Attributes) -> dict[str, str]:
-    now_s = time.time()
-    left_s = job["end"] - now_s if job.get("end") else 0
+    left_s = job["end"] - time.time() if job.get("end") else 0
     nodes = controller.hostlist(job["nodes"])
     return {
         "i": str(job["number"]),
@@ -53,12 +52,7 @@ def _values(job: jobs.Attributes) -> dict[str, str]:
         "u": job["user"],
         "T": job["state"],
         "L": _time(left_s),
-        "M": _time(now_s - job["start"] if "start" in job else 0),
-        "l": _time(job["walltime_s"]),
-        "D": str(len(job["nodes"])),
-        "N": nodes if job["state"] == "RUNNING" else "",
         "R": nodes if job["state"] == "RUNNING" else f"({job['reason']})",
-        "r": job["reason"],
     }
 
 

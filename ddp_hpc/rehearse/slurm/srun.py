@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
@@ -19,7 +18,7 @@ from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
 from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
-from ddp_hpc.rehearse.slurm.option_tables import SRUN, node_count
+from ddp_hpc.rehearse.slurm.option_tables import SRUN, exported, node_count
 
 _MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
 _UNSUPPORTED = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
@@ -49,7 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     ranks = places(_counts(line, job, environ, limits))
     step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
     spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
-    base = limits.environment(_exported(line, environ))
+    base = limits.environment(exported(line.values.get("export", "ALL"), environ))
     step_variables = _step_variables(line, job, step, ranks, mpi, spool)
     nodes = job["nodes"]
 
@@ -67,23 +66,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             ],
             report=report,
             stop_on_failure=kill_others is not None and kill_others != "0",
-            on_stop=partial(_say_that_step_ends, f"{number}.{step}", nodes[0]),
             counts_stopped=True,
             keep_pmi=mpi in ("pmi2", "cray_shasta"),
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
-            kill_message="srun: forcing job termination\n",
             label="label" in line.values,
             directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
-            no_program=controller.of_stepd("execve()").rstrip(),
-            no_program_code=2,
         ),
     )
-
-
-def _say_that_step_ends(step_id: str, node: str) -> None:
-    sys.stderr.write(f"srun: Terminating StepId={step_id}\n")
-    sys.stderr.write(controller.cancelled(f"STEP {step_id}", node, "TASK FAILURE"))
 
 
 def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
@@ -102,33 +92,13 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     # If the job has a number of tasks, --ntasks-per-node alone does not change it (Slurm 22.05).
     default = int(job_tasks) if job_tasks.isdecimal() else num_nodes * per_node
     num_tasks = line.number("ntasks", default)
-    if num_tasks < num_nodes:
-        sys.stderr.write(
-            f"srun: warning: can't run {num_tasks} processes on {num_nodes} nodes, "
-            f"setting nnodes to {num_tasks}\n"
-        )
-        num_nodes = num_tasks
-    even = -(-num_tasks // num_nodes)
-    if "ntasks-per-node" in line.values and per_node < even:
-        sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
-    per_node = max(per_node, even)
+    per_node = max(per_node, -(-num_tasks // min(num_nodes, num_tasks)))
     if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.values:
         raise RefusedError(
             f"srun: error: Unable to create step for job {job['number']}: "
             "More processors requested than permitted"
         )
     return limits.counts(num_tasks, per_node)
-
-
-def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
-    exported = dict(environ)
-    words = line.values.get("export", "ALL").split(",")
-    if words == ["NONE"]:
-        exported = {name: value for name, value in exported.items() if name.startswith("SLURM")}
-    elif "ALL" not in words:
-        kept = {word.partition("=")[0] for word in words}
-        exported = {k: v for k, v in exported.items() if k in kept or k.startswith("SLURM")}
-    return exported | dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _step_variables(
@@ -161,8 +131,7 @@ def _step_variables(
     if mpi == "pmi2":
         variables["PMI_JOBID"] = job_step
     elif mpi == "cray_shasta":
-        apid = {"PALS_APID": job_step, "PALS_APINFO": f"{spool}/apinfo", "PALS_SPOOL_DIR": str(spool)}
-        variables |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
+        variables |= {"PALS_APID": job_step, "PALS_SPOOL_DIR": str(spool)}
     return variables
 
 

@@ -201,10 +201,7 @@ class Stepd(Daemon):
 
     def _stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
         """Ends the job with the message of slurmstepd, SIGTERM, and SIGKILL after KillWait."""
-        directories = controller.steps_directory(self.root).glob(f"{self.number}.*.*")
-        steps = [f"STEP {self.number}.{path.name.split('.')[1]}" for path in directories]
-        for what in (*steps, f"JOB {self.number}"):
-            err.write(controller.cancelled(what, self.job["nodes"][0], why).encode())
+        err.write(controller.cancelled(self.number, self.job["nodes"][0], why).encode())
         self._end(shell, self.settings.kill_delay_s)
 
     def _end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:

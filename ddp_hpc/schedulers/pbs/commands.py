@@ -44,8 +44,8 @@ class PbsCommands(Commands):
         own = f"umask={umask:03o}"
         return ["-W", own] if is_default and f"-W {own}" != UMASK else []
 
-    def submit_argv(self, script: str, options: Sequence[str], variables: str = "") -> list[str]:
-        return ["qsub", *options, *(["-v", variables] if variables else []), script]
+    def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
+        return ["qsub", *options, script]
 
     def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
         if given.qos:

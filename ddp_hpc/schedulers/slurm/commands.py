@@ -20,7 +20,6 @@ _VERSION_LIMIT_S = 5
 class SlurmCommands(Commands):
     """Submits jobs to Slurm and asks about them."""
 
-    passes_environment = True
     interactive_command = "salloc"
     programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     start_without_ssh = "use --launcher srun, which needs no ssh"
@@ -41,7 +40,7 @@ class SlurmCommands(Commands):
     def account_arguments(self, account: str, option: str) -> list[str]:
         return [f"--account={account}"]
 
-    def submit_argv(self, script: str, options: Sequence[str], variables: str = "") -> list[str]:
+    def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
 
     def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
