@@ -20,7 +20,6 @@ from ddp_hpc.base.options import options_of
 from ddp_hpc.cli import cli
 from ddp_hpc.request.job import Job
 from tests.batch.conftest import ROOT, clean_environ, run_cli
-from tests.queue.test_ledger import make_run
 
 
 def error_of(*args: str, cwd: Path | None = None, **environ: str) -> str:
@@ -203,13 +202,6 @@ def test_shell_completion_knows_the_commands() -> None:
 )
 def test_shell_completion_knows_the_profiles(words: str) -> None:
     assert completed(words) == ["polaris"]
-
-
-def test_shell_completion_knows_the_jobs_of_the_runs_without_asking_a_scheduler(tmp_path: Path) -> None:
-    for name, job_ids in (("old", ("12", "13")), ("new", ("14",))):
-        make_run(tmp_path / "runs" / name, *(f"1 {job_id} 0 {job_id}" for job_id in job_ids))
-    assert completed("ddp-hpc status ", cwd=tmp_path) == ["14", "13", "12"]
-    assert completed("ddp-hpc logs --run-dir runs/old 13", cwd=tmp_path) == ["13"]
 
 
 def test_profiles_are_printed_as_json() -> None:

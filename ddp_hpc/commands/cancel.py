@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("cancel")
 @run_dir_option
-@click.argument("job", shell_complete=complete_jobs)
+@click.argument("job")
 def command(job: str, run_dir: Path | None) -> None:
     """Cancel a job or a job array.
 

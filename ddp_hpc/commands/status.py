@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
-from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
 @click.option("--long", "is_long", is_flag=True, help="Without JOB, print all lines about each job.")
 @run_dir_option
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.argument("job", required=False)
 def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 

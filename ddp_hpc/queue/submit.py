@@ -19,7 +19,6 @@ from ddp_hpc.queue.run_conflicts import warning_about
 from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.schedulers.client import send
-from ddp_hpc.schedulers.commands import Overrides
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
@@ -93,15 +92,14 @@ def submission_of_script(
     work_dir: Path,
     *,
     account: str,
-    overrides: Overrides,
     arguments: tuple[str, ...],
     site: Site | None,
 ) -> Submission:
-    """Returns how to submit an existing script file, with options that override its directives.
+    """Returns how to submit an existing script file.
 
     Raises:
         RequestError: the script has no directives, so its scheduler is unknown, or the scheduler does not
-            support an option or arguments.
+            support arguments.
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
@@ -116,9 +114,9 @@ def submission_of_script(
             f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
             f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
         )
-    options = [word for words in scheduler.commands.overrides(overrides, script, site) for word in words]
+    options: list[str] = []
     if account:
-        options += scheduler.commands.account_arguments(account, site.account.option if site else "")
+        options = scheduler.commands.account_arguments(account, site.account.option if site else "")
     return Submission(
         scheduler=scheduler,
         script=script,
@@ -129,15 +127,6 @@ def submission_of_script(
         options=tuple(options),
         arguments=arguments,
     )
-
-
-def as_linted(submission: Submission, overrides: Overrides, site: Site | None) -> tuple[str, range]:
-    """Returns the script with directives for the options that override its own, and their line numbers."""
-    lines = submission.script.text.splitlines(keepends=True)
-    last = max((directive.line for directive in submission.script.read()), default=1)
-    words = submission.scheduler.commands.overrides(overrides, submission.script, site)
-    added = [f"{submission.scheduler.prefix} {' '.join(option)}\n" for option in words]
-    return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
 def names_account(text: str) -> bool:

@@ -54,11 +54,6 @@ class StandInScheduler:
     """The scheduler's own launcher; empty if ranks are started by mpiexec."""
     mpiexec: str
     """The kind of mpiexec that is usual with this scheduler."""
-    mpiexec_in_jobs: str = ""
-    """A kind of mpiexec that runs only in jobs of this scheduler; empty if there is none."""
-    interactive: str = ""
-    """The directives of a script that runs as an interactive job with {nodes} nodes and the output {log};
-    empty if there are no interactive jobs in rehearsals."""
 
     def install(self, root: Path, directory: Path) -> None:
         """Writes the commands of the machine in `root` into a directory for the PATH."""

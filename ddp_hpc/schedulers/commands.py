@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.script_options import ScriptOptions
 from ddp_hpc.sites.site import Site
 
@@ -40,17 +38,6 @@ class JobCommands(Protocol):
         Returns the scheduler's error message, empty on success.
         """
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overrides:
-    """Options of `submit SCRIPT`; 0 and an empty text mean that an option was not given."""
-
-    num_nodes: int = 0
-    walltime_s: int = 0
-    queue: str = ""
-    qos: str = ""
-    name: str = ""
 
 
 class Commands:
@@ -105,19 +92,6 @@ class Commands:
     def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         """Returns the command line that queues a script."""
         raise NotImplementedError
-
-    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        """Returns the options of the submit command that override a script's directives, as lists of words.
-
-        Raises:
-            RequestError: the scheduler has no such option, or the option cannot be derived from the script.
-        """
-        if given != Overrides():
-            raise RequestError(
-                f"the options --nodes, --walltime, --queue, --qos and --name cannot override directives of "
-                f"{self.scheduler.title}; change the script"
-            )
-        return []
 
     def exclude_host(self, host: str) -> str:
         """Returns the submit command that excludes this host; empty if the scheduler cannot exclude hosts."""

@@ -135,19 +135,6 @@ def test_options_of_qsub_set_the_deadline_and_are_passed_to_the_successor(site: 
     assert site.job("13.pbs-srv")["Exit_status"] == 0
 
 
-@pytest.mark.check
-def test_without_an_answer_from_the_server_the_walltime_of_the_directives_is_used(site: Site) -> None:
-    program(site.root / "bin" / "qstat", "#!/bin/sh\nexit 255\n")
-    program(site.root / "trainer.sh", "")
-    script = chain_script(site, "10", "10", "requeue", options=["--walltime", "01:00:00"])
-    job = site.wait(site.submit(script))
-    assert job["Exit_status"] == 0
-    assert (
-        "PBS does not report the walltime of job 12.pbs-srv; the 3600 s of the directives are used"
-        in site.log(job)
-    )
-
-
 def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "on_signal"))
     wait_until_up(site)
@@ -261,33 +248,6 @@ def test_a_walltime_that_was_shortened_with_qalter_does_not_look_like_a_cancella
     job = site.wait(job_id)
     assert job["Exit_status"] == -29
     assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in site.log(job)
-
-
-# Continues until the scheduler has told of a later end.
-LEFT = """import time, ddp_hpc
-from pathlib import Path
-
-deadline = ddp_hpc.deadline(margin_s=41)
-Path(RUN_DIR, "up").touch()
-while not Path(RUN_DIR, "altered").exists():
-    time.sleep(0.05)
-end_s = time.monotonic() + 15
-while deadline.left_s() < 1000 and not deadline.should_stop() and time.monotonic() < end_s:
-    time.sleep(0.05)
-print("an hour is left:", deadline.left_s() > 3000, "stops:", deadline.should_stop())
-"""
-
-
-@pytest.mark.check
-def test_a_program_in_a_job_that_an_administrator_has_extended_does_not_stop_early(site: Site) -> None:
-    script = chain_script(site, options=["--walltime", "00:01:00"])
-    (site.root / "left.py").write_text(LEFT.replace("RUN_DIR", repr(str(run_dir(site)))))
-    program(site.root / "trainer.sh", f"#!/bin/bash\nexec {sys.executable} {site.root}/left.py\n")
-    job_id = site.submit(script)
-    wait_until_up(site)
-    site.change_walltime(job_id, 3700)
-    (run_dir(site) / "altered").touch()
-    assert "an hour is left: True stops: False\n" in site.log(site.wait(job_id))
 
 
 @pytest.mark.check

@@ -62,25 +62,6 @@ def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
 
 
 @pytest.mark.check
-def test_logs_waits_for_a_log_that_pbs_delivers_at_the_end(site: Site) -> None:
-    write_script(
-        site, "for i in {1..600}; do if [[ -e go ]]; then break; fi; sleep 0.05; done; echo here", "-j oe"
-    )
-    [job_id] = submit(site, site.work / "job.pbs")
-    site.wait(job_id, states="R")
-    argv = [sys.executable, "-m", "ddp_hpc", "logs", job_id, "--follow"]
-    env = {"PATH": f"{site.pbs_bin}:/usr/bin:/bin", "HOME": str(site.home), **QUIET}
-    with subprocess.Popen(
-        argv, cwd=site.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as following:
-        assert following.stderr is not None
-        assert "PBS writes its log only at the end" in following.stderr.readline()
-        (site.work / "go").touch()
-        out, _ = following.communicate(timeout=60)
-    assert (following.returncode, out) == (0, "here\n")
-
-
-@pytest.mark.check
 def test_without_a_history_a_running_job_is_shown_and_cancelled(make_site: MakeSite) -> None:
     site = make_site(history=False)
     job_id = site.submit("-k", "doe", chain_script(site, "10", "20", "on_signal"))

@@ -50,24 +50,6 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     ]
 
 
-def test_the_attempts_of_a_run_that_was_submitted_again(work: Path, programs: Programs, run: Run) -> None:
-    answer(programs, work)
-    make_run(work / "runs" / "ddp", "1 8 0 1000", "2 9 60 2000", "1 12 90 3000", "2 12 95 4000")
-    assert (
-        "\nattempts  1 (job 8 from step 0), 2 (job 9 from step 60), submitted again: "
-        "1 (job 12 from step 90), 2 (job 12 from step 95)\n"
-    ) in run("status", "12").out
-
-
-def test_a_training_that_will_not_finish_within_its_walltime(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work, run_time="00:50:00").write_text(LOG)
-    assert "beyond the end of the walltime; this job will not complete it" in run("status", "12").out
-    make_run(work / "runs" / "ddp", "1 12 0 1000")
-    assert "00:20:00 beyond the end of the walltime; another job can resume it" in run("status", "12").out
-
-
 def test_step_and_eta_are_those_of_the_current_attempt(work: Path, programs: Programs, run: Run) -> None:
     """A requeued job appends to its log."""
     log = answer(programs, work)
@@ -260,23 +242,6 @@ def test_an_array_is_cancelled_with_one_request_and_its_tasks_do_not_resume(
     assert [ledger.is_cancelled(one, f"12_{n}") for n, one in enumerate(tasks, start=1)] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("state", "exit_", "code"),
-    [
-        ("COMPLETED", "0:0", 0),
-        ("RUNNING", "0:0", 0),
-        ("FAILED", "75:0", 75),
-        ("CANCELLED", "0:15", 1),
-        ("TIMEOUT", "0:9", 1),
-    ],
-)
-def test_the_exit_code_depends_on_the_state_of_the_job(
-    work: Path, programs: Programs, run: Run, state: str, exit_: str, code: int
-) -> None:
-    answer(programs, work, state=state, exit=exit_)
-    assert run("status", "12").code == code
-
-
 def test_a_job_at_its_walltime_whose_run_will_be_resumed_is_not_a_failure(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -307,27 +272,6 @@ def test_the_json_is_complete_and_valid_even_if_the_loss_is_nan(
     assert found["progress"] == {"step": 100, "num_steps": 640, "loss": None, "left_s": 1800}
     assert found["submission"]["user"] == "me"
     assert found["post_mortem"] is None
-
-
-def test_control_characters_in_logs_are_not_printed(work: Path, programs: Programs, run: Run) -> None:
-    log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
-    log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
-    assert run("status", "12").out.replace("\n", "").isprintable()
-
-
-def test_without_an_argument_the_last_job_of_each_run_is_reported(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.program("scontrol", f'cat "{programs.folder}/$4"')
-    for job_id, state in (("12", "RUNNING"), ("14", "PENDING")):
-        text = slurm(job_id=job_id, state=state, work=str(work), log=str(work / f"{job_id}.out"))
-        (programs.folder / job_id).write_text(text)
-    make_run(work / "runs" / "one", "1 11 0 900", "2 12 0 1000")
-    ledger.record(make_run(work / "runs" / "two"), submission("14", 2000))
-    done = run("status", "--long")
-    assert [line.split()[1] for line in done.out.splitlines() if line.startswith("job ")] == ["12", "14"]
-    assert len(json.loads(run("status", "--json").out)) == 2
-    assert run("status", "--long", "--run-dir", "runs/one").out.startswith("job       12 ")
 
 
 def test_without_an_argument_one_line_is_printed_for_each_run(
@@ -404,15 +348,6 @@ def test_an_invalid_job_is_one_line(work: Path, programs: Programs, run: Run, co
         assert "is not a job ID" in done.err
     assert not (work / "canary").exists()
     assert len(programs.called("scontrol")) == 1
-
-
-def test_with_both_schedulers_the_format_of_the_id_selects_one(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work)
-    programs.answers("qstat", json.dumps(pbs(Exit_status=0, job_state="F")))
-    assert "12 (ddp of me): running, RUNNING" in run("status", "12").out
-    assert "12.pbs-srv (ddp of me): done, F" in run("status", "12.pbs-srv").out
 
 
 def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs: Programs, run: Run) -> None:
@@ -520,23 +455,6 @@ def test_following_continues_while_the_scheduler_is_unreachable(
     assert "-- scontrol failed 3 times" in done.err
 
 
-def test_a_job_that_the_scheduler_forgets_at_its_end_has_ended(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    """PBS without a job history forgets the job, and no other source knows it."""
-    (programs.folder / "running").write_text(json.dumps(pbs(Output_Path=f"host:{work}/log")))
-    (work / "log").write_text("a line\n")
-    unknown = 'echo "qstat: Unknown Job Id 12" >&2; exit 153'
-    programs.program(
-        "qstat",
-        f'mapfile -t calls <"{programs.calls}"; if ((${{#calls[@]}} > 2)); then {unknown}; fi\n'
-        f'cat "{programs.folder}/running"',
-    )
-    done = run("logs", "12", "-f")
-    assert (done.code, done.out) == (0, "a line\n")
-    assert done.err == "-- job 12.pbs-srv: ended; the scheduler no longer knows it\n"
-
-
 def test_an_unreadable_log_is_named(
     work: Path, programs: Programs, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -609,16 +527,6 @@ def test_a_missing_run_directory_is_an_invalid_request(
     assert not programs.called()
 
 
-def test_each_run_is_reported_as_soon_as_its_state_is_known(work: Path, programs: Programs, run: Run) -> None:
-    jobs(programs, work, j12="RUNNING")
-    make_run(work / "runs" / "one", "1 12 0 1000")
-    make_run(work / "runs" / "two", "1 13 0 2000")
-    done = run("status")
-    assert done.code == 1
-    assert done.out.startswith("12           running   runs/one "), "although the second query failed"
-    assert done.err.startswith("error: scontrol failed: ")
-
-
 @pytest.mark.parametrize(
     ("program", "refusal"),
     [
@@ -653,3 +561,9 @@ def test_ranks_that_trained_separately_are_named_though_the_job_ended_well(
     assert done.code == 0
     [line] = [line for line in done.out.splitlines() if line.startswith("warning")]
     assert line == f"warning   {said}"
+
+
+def test_control_characters_in_logs_are_not_printed(work: Path, programs: Programs, run: Run) -> None:
+    log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
+    log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
+    assert run("status", "12").out.replace("\n", "").isprintable()

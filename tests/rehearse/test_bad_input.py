@@ -80,15 +80,6 @@ def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, 
 
 
 @pytest.mark.check
-def test_a_hostile_name_is_only_a_name(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
-    name = "a b\n$(touch hacked)'\";`touch hacked`.pbs"
-    for scheduler, asks in (("pbs", "-l select=1 -N job"), ("slurm", "--nodes=1"), ("", "")):
-        done = rehearse(script(scheduler, asks, "echo ran", name=name), "--empty")
-        assert (done.exit_code, done.stdout) == (0, "ran\n"), done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-@pytest.mark.check
 def test_a_script_that_kills_itself_has_the_exit_code_of_its_scheduler(
     rehearse: Rehearse, script: Script
 ) -> None:
@@ -106,11 +97,3 @@ def test_exit_code_75_on_pbs_is_a_request_to_resume_and_not_a_failure(
     done = rehearse(script("pbs", "-l select=1", "exit 75"))
     assert "Exit_status 75 (requeue)\n" in done.stderr
     assert done.exit_code == 75
-
-
-@pytest.mark.check
-def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Script) -> None:
-    for scheduler, asks in (("pbs", "-l select=1 -k doe"), ("slurm", "--nodes=1"), ("", "")):
-        done = rehearse(script(scheduler, asks, "yes"))
-        assert done.exit_code == 1
-        assert "wrote more than 64.0 MiB to their logs" in done.stderr

@@ -71,3 +71,14 @@ def test_a_user_who_is_not_root_gets_the_names_and_keeps_the_user_id(tmp_path: P
         env={**os.environ, "PYTHONPATH": str(PROJECT), "TMPDIR": str(tmp_path)},
     )
     assert done.stdout.split() == ["True", "127.0.0.1", "True"], done.stderr
+
+
+@pytest.mark.check
+def test_the_program_of_the_tutorial_runs_to_its_end_on_the_names_of_the_fast_network(
+    rehearse: Rehearse, script: Script
+) -> None:
+    words = "--epochs 1 --num-samples 64 --embedding 32"
+    lesson = f"python {PROJECT / 'docs/examples/lesson_mpi4py.py'} {words}"
+    done = rehearse(script("pbs", "-l select=1", f"mpiexec -n 2 -ppn 2 {lesson}"), timeout_s=120)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "epoch 1 loss" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
-from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
 
 LIMITS = Limits(
     ranks_per_node=2,
@@ -68,16 +67,3 @@ def test_the_name_of_a_simulated_node_is_replaced_by_this_machine(word: str, her
 def test_torchrun_agents_start_at_most_the_limited_number_of_ranks() -> None:
     found = LIMITS.environment({"DDP_HPC_RANKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "1"})
     assert (found["DDP_HPC_RANKS_PER_NODE"], found["SLURM_GPUS_ON_NODE"]) == ("2", "1")
-
-
-def test_ranks_have_no_gpu_and_no_fast_network() -> None:
-    far = {"MASTER_ADDR": "node1", "NCCL_SOCKET_IFNAME": "hsn", "DDP_HPC_FABRIC_SUFFIX": ".hsn"}
-    found = LIMITS.environment({**far, "CUDA_VISIBLE_DEVICES": "3"})
-    assert (found["MASTER_ADDR"], found["CUDA_VISIBLE_DEVICES"]) == ("127.0.0.1", "")
-    assert not {"NCCL_SOCKET_IFNAME", "DDP_HPC_FABRIC_SUFFIX"} & found.keys()
-
-
-def test_lists_have_slurms_short_notation() -> None:
-    assert hostlist(["node1"]) == "node1"
-    assert hostlist(["node1", "node2", "node3"]) == "node[1-3]"
-    assert run_lengths([2, 2, 1]) == "2(x2),1"

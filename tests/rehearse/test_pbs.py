@@ -46,13 +46,6 @@ def test_a_dependency_on_a_subjob_is_refused(site: Site) -> None:
     assert "cannot have dependancy on subjob or range" in done.stderr
 
 
-def test_options_override_directives_for_each_resource(site: Site) -> None:
-    script = write(site, "#PBS -N in_script", "#PBS -l select=1:ncpus=2,walltime=600")
-    job = site.job(site.submit("-l", "walltime=300", script))
-    assert (job["Job_Name"], job["Resource_List"]["select"]) == ("in_script", "1:ncpus=2")
-    assert job["Resource_List"]["walltime"] == "00:05:00"
-
-
 # The job.
 
 
@@ -75,30 +68,6 @@ def test_a_job_runs_a_copy_of_its_script_in_the_home_directory_with_umask_0077(s
     home, umask, script = output_of(site, "pwd", "umask", "echo $0")
     assert (home, umask) == (str(site.home), "0077")
     assert script == f"{site.root}/mom_priv/jobs/12.pbs-srv.SC"
-
-
-def test_output_is_delivered_at_the_end_except_with_keep_files(site: Site) -> None:
-    script = write(site, "echo begun", WAIT)
-    later, now = site.submit(script), site.submit("-k", "doe", script)
-    log = site.work / "a.sh.o13"
-    wait_for(site, now, log, "begun")
-    assert not (site.work / "a.sh.o12").exists()
-    (site.work / "go").touch()
-    for job_id in (later, now):
-        assert site.log(site.wait(job_id)) == "begun\n"
-    assert log.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    ("last", "shebang", "status"),
-    [
-        ("exit 5", "#!/bin/bash", (5,)),
-        ("kill -9 $PPID", "#!/bin/bash", (265,)),
-        ("true", "#!/no/such/shell", (126, 127)),  # bash before 5.2 returns 126
-    ],
-)
-def test_exit_status(site: Site, last: str, shebang: str, status: tuple[int, ...]) -> None:
-    assert site.wait(site.submit(write(site, last, shebang=shebang)))["Exit_status"] in status
 
 
 def test_walltime_and_qdel_have_their_own_exit_status(site: Site) -> None:
@@ -182,9 +151,3 @@ def test_qstat_shows_a_finished_job_only_with_x(site: Site) -> None:
     text = attributes_in(site.run("qstat", "-xf", job_id).stdout)
     assert (shown["Exit_status"], text["Exit_status"]) == (0, "0")
     assert shown["Resource_List"]["walltime"] == text["Resource_List.walltime"] == "00:00:10"
-
-
-@pytest.mark.parametrize("command", [["qstat", "-xf", "-F", "json"], ["qdel"]])
-def test_an_unknown_job(site: Site, command: list[str]) -> None:
-    done = site.run(*command, "99.pbs-srv")
-    assert (done.returncode, done.stderr) == (153, f"{command[0]}: Unknown Job Id 99.pbs-srv\n")

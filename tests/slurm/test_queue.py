@@ -122,18 +122,6 @@ def test_a_submitted_request_trains_and_its_log_is_followed_to_the_end(
 
 
 @pytest.mark.check
-def test_options_of_submit_override_the_directives_of_a_script(cluster: Cluster, tmp_path: Path) -> None:
-    script = write_script(tmp_path, 'echo "arguments: $*"')
-    options = ["--nodes", "1", "--walltime", "00:02:00", "--name", "big", "--queue", "debug"]
-    job_id = submit(cluster, tmp_path, script.name, *options, "--", "a b")
-    assert cluster.wait(job_id).state == "COMPLETED"
-    job = cluster.job(job_id)
-    found = [job[key] for key in ("NumNodes", "TimeLimit", "JobName", "Partition")]
-    assert found == ["1", "00:02:00", "big", "debug"]
-    assert cluster.job_output(job_id) == "arguments: a b\n"
-
-
-@pytest.mark.check
 def test_the_exception_of_the_last_attempt_of_any_program_is_shown(cluster: Cluster, tmp_path: Path) -> None:
     """The exit code of the job is that of rank 0, which srun terminates."""
     (tmp_path / "program.py").write_text(RAISES)

@@ -64,9 +64,4 @@ STAND_IN = StandInScheduler(
     requested_nodes=_requested_nodes,
     array_indices=_array_indices,
     mpiexec="pals",
-    mpiexec_in_jobs="pals",
-    interactive=(
-        "#PBS -l select={nodes} -l place=scatter\n#PBS -k doe -j oe -o {log}\n"
-        "export PBS_ENVIRONMENT=PBS_INTERACTIVE\n"
-    ),
 )

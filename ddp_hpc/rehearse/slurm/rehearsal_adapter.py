@@ -52,5 +52,4 @@ STAND_IN = StandInScheduler(
     array_indices=_array_indices,
     launcher="srun",
     mpiexec="hydra",
-    interactive="#SBATCH --nodes={nodes} --output={log}\n",
 )

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.units import format_walltime
-from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.device_share import DeviceShare
 from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
 from ddp_hpc.schedulers.pbs import ask_machine
-from ddp_hpc.schedulers.pbs.reader import last_resource
 from ddp_hpc.schedulers.pbs.writer import UMASK
 from ddp_hpc.schedulers.script_options import ScriptOptions
 from ddp_hpc.sites.site import Site
@@ -47,35 +44,5 @@ class PbsCommands(Commands):
     def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         return ["qsub", *options, script]
 
-    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        if given.qos:
-            raise RequestError(f"--qos {given.qos} was given, but PBS has no QOS; omit this option")
-        options = []
-        if given.num_nodes:
-            options.append(["-l", f"select={given.num_nodes}{_one_chunk(script, given.num_nodes)}"])
-        if given.walltime_s:
-            options.append(["-l", f"walltime={format_walltime(given.walltime_s)}"])
-        if given.queue:
-            options.append(["-q", given.queue])
-        if given.name:
-            options.append(["-N", given.name])
-        return options
-
 
 ROLE = PbsCommands
-
-
-def _one_chunk(script: ScriptOptions, num_nodes: int) -> str:
-    """Returns the resources of the script's chunks, such as `:ncpus=4:ngpus=4`.
-
-    Raises:
-        RequestError: the script does not request identical chunks.
-    """
-    select = last_resource(script, "select")
-    if select is None or "+" in select[1]:
-        raise RequestError(
-            f"--nodes {num_nodes} was given, but the script does not request its nodes as a single chunk, "
-            "such as -l select=2:ncpus=4; change the directives of the script"
-        )
-    count, colon, rest = select[1].partition(":")
-    return colon + rest if count.isdecimal() else f":{select[1]}"

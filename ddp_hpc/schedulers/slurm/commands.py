@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ddp_hpc.base.units import format_walltime
-from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.deadline import ask_once
 from ddp_hpc.schedulers.device_share import DeviceShare
 from ddp_hpc.schedulers.machine_facts import MachineFacts, Question
-from ddp_hpc.schedulers.script_options import ScriptOptions
 from ddp_hpc.schedulers.slurm import ask_machine
 from ddp_hpc.sites.site import Site
 
@@ -42,18 +40,6 @@ class SlurmCommands(Commands):
 
     def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
-
-    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        queue_option = (site.slurm.queue_option if site else "") or "partition"
-        options = {
-            "nodes": str(given.num_nodes or ""),
-            "time": format_walltime(given.walltime_s) if given.walltime_s else "",
-            queue_option: given.queue,
-            "job-name": given.name,
-        }
-        if given.qos:
-            options["qos"] = given.qos
-        return [[f"--{name}={value}"] for name, value in options.items() if value]
 
     def exclude_host(self, host: str) -> str:
         return f"sbatch --exclude={host}"
