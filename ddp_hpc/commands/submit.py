@@ -40,7 +40,7 @@ def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **op
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
     Standard output contains only the job ID, or with --json an object. The command first checks the script
-    with `ddp-hpc lint`, and does not submit it if there are errors. With SCRIPT, the only option of the job is
+    with `ddp-hpc lint`, and does not submit it if there are errors. With SCRIPT, the only option of a job is
     --account; if neither --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the
     arguments after -- are passed to the script.
 

@@ -254,7 +254,7 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
         ([], "nothing to submit; give a SCRIPT, or the options of ddp-hpc render"),
         (
             ["job.sh", "--launcher", "srun"],
-            "job.sh cannot be combined with --launcher; change the directives of the script, or render a new one",
+            "job.sh cannot be combined with --launcher; change the directives of the script, or ",
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
