@@ -62,14 +62,14 @@ def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
         counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
         click.echo(f"all tasks of job {array.job_id} have already ended ({counts})", err=True)
     else:
-        recorded = {one.job_id: found for one in tasks if (found := run_dir_of_task(one, run_dir))}
-        for job_id, found in recorded.items():
-            _record(job_id, found)
-        if refusal := _cancel(replace(tasks[0], job_id=array.job_id), [one.job_id for one in tasks]):
+        recorded = {task.job_id: own for task in tasks if (own := run_dir_of_task(task, run_dir))}
+        for job_id, own in recorded.items():
+            _record(job_id, own)
+        if refusal := _cancel(replace(tasks[0], job_id=array.job_id), [task.job_id for task in tasks]):
             _forget(recorded)
             raise DdpHpcError(refusal)
-    for one in array.problems:
-        _name_successor(one)
+    for task_report in array.problems:
+        _name_successor(task_report)
 
 
 def _record(job_id: str, run_dir: Path) -> None:

@@ -92,7 +92,7 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
       ddp-hpc rehearse job.pbs --empty --ranks-per-node 1
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.rehearse import host_names, plan_rehearsal, run_rehearsal
+    from ddp_hpc.rehearse import plan_rehearsal, run_rehearsal
 
     for option in ("walltime-s", "max-jobs", "limit-s"):
         _check_number(f"--{option}", given[option.replace("-", "_")], 1, 10**7)
@@ -105,8 +105,7 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
     plan = plan_rehearsal.plan(script, options)
     for finding in plan.findings:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")
-    names = host_names.names_in_rehearsal(plan.site, run_rehearsal.host_names(plan))
-    for line in _differences(plan, options, has_names=host_names.add_host_names(names)):
+    for line in _differences(plan, options):
         _say(line)
     result = run_rehearsal.rehearse(plan, options)
     ctx.exit(_report(result, options))
@@ -121,11 +120,8 @@ def _say(line: str) -> None:
     click.echo(f"rehearse: {line}", err=True)
 
 
-def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
-    """Returns the differences between the rehearsal and the real machine, one per line.
-
-    `has_names` means that names on the fast network resolve to this machine.
-    """
+def _differences(plan: Plan, options: Options) -> list[str]:
+    """Returns the differences between the rehearsal and the real machine, one per line."""
     from ddp_hpc.base.units import counted
     from ddp_hpc.rehearse.run_rehearsal import DEFAULT_STEPS
     from ddp_hpc.rehearse.stand_in_scheduler import find_stand_in
@@ -149,12 +145,9 @@ def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
         "fast network and CPU binding; modules and conda environments are not loaded"
     )
     if plan.site and (suffix := plan.site.fabric.suffix):
-        example = f"names on the fast network, such as HOST{suffix},"
         lines.append(
-            f"{example} resolve to this machine (127.0.0.1)"
-            if has_names
-            else f"{example} do not exist here, because this machine does not permit mount namespaces; ranks "
-            "of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
+            f"names on the fast network, such as HOST{suffix}, do not exist here; ranks of a program that "
+            "forms these names itself, instead of using MASTER_ADDR, cannot connect"
         )
     where = "this directory, where it can change files" if options.here else "an empty directory"
     lines.append(f"the job gets a new home directory, and is submitted from {where}")

@@ -115,17 +115,6 @@ def rehearse(plan: Plan, options: Options) -> Result:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def node_names(plan: Plan) -> tuple[str, ...]:
-    """Returns the short names of the simulated nodes."""
-    return tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
-
-
-def host_names(plan: Plan) -> list[str]:
-    """Returns all names of the simulated nodes, including those that only the scheduler uses."""
-    names, stand_in = node_names(plan), find_stand_in(plan.scheduler)
-    return [*names, *(stand_in.settings(nodes=names).nodes if stand_in else ())]
-
-
 def _write_script(root: Path, plan: Plan) -> Path:
     """Returns the script to submit: a copy of the user's script with another run directory."""
     copy = root / "submitted" / plan.name
@@ -141,7 +130,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
     for name in ("work", "tmp"):
         (root / name).mkdir()
-    names = node_names(plan)
+    names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
     if stand_in := find_stand_in(plan.scheduler):
         kill_delay_s = plan.site.kill_delay_s if plan.site else 0
         settings = stand_in.settings(
