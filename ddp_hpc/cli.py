@@ -9,7 +9,8 @@ from importlib import import_module
 
 import click
 
-from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
+from ddp_hpc.base.errors import EXIT_FAILED, RequestError, nearest
+from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.version import __version__
 
 _EPILOG = """\b
@@ -92,17 +93,8 @@ def main() -> None:
         _say("error: stdout is closed; leave it open, or write to a file")
         sys.exit(EXIT_FAILED)
     try:
-        code = cli.main(prog_name="ddp-hpc", standalone_mode=False)
+        code = exit_code_of(cli, "ddp-hpc", None)
         sys.stdout.flush()
-    except DdpHpcError as err:
-        _say(f"error: {err}")
-        code = err.exit_code
-    except click.ClickException as err:
-        err.show()
-        code = err.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _say("interrupted")
-        code = EXIT_INTERRUPTED
     except OSError as err:
         code = EXIT_FAILED
         if err.filename is not None:

@@ -138,10 +138,10 @@ def _hosts(line: Line, environ: Mapping[str, str]) -> list[str]:
 def _sizes(line: Line, num_nodes: int, kind: str) -> tuple[int, int]:
     """Returns the number of ranks, and of ranks per node."""
     ppr = re.match(r"ppr:([1-9][0-9]{0,6}):(?:node|l3cache|package|socket)\b", line.values.get("map-by", ""))
-    asked_for = line.number("ppn", int(ppr[1]) if ppr else 1) if ppr or "ppn" in line.values else 0
-    default = {"pals": 1, "openmpi": max(1, asked_for) * num_nodes, "hydra": num_nodes}[kind]
+    given = line.number("ppn", int(ppr[1]) if ppr else 1) if ppr or "ppn" in line.values else 0
+    default = {"pals": 1, "openmpi": max(1, given) * num_nodes, "hydra": num_nodes}[kind]
     num_ranks = line.number("n", default)
-    per_node = asked_for or -(-num_ranks // num_nodes)
+    per_node = given or -(-num_ranks // num_nodes)
     if kind != "hydra" and num_ranks > per_node * num_nodes:
         raise line.table.refuse(f"{num_ranks} ranks do not fit on {num_nodes} nodes with {per_node} each")
     return num_ranks, per_node
