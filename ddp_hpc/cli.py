@@ -9,7 +9,8 @@ from importlib import import_module
 
 import click
 
-from ddp_hpc.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
+from ddp_hpc.base.errors import EXIT_FAILED, RequestError, nearest
+from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.version import __version__
 
 _EPILOG = """\b
@@ -24,7 +25,7 @@ _COMMANDS = {
     "submit": "Submit a job script, or the script for the options of a job.",
     "status": "Show the progress of a job, or why it ended and what to do next.",
     "logs": "Print the log of a job, and follow it while the job runs.",
-    "cancel": "Cancel a job and the jobs that were queued as a chain after it.",
+    "cancel": "Cancel a job or a job array.",
     "profiles": "List, show and check site profiles.",
     "launch": "Start ranks in the current allocation, or on this machine.",
     "exec": "Start any program as a rank, with the variables of torchrun.",
@@ -92,17 +93,8 @@ def main() -> None:
         _say("error: stdout is closed; leave it open, or write to a file")
         sys.exit(EXIT_FAILED)
     try:
-        code = cli.main(prog_name="ddp-hpc", standalone_mode=False)
+        code = exit_code_of(cli, "ddp-hpc", None)
         sys.stdout.flush()
-    except DdpHpcError as err:
-        _say(f"error: {err}")
-        code = err.exit_code
-    except click.ClickException as err:
-        err.show()
-        code = err.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _say("interrupted")
-        code = EXIT_INTERRUPTED
     except OSError as err:
         code = EXIT_FAILED
         if err.filename is not None:

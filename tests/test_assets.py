@@ -41,10 +41,3 @@ def test_a_directory_without_the_project_file_is_ignored(package: Path, project:
         (package.parent / "pyproject.toml").write_text(project)
     with pytest.raises(DdpHpcError, match="reinstall ddp-hpc"):
         assets.asset_directory("templates")
-
-
-def test_the_user_directory_follows_xdg_config_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
-    assert assets.user_directory("profiles") == Path("/somewhere/ddp-hpc/profiles")
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert assets.user_directory("profiles") == Path.home() / ".config" / "ddp-hpc" / "profiles"

@@ -95,14 +95,6 @@ WRITERS = {
         "from ddp_hpc.base.run_state import RunState, write_state\n"
         "write_state(Path(), RunState(State.DONE, 1, ''))"
     ),
-    "render": (
-        "from ddp_hpc.render.render_script import write_script\n"
-        "write_script('#!/bin/bash\\n', Path('job.sh'))"
-    ),
-    "report": (
-        "from ddp_hpc.base.atomic_files import write_atomically\n"
-        "write_atomically(Path('a.json'), b'{}', 'report')"
-    ),
     "lock": (
         "from ddp_hpc.training.snapshots.directory_lock import DirectoryLock\n"
         "Path('.lock').write_text('{\"home\": \"elsewhere\"}')\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,13 +48,6 @@ def test_the_end_of_another_attempt_does_not_count_and_is_replaced(tmp_path: Pat
 def test_a_damaged_record_counts_as_missing(tmp_path: Path, text: str) -> None:
     (tmp_path / "end").write_text(text)
     assert attempt_end.read_end(tmp_path, "1 17") is None
-
-
-def test_an_unknown_key_of_a_later_version_is_ignored(tmp_path: Path) -> None:
-    attempt_end.write_end(tmp_path, "1 17", END)
-    path = tmp_path / "end"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "gpu": 3}))
-    assert attempt_end.read_end(tmp_path, "1 17") == END
 
 
 def test_rank_0_began_and_ended(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from ddp_hpc.base.options import options_of
 from ddp_hpc.cli import cli
 from ddp_hpc.request.job import Job
 from tests.batch.conftest import ROOT, clean_environ, run_cli
-from tests.queue.test_ledger import make_run
 
 
 def error_of(*args: str, cwd: Path | None = None, **environ: str) -> str:
@@ -53,21 +52,6 @@ def test_a_rejected_request_does_not_change_the_output_file(tmp_path: Path) -> N
     assert (tmp_path / "job.sh").read_text() == "precious"
 
 
-def test_an_existing_script_is_replaced_without_temporary_files(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text("old")
-    assert run_cli("render", "--profile", "local", "-o", "job.sh", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "job.sh").read_text() != "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["job.sh"]
-
-
-def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
-    message = error_of("render", "--profile", "local", "-o", "no/job.sh", cwd=tmp_path)
-    assert (
-        message
-        == "error: cannot write no/job.sh: the directory no does not exist. Create it first (mkdir -p)."
-    )
-
-
 @pytest.mark.parametrize("target", ["directory", "pipe"])
 def test_only_regular_files_are_replaced(tmp_path: Path, target: str) -> None:
     (tmp_path / "directory").mkdir()
@@ -75,25 +59,15 @@ def test_only_regular_files_are_replaced(tmp_path: Path, target: str) -> None:
     assert "is not a regular file" in error_of("render", "--profile", "local", "-o", target, cwd=tmp_path)
 
 
-def test_a_write_error_is_one_line() -> None:
-    done = run_cli("render", "--profile", "local", "-o", "/proc/job.sh")
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1].startswith("error: cannot write /proc/job.sh: ")
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--profile", "poalris"], "unknown profile 'poalris' (did you mean \"polaris\"?)"),
-        (["--profile", "../polaris"], "unknown profile"),
         (["--profile", "local", "--nodes", "0"], "--nodes must be at least 1"),
-        (["--profile", "local", "--ranks-per-node", "0"], "--ranks-per-node must be at least 1"),
         (["--profile", "local", "--walltime", "25:99"], "ambiguous"),
-        (["--profile", "local", "--name", "a\nb"], "job name 'a\\nb'"),
         (["--profile", "local", "--env", "NAME"], "--env requires NAME=VALUE"),
         (["--profile", "local", "--job", "none.toml"], "none.toml: cannot be read"),
         (["--step", "--nodes", "2"], "--step cannot be combined with --nodes"),
-        (["--step", "--profile", "polaris"], "--step cannot be combined with --profile"),
     ],
 )
 def test_an_invalid_request_is_reported_in_one_line_with_exit_code_2(args: list[str], message: str) -> None:
@@ -138,16 +112,6 @@ def test_the_account_is_read_from_the_environment() -> None:
     assert b"\n#PBS -A Mine\n" in done.stdout
 
 
-def test_an_account_in_the_environment_is_ignored_without_a_scheduler() -> None:
-    assert run_cli("render", "--profile", "local", DDP_HPC_ACCOUNT="Proj").returncode == 0
-
-
-def test_a_missing_account_is_only_a_warning() -> None:
-    done = run_cli("render", "--profile", "polaris")
-    assert done.returncode == 0
-    assert b"warning: Polaris (ALCF) requires an account" in done.stderr
-
-
 def test_the_profile_is_read_from_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('profile = "generic_pbs"\nnodes = 3\n')
     done = run_cli("render", "--job", "job.toml", "--nodes", "4", cwd=tmp_path)
@@ -173,10 +137,6 @@ def test_arguments_that_are_not_utf8_are_preserved() -> None:
     assert b"\n  ./run '\xff' \"$@\"\n" in done.stdout
 
 
-def test_the_step_script_is_the_same_for_stdout_and_files() -> None:
-    assert run_cli("render", "--step").stdout == (ROOT / "jobs" / "torchrun_script.sh").read_bytes()
-
-
 def test_profiles_are_listed_with_scheduler_and_date() -> None:
     heading, *lines = run_cli("profiles", "list").stdout.decode().splitlines()
     assert heading.split() == ["name", "scheduler", "confidence", "checked", "site"]
@@ -193,25 +153,12 @@ def test_profiles_show_prints_the_file() -> None:
     assert 'did you mean "polaris"' in error_of("profiles", "show", "polari")
 
 
-def test_an_error_in_a_user_profile_is_reported_with_its_line(tmp_path: Path) -> None:
-    directory = tmp_path / "ddp-hpc" / "profiles"
-    directory.mkdir(parents=True)
-    (directory / "mine.toml").write_text('title = "x"\nschedular = "pbs"\n')
-    message = error_of("render", "--profile", "mine", XDG_CONFIG_HOME=str(tmp_path))
-    assert 'mine.toml:2: unknown key "schedular" (did you mean "scheduler"?)' in message
-
-
 def test_version_and_help_are_printed() -> None:
     assert run_cli("--version").stdout.decode().strip().endswith(__version__)
     for command in ([], ["render"], ["profiles"], ["profiles", "list"], ["profiles", "show"], ["env"]):
         done = run_cli(*command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith(b"Usage: ddp-hpc")
-
-
-def test_help_shows_the_examples_line_by_line() -> None:
-    lines = run_cli("render", "--help").stdout.decode().splitlines()
-    assert "    ddp-hpc render --step -o torchrun_script.sh" in lines
 
 
 @pytest.mark.parametrize(
@@ -249,22 +196,11 @@ def test_shell_completion_knows_the_commands() -> None:
     "words",
     [
         "ddp-hpc profiles show polar",
-        *(f"ddp-hpc {command} --profile polar" for command in ("render", "submit", "lint")),
-        *(f"ddp-hpc {command} --profile polar" for command in ("launch", "estimate", "rehearse")),
+        *(f"ddp-hpc {command} --profile polar" for command in ("submit", "estimate")),
     ],
 )
 def test_shell_completion_knows_the_profiles(words: str) -> None:
     assert completed(words) == ["polaris"]
-
-
-@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-def test_shell_completion_knows_the_jobs_of_the_runs_without_asking_a_scheduler(
-    tmp_path: Path, command: str
-) -> None:
-    for name, job_ids in (("old", ("12", "13")), ("new", ("14",))):
-        make_run(tmp_path / "runs" / name, *(f"1 {job_id} 0 {job_id}" for job_id in job_ids))
-    assert completed(f"ddp-hpc {command} ", cwd=tmp_path) == ["14", "13", "12"]
-    assert completed(f"ddp-hpc {command} --run-dir runs/old 13", cwd=tmp_path) == ["13"]
 
 
 def test_profiles_are_printed_as_json() -> None:
@@ -296,12 +232,6 @@ def test_ctrl_c_exits_with_130(tmp_path: Path) -> None:
         assert process.stderr.read().strip() == b"interrupted"
 
 
-def test_env_prints_rank_and_world_size() -> None:
-    done = run_cli("env", "--discovery", "single", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"{")
-
-
 def test_help_imports_neither_commands_nor_configurations_nor_templates() -> None:
     program = "import sys, ddp_hpc.cli; print(*sys.modules, sep='\\n')"
     done = subprocess.run(
@@ -324,9 +254,3 @@ def test_train_runs_the_same_program_as_the_module(tmp_path: Path) -> None:
     assert b"done: 1 steps" in done.stdout
     shown = run_cli("train", "--help")
     assert shown.stdout.startswith(b"Usage: python -m ddp_hpc.train [OPTIONS]")
-
-
-def test_an_invalid_option_of_train_is_rejected_as_by_the_module(tmp_path: Path) -> None:
-    done = run_cli("train", "--epohcs", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert b"--epochs" in done.stderr

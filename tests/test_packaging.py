@@ -118,26 +118,3 @@ def test_a_bare_checkout_works_with_python_m(tmp_path):
     ).strip()
     argv = [sys.executable, "-S", "-m", "ddp_hpc", "render", "--profile", "polaris", "--nodes", "2"]
     assert "#PBS" in _run(*argv, cwd=copy, env={"PYTHONPATH": libraries})
-
-
-@pytest.mark.check
-def test_pythonpath_works_from_another_directory(tmp_path):
-    argv = [sys.executable, "-m", "ddp_hpc", "profiles", "list"]
-    assert "polaris" in _run(*argv, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)})
-
-
-@pytest.mark.check
-def test_templates_of_another_project_are_ignored(tmp_path):
-    """A directory `templates` beside the package is ignored if no project file there names ddp-hpc."""
-    (tmp_path / "ddp_hpc").symlink_to(PROJECT / "ddp_hpc")
-    for name in ("templates", "profiles"):
-        (tmp_path / name).mkdir()
-    code = (
-        "import ddp_hpc.base.assets as a; from pathlib import Path\n"
-        f"a._PACKAGE = Path({str(tmp_path)!r}) / 'ddp_hpc'\n"
-        "try: a.asset_directory('templates')\n"
-        "except Exception as e: print(type(e).__name__, e)\n"
-    )
-    out = _run(sys.executable, "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)})
-    assert out.startswith("DdpHpcError")
-    assert "templates/" in out

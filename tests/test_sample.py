@@ -104,22 +104,18 @@ def test_each_byte_is_predicted_from_the_last_bytes(folder, sample):
     ("words", "said"),
     [
         (["snapshots", "--num-bytes", "0"], "--num-bytes must be greater than 0 (got 0)"),
-        (["snapshots", "--temperature", "-1"], "--temperature must be 0 or greater (got -1.0)"),
         (["snapshots", "--temperature", "nan"], "--temperature must be 0 or greater (got nan)"),
-        (["snapshots", "--temperature", "inf"], "--temperature must be 0 or greater (got inf)"),
         (["snapshots", "--seed", "-1"], "--seed must be at least 0 and less than 2**63 (got -1)"),
         (["missing"], "no snapshots in "),
         (["other"], "contains the model linear, but must contain a decoder"),
         (["tokens"], "was trained on a vocabulary of 300 tokens, not on bytes"),
         (["changed"], "does not match the decoder of this version of ddp-hpc"),
-        (["nothing"], "does not match the decoder of this version of ddp-hpc"),
     ],
 )
 def test_an_invalid_request_is_one_line_without_text(folder, tmp_path, sample, words, said):
     save(tmp_path / "other", 1, torch.nn.Linear(2, 2), "linear")
     save(tmp_path / "tokens", 1, made(300))
     save(tmp_path / "changed", 1, made(), layers=2)
-    save(tmp_path / "nothing", 1, torch.nn.Linear(2, 2))
     code, out, err = sample(tmp_path / words[0], *words[1:])
     assert (code, out, len(err.splitlines())) == (2, b"", 1), err
     assert said in err

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_hpc.base import units
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_bytes, format_walltime, parse_bytes, parse_walltime_s
 
@@ -17,13 +14,8 @@ from ddp_hpc.base.units import format_bytes, format_walltime, parse_bytes, parse
     ("text", "seconds"),
     [
         ("01:30:00", 5400),
-        ("1:30:00", 5400),
-        ("168:00:00", 604800),
-        ("00:00:01", 1),
         ("2-12:00:00", 216000),
         ("90m", 5400),
-        ("90min", 5400),
-        ("2h", 7200),
         ("1h30m", 5400),
         ("1d", 86400),
         (" 01:00:00 ", 3600),
@@ -37,24 +29,15 @@ def test_a_walltime_is_parsed_to_seconds(text: str, seconds: int) -> None:
     ("text", "said"),
     [
         ("25:99", "ambiguous"),
-        ("25:30", "ambiguous"),
         ("01:99:00", "minutes must be at most 59 (got 99)"),
-        ("01:00:60", "seconds must be at most 59 (got 60)"),
         ("1-24:00:00", "hours must be at most 23 if days are given"),
         ("00:00:00", "is zero"),
-        ("0m", "is zero"),
-        ("", "not a time"),
         ("90", "not a time"),
-        ("-01:00:00", "not a time"),
         ("1:00:00; rm x", "not a time"),
-        ("01:00:00\n", None),
         ("1.5h", "not a time"),
     ],
 )
-def test_an_invalid_walltime_is_refused_with_the_format(text: str, said: str | None) -> None:
-    if said is None:  # surrounding blanks are accepted
-        assert parse_walltime_s(text) == 3600
-        return
+def test_an_invalid_walltime_is_refused_with_the_format(text: str, said: str) -> None:
     with pytest.raises(RequestError, match="HH:MM:SS") as caught:
         parse_walltime_s(text)
     assert said in str(caught.value)
@@ -69,19 +52,13 @@ def test_a_formatted_walltime_is_parsed_to_the_same_seconds(seconds: int) -> Non
     ("num_bytes", "text"),
     [
         (0, "0 B"),
-        (1023, "1023 B"),
         (1024, "1.0 KiB"),
         (1536, "1.5 KiB"),
-        (2**30, "1.0 GiB"),
         (2**60, "1024.0 PiB"),
     ],
 )
 def test_byte_sizes_are_formatted_in_binary_units(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
-
-
-def test_the_examples_in_the_docstrings_are_correct() -> None:
-    assert doctest.testmod(units).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -101,8 +78,3 @@ def test_an_invalid_size_is_refused(text: str) -> None:
         RequestError, match="is not a size; use a number above 0, optionally with the unit B, KiB"
     ):
         parse_bytes(text)
-
-
-@given(st.integers(min_value=1, max_value=10**15 - 1))
-def test_a_number_without_a_unit_is_bytes(num_bytes: int) -> None:
-    assert parse_bytes(str(num_bytes)) == parse_bytes(f"{num_bytes}B") == num_bytes

@@ -7,10 +7,8 @@ special terms of the project, and is the only page that is not checked.
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +83,6 @@ def pages(name: str, text: str) -> Iterator[Text]:
         yield Text(name, paragraph)
 
 
-def templates(name: str, text: str) -> Iterator[Text]:
-    """Yields the lines of a template, with consecutive comments as one text, without expressions of Jinja."""
-    plain = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "…", text, flags=re.DOTALL)
-    for block in re.sub(r"\n[ \t]*#+ ?", " ", plain).splitlines():
-        yield Text(name, block)
-
-
 def strings(name: str, source: str) -> Iterator[Text]:
     """Yields the docstrings, messages and help texts of a module: its strings that contain several words."""
     tree = ast.parse(source)
@@ -104,22 +95,6 @@ def strings(name: str, source: str) -> Iterator[Text]:
             yield Text(f"{name}:{node.lineno}", str(node.value))
 
 
-def comments(name: str, source: str) -> Iterator[Text]:
-    """Yields the comments of a module, with those on consecutive lines as one text."""
-    block, last = Text(f"{name}:0", ""), 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        comment = token.string.lstrip("#")
-        if token.start[0] == last + 1:
-            block = Text(block.place, f"{block.text} {comment}")
-        else:
-            yield block
-            block = Text(f"{name}:{token.start[0]}", comment)
-        last = token.start[0]
-    yield block
-
-
 def files(*patterns: str) -> Iterator[tuple[str, str]]:
     """Yields the names and the contents of files of the project."""
     for pattern in patterns:
@@ -128,15 +103,12 @@ def files(*patterns: str) -> Iterator[tuple[str, str]]:
 
 
 def all_texts() -> Iterator[Text]:
-    """Yields the texts of pages, templates, profiles and modules."""
+    """Yields the texts of pages, and the docstrings and messages of modules."""
     for name, text in files("*.md", "docs/**/*.md", "tests/**/*.md"):
         if name != GLOSSARY:
             yield from pages(name, text)
-    for name, text in files("templates/*.j2", "profiles/*.toml"):
-        yield from templates(name, text)
     for name, source in files("ddp_hpc/**/*.py", "data_gen/**/*.py"):
         yield from strings(name, source)
-        yield from comments(name, source)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Converts errors to one line on stderr and an exit code, for commands run by `python -m`."""
+"""Converts errors to one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -20,4 +20,5 @@ def exit_code_of(command: click.Command, prog_name: str, argv: list[str] | None)
         click.echo(f"error: {error}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED

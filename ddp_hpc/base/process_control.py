@@ -124,5 +124,5 @@ def reap() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether a process with this id exists."""
-    return Path(f"/proc/{pid}").exists()
+    """Returns whether a process with this id exists and is not a zombie, which nobody may ever reap."""
+    return process_stat(pid)[:1] not in ([], ["Z"], ["X"])

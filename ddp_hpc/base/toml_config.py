@@ -1,4 +1,4 @@
-"""Converts TOML files to frozen dataclasses. Every error names the file and the line.
+"""Converts TOML files to frozen dataclasses. Every error names the file and the key.
 
 A dataclass is the schema: its field names are the keys, its annotations the
 types. Supported types are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
@@ -7,7 +7,6 @@ types. Supported types are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
 
 from __future__ import annotations
 
-import re
 import tomllib
 import typing
 from collections.abc import Callable
@@ -89,7 +88,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 class TomlFile:
-    """A parsed TOML file. Errors about its values contain the line.
+    """A parsed TOML file. Errors about its values contain their keys.
 
     Raises:
         RequestError: the file cannot be read, or is not TOML.
@@ -97,8 +96,7 @@ class TomlFile:
 
     def __init__(self, source: Path) -> None:
         self._source = source
-        self._text = _read_text(source)
-        self.document = _parse(self._text, source)
+        self.document = _parse(_read_text(source), source)
 
     def table(self, table: dict[str, Any], cls: Any, path: _Path) -> Any:
         """Converts a table to a dataclass."""
@@ -107,16 +105,16 @@ class TomlFile:
         for key in table:
             if key not in known:
                 hint = nearest(key, list(known)) or f"; known keys: {', '.join(known)}"
-                raise self.error((*path, key), f'unknown key "{key}"{hint}')
+                raise self.error(f'unknown key "{key}"{hint}', path)
         needed = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
         for key in needed:
             if key not in table:
-                raise self.error(path, f'the key "{key}" is missing; add it')
+                raise self.error(f'the key "{key}" is missing; add it', path)
         values = {key: self.value(value, hints[key], (*path, key)) for key, value in table.items()}
         try:
             return cls(**values)
         except RequestError as err:
-            raise self.error(path, str(err)) from None
+            raise self.error(str(err), path) from None
 
     def value(self, value: Any, kind: Any, path: _Path) -> Any:
         """Converts a value to a type, which can be a dataclass."""
@@ -143,49 +141,12 @@ class TomlFile:
 
     def _wrong_type(self, path: _Path, value: Any, needed: str) -> RequestError:
         name = ".".join(str(step) for step in path)
-        return self.error(
-            path, f'"{name}" is {value!r}, which is {_type_name(type(value))}; {needed} is needed'
-        )
+        return self.error(f'"{name}" is {value!r}, which is {_type_name(type(value))}; {needed} is needed')
 
-    def error(self, path: _Path, message: str) -> RequestError:
-        """Returns the error with this message for the value at `path`."""
-        line = find_line(self._text, path)
-        return RequestError(f"{self._source}{f':{line}' * (line > 0)}: {message}")
-
-
-def find_line(text: str, path: _Path) -> int:
-    """Returns the line of `path`, counted from 1, or that of the innermost table around it; 0 if not found.
-
-    The function searches for headers and keys, because tomllib does not provide positions. For an
-    element of a list it returns the first line of the list.
-    """
-    # The patterns are compiled only when an error is reported, so that commands start faster.
-    header_pattern = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
-    word = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-    key_pattern = re.compile(rf"\s*({word}(?:\s*\.\s*{word})*)\s*=")
-    best_line, best_depth = 0, 0
-    table: _Path = ()
-    seen: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := header_pattern.fullmatch(line):
-            names = _split_dotted(header[2])
-            table = tuple(names)
-            if header[1] == "[[":
-                seen[names] = seen.get(names, -1) + 1
-                table = (*names, seen[names])
-            here = table
-        elif key := key_pattern.match(line):
-            here = (*table, *_split_dotted(key[1]))
-        else:
-            continue
-        depth = len(here)
-        if here == path[:depth] and depth > best_depth:
-            best_line, best_depth = number, depth
-    return best_line
-
-
-def _split_dotted(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in text.split("."))
+    def error(self, message: str, table: _Path = ()) -> RequestError:
+        """Returns the error with this message, which is about this table or about the whole file."""
+        place = f" [{'.'.join(map(str, table))}]" if table else ""
+        return RequestError(f"{self._source}:{place} {message}")
 
 
 def _type_name(kind: Any) -> str:

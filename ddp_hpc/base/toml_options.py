@@ -20,7 +20,7 @@ def toml_options(path: Path, config: type[Any]) -> dict[str, Any]:
     command line with underscores, such as `batch_size`.
 
     Raises:
-        RequestError: the file cannot be read, or a key or a value is not valid; names the line.
+        RequestError: the file cannot be read, or a key or a value is not valid; names the key.
     """
     file = TomlFile(path)
     by_key = {option.key: option for option in options_of(config)}
@@ -30,7 +30,7 @@ def toml_options(path: Path, config: type[Any]) -> dict[str, Any]:
         if key not in by_key:
             name = ".".join(key)
             hint = nearest(name, [".".join(known) for known in by_key])
-            raise file.error(key, f'unknown key "{name}"{hint}; --help lists the options')
+            raise file.error(f'unknown key "{name}"{hint}; --help lists the options')
         values[by_key[key].name] = _value(by_key[key], value, file)
     return values
 
@@ -47,7 +47,7 @@ def _value(option: Option, value: Any, file: TomlFile) -> Any:
     key, read = option.key, option.read
     if read is None or read is read_pair:
         converted = file.value(value, str if option.choices else option.type, key)
-        with _at_line(file, key):
+        with _naming_file(file):
             check_value(option, converted)
         return converted
     if option.is_multiple:
@@ -55,19 +55,19 @@ def _value(option: Option, value: Any, file: TomlFile) -> Any:
         texts = file.value(pairs, tuple[str, ...], key)
     else:
         texts = (file.value(",".join(map(str, value)) if isinstance(value, list) else value, str, key),)
-    with _at_line(file, key):
+    with _naming_file(file):
         read_values = tuple(read(".".join(key), text) for text in texts)
     return read_values if option.is_multiple else read_values[0]
 
 
 @contextmanager
-def _at_line(file: TomlFile, key: tuple[str, ...]) -> Iterator[None]:
-    """Adds the line of the key to an error, which names options as in the file."""
+def _naming_file(file: TomlFile) -> Iterator[None]:
+    """Adds the name of the file to an error, which names options as in the file."""
     try:
         with naming(str):
             yield
     except RequestError as error:
-        raise file.error(key, str(error)) from None
+        raise file.error(str(error)) from None
 
 
 def as_toml(config: Any) -> str:

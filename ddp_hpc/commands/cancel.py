@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 if TYPE_CHECKING:
@@ -23,44 +22,31 @@ if TYPE_CHECKING:
 
 
 @click.command("cancel")
-@click.option(
-    "--only", is_flag=True, help="Cancel only this job, so that the next job of the chain resumes the run."
-)
 @run_dir_option
-@click.argument("job", shell_complete=complete_jobs)
-def command(job: str, only: bool, run_dir: Path | None) -> None:
-    """Cancel a job or a job array and, if it is part of a chain, the jobs that were queued to run after it.
+@click.argument("job")
+def command(job: str, run_dir: Path | None) -> None:
+    """Cancel a job or a job array.
 
-    Prints the IDs of the cancelled jobs, the last job of the chain first. When a job whose script was written
-    by ddp-hpc is cancelled, it saves its state and does not submit another job. If the job has already ended,
-    the command cancels nothing, reports which job continues the run, and exits with code 0.
+    Prints the ID of the cancelled job. When a job whose script was written by ddp-hpc is cancelled, it saves
+    its state and does not submit another job. If the job has already ended, the command cancels nothing,
+    reports which job continues the run, and exits with code 0.
 
     \b
     Examples:
       ddp-hpc cancel 1234
-      ddp-hpc cancel 1234.pbs-srv --only
+      ddp-hpc cancel 1234.pbs-srv
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
-    from ddp_hpc.queue.job_report import rest_of_chain
 
     seen = report_job_or_array(job, run_dir)
     if isinstance(seen, ArrayReport):
         _cancel_array(seen, run_dir)
         return
-    jobs: list[JobState] = []
     if seen.job is None or seen.job.phase == "ended":
         click.echo(_ended(seen.job_id, seen.job), err=True)
-    else:
-        jobs = [seen.job, *([] if only else rest_of_chain(seen))]
-    # The last job is cancelled first, because the next job in the chain starts as soon as the previous one is
-    # cancelled.
-    refusals = [refusal for one in reversed(jobs) if (refusal := _record_and_cancel(one, seen.run_dir))]
-    if not only:
-        _name_successor(seen, jobs)
-    for one in refusals[:-1]:
-        click.echo(f"error: {one}", err=True)
-    if refusals:
-        raise DdpHpcError(refusals[-1])
+    elif refusal := _record_and_cancel(seen.job, seen.run_dir):
+        raise DdpHpcError(refusal)
+    _name_successor(seen)
 
 
 def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
@@ -76,14 +62,14 @@ def _cancel_array(array: ArrayReport, run_dir: Path | None) -> None:
         counts = ", ".join(f"{number} {verdict}" for verdict, number in array.counts.items())
         click.echo(f"all tasks of job {array.job_id} have already ended ({counts})", err=True)
     else:
-        recorded = {one.job_id: found for one in tasks if (found := run_dir_of_task(one, run_dir))}
-        for job_id, found in recorded.items():
-            _record(job_id, found)
-        if refusal := _cancel(replace(tasks[0], job_id=array.job_id), [one.job_id for one in tasks]):
+        recorded = {task.job_id: own for task in tasks if (own := run_dir_of_task(task, run_dir))}
+        for job_id, own in recorded.items():
+            _record(job_id, own)
+        if refusal := _cancel(replace(tasks[0], job_id=array.job_id), [task.job_id for task in tasks]):
             _forget(recorded)
             raise DdpHpcError(refusal)
-    for one in array.problems:
-        _name_successor(one, [])
+    for task_report in array.problems:
+        _name_successor(task_report)
 
 
 def _record(job_id: str, run_dir: Path) -> None:
@@ -116,16 +102,13 @@ def _record_and_cancel(job: JobState, run_dir: str) -> str:
     return refusal
 
 
-def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
+def _name_successor(seen: JobReport) -> None:
     """Prints which job continues the run.
 
     This job is not cancelled, as it could belong to another run that used the same directory.
     """
     from ddp_hpc.queue.job_report import live_successor
-    from ddp_hpc.schedulers.job_state import same_job
 
-    if any(same_job(seen.next_job, one.job_id) for one in cancelled):
-        return
     try:
         if later := live_successor(seen):
             to_cancel = f"to cancel it: ddp-hpc cancel {shlex.quote(later.job_id)}"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 
@@ -20,7 +19,7 @@ from ddp_hpc.commands.run_dir_option import run_dir_option
     "successor jobs.",
 )
 @run_dir_option
-@click.argument("job", shell_complete=complete_jobs)
+@click.argument("job")
 def command(job: str, follow: bool, run_dir: Path | None) -> None:
     """Print the log of a job, or of one task of a job array.
 

@@ -75,9 +75,6 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Submit the script from the current directory, as the real job, or from a new, empty directory, so "
     "that the job changes no files of yours.  [default: --here]",
 )
-@click.option(
-    "--keep", is_flag=True, help="Keep the temporary directory of the rehearsal instead of deleting it."
-)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.pass_context
 def command(ctx: click.Context, /, script: Path, arguments: str | None, **given: Any) -> None:
@@ -93,9 +90,9 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
       ddp-hpc rehearse jobs/polaris_ddp.pbs
       ddp-hpc rehearse jobs/generic_slurm_ddp.sbatch --walltime-s 90 --args '--model linear --epochs 99999'
       ddp-hpc rehearse job.pbs --empty --ranks-per-node 1
-      ddp-hpc rehearse job.sbatch --nodes 1 --steps 20 --keep
+      ddp-hpc rehearse job.sbatch --nodes 1 --steps 20
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.rehearse import host_names, plan_rehearsal, run_rehearsal
+    from ddp_hpc.rehearse import plan_rehearsal, run_rehearsal
 
     for option in ("walltime-s", "max-jobs", "limit-s"):
         _check_number(f"--{option}", given[option.replace("-", "_")], 1, 10**7)
@@ -108,8 +105,7 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
     plan = plan_rehearsal.plan(script, options)
     for finding in plan.findings:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")
-    names = host_names.names_in_rehearsal(plan.site, run_rehearsal.host_names(plan))
-    for line in _differences(plan, options, has_names=host_names.add_host_names(names)):
+    for line in _differences(plan, options):
         _say(line)
     result = run_rehearsal.rehearse(plan, options)
     ctx.exit(_report(result, options))
@@ -124,63 +120,48 @@ def _say(line: str) -> None:
     click.echo(f"rehearse: {line}", err=True)
 
 
-def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
-    """Returns the differences between the rehearsal and the real machine, one per line.
-
-    `has_names` means that names on the fast network resolve to this machine.
-    """
+def _differences(plan: Plan, options: Options) -> list[str]:
+    """Returns the differences between the rehearsal and the real machine, one per line."""
     from ddp_hpc.base.units import counted
     from ddp_hpc.rehearse.run_rehearsal import DEFAULT_STEPS
     from ddp_hpc.rehearse.stand_in_scheduler import find_stand_in
     from ddp_hpc.schedulers.registry import SCHEDULERS
 
     stand_in = find_stand_in(plan.scheduler)
-    scheduler = SCHEDULERS[plan.scheduler].title if stand_in else ""
-    fewer = f" of {plan.requested_nodes}" if plan.num_nodes < plan.requested_nodes else ""
-    nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
-    ranks = counted(plan.ranks_per_node, "rank")
-    found = []
-    if plan.is_interactive:
-        shell = SCHEDULERS[plan.scheduler].commands.interactive_command
-        found.append(
-            f"{plan.name} has no directives, but uses a job of {scheduler}; it runs as in the shell of "
-            f"{shell}, with {counted(plan.num_nodes, 'node')} (change with --nodes)"
+    lines = []
+    if stand_in:
+        nodes = counted(plan.num_nodes, "node")
+        if plan.num_nodes < plan.requested_nodes:
+            nodes = f"{plan.num_nodes} of {plan.requested_nodes} nodes"
+        lines.append(
+            f"{SCHEDULERS[plan.scheduler].title} is simulated with {nodes}, all on this machine, and at most "
+            f"{counted(plan.ranks_per_node, 'rank')} per node; every queue, account and resource is accepted"
         )
-    if scheduler:
-        found.append(
-            f"{scheduler} is simulated with {nodes}, all on this machine, and at most {ranks} per node; "
-            "every queue, account and resource is accepted"
-        )
-    own = stand_in.launcher if stand_in else ""
-    launcher = own or _LAUNCHERS[plan.mpiexec]
-    also = f" (mpiexec as with {_LAUNCHERS[plan.mpiexec]})" if own else ""
-    found.append(
-        f"ranks are started as with {launcher}{also}, on the MPI of this Python environment, without GPUs, "
+    launcher = f"mpiexec of {_LAUNCHERS[plan.mpiexec]}"
+    if stand_in and stand_in.launcher:
+        launcher = f"{stand_in.launcher} and {launcher}"
+    lines.append(
+        f"ranks are started as with {launcher}, on the MPI of this Python environment, without GPUs, "
         "fast network and CPU binding; modules and conda environments are not loaded"
     )
     if plan.site and (suffix := plan.site.fabric.suffix):
-        example = f"names on the fast network, such as HOST{suffix},"
-        found.append(
-            f"{example} resolve to this machine (127.0.0.1)"
-            if has_names
-            else f"{example} do not exist here, because this machine does not permit mount namespaces; ranks "
-            "of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
+        lines.append(
+            f"names on the fast network, such as HOST{suffix}, do not exist here; ranks of a program that "
+            "forms these names itself, instead of using MASTER_ADDR, cannot connect"
         )
-    elif plan.site is None and scheduler and has_names:
-        found.append("names on the fast networks of all profiles resolve to this machine (127.0.0.1)")
     where = "this directory, where it can change files" if options.here else "an empty directory"
-    found.append(f"the job gets a new home directory, and is submitted from {where}")
+    lines.append(f"the job gets a new home directory, and is submitted from {where}")
     if plan.array_index is not None:
-        found.append(f"{plan.name} is a job array, of which only the task with index {plan.array_index} runs")
+        lines.append(f"{plan.name} is a job array, of which only the task with index {plan.array_index} runs")
     if options.walltime_s:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""
-        found.append(f"each job has a walltime of {options.walltime_s} s instead of {requested}{clock}")
+        lines.append(f"each job has a walltime of {options.walltime_s} s instead of {requested}{clock}")
     if options.steps is None and options.walltime_s is None:
-        found.append(f"ddp_hpc.train runs with --max-steps {DEFAULT_STEPS}; use --steps to change this")
+        lines.append(f"ddp_hpc.train runs with --max-steps {DEFAULT_STEPS}; use --steps to change this")
     if options.arguments:
-        found.append(f"appended to the command of the ranks: {shlex.join(options.arguments)}")
-    return found
+        lines.append(f"appended to the command of the ranks: {shlex.join(options.arguments)}")
+    return lines
 
 
 def _report(result: Result, options: Options) -> int:
@@ -197,6 +178,4 @@ def _report(result: Result, options: Options) -> int:
     if result.timed_out:
         _say(f"stopped after {options.limit_s:g} s (--limit-s); the remaining processes were killed")
         return EXIT_FAILED
-    if result.directory is not None:
-        _say(f"the directory of the rehearsal was kept: {result.directory}")
     return code if code in (EXIT_DONE, EXIT_REQUEUE) else EXIT_FAILED

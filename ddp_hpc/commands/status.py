@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
-from ddp_hpc.commands.completion import complete_jobs
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
 @click.option("--long", "is_long", is_flag=True, help="Without JOB, print all lines about each job.")
 @run_dir_option
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.argument("job", required=False)
 def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
@@ -50,20 +49,22 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
     from ddp_hpc.queue.array_report import report_job_or_array
     from ddp_hpc.queue.job_report import last_jobs
 
-    verdict, found = "", []
-    for one in [report_job_or_array(job, run_dir)] if job is not None else last_jobs(run_dir):
+    verdict, objects = "", []
+    for report in [report_job_or_array(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
-            found.append(_plain_numbers(asdict(one)))
+            objects.append(_plain_numbers(asdict(report)))
         else:  # print each job at once, since the next one needs a slow query of the scheduler
-            click.echo("\n" * bool(verdict and is_long) + "\n".join(_lines(one, is_long or job is not None)))
-        verdict = one.verdict
+            click.echo(
+                "\n" * bool(verdict and is_long) + "\n".join(_lines(report, is_long or job is not None))
+            )
+        verdict = report.verdict
     if not verdict:
         raise RequestError(
             f"no JOB was given, and {run_dir or Path.cwd()} contains no run of ddp-hpc; give a JOB, or "
             "change to the directory that it was submitted from"
         )
     if as_json:
-        click.echo(json.dumps(found if job is None else found[0], indent=2))
+        click.echo(json.dumps(objects if job is None else objects[0], indent=2))
     click.get_current_context().exit(_EXIT_CODES.get(verdict, EXIT_FAILED))
 
 
@@ -79,7 +80,7 @@ def _lines(report: JobReport | ArrayReport, is_long: bool) -> list[str]:
 def _plain_numbers(value: Any) -> Any:
     """Returns `value` with non-finite numbers replaced by None, as JSON has no NaN."""
     if isinstance(value, dict):
-        return {key: _plain_numbers(one) for key, one in value.items()}
+        return {key: _plain_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain_numbers(one) for one in value]
+        return [_plain_numbers(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,27 +6,21 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.option_names import OptionError
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.job_options import ScriptOrRequest, all_job_options, given_options, request_of
 from ddp_hpc.commands.lint import read_script, site_of
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding
     from ddp_hpc.queue.submit import Submission
-    from ddp_hpc.schedulers.commands import Overrides
 
 # Checks that do not apply, since `submit` creates the log directory and passes the account to the scheduler.
 _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
-# This check reports repeated directives, but the options of `submit` override directives on purpose.
-_OVERRIDDEN = "JOB007"
 
 
 @click.command("submit", cls=ScriptOrRequest)
@@ -36,28 +30,18 @@ _OVERRIDDEN = "JOB007"
 )
 @click.option("--force", is_flag=True, help="Submit the script even if lint reports errors.")
 @click.option(
-    "--chain",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Submit a PBS script as N jobs that run one after the other, for sites where compute "
-    "nodes cannot submit jobs.",
-)
-@click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object per job, each on its line: the job ID, the run directory and others.",
+    help="Print a JSON object with the job ID, the run directory and others.",
 )
 @click.argument("script", required=False, type=click.Path(path_type=Path))
-def command(
-    script: Path | None, dry_run: bool, force: bool, chain: int | None, as_json: bool, **options: Any
-) -> None:
+def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **options: Any) -> None:
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
     Standard output contains only the job ID, or with --json an object. The command first checks the script
-    with `ddp-hpc lint`, and does not submit it if there are errors. With SCRIPT, the options --account,
-    --name, --nodes, --qos, --queue and --walltime are passed to sbatch or qsub, where they override the
-    directives; if neither --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the
+    with `ddp-hpc lint`, and does not submit it if there are errors. With SCRIPT, the only option of a job is
+    --account; if neither --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the
     arguments after -- are passed to the script.
 
     \b
@@ -65,7 +49,7 @@ def command(
       ddp-hpc submit --nodes 2 --walltime 01:00:00 -- python train.py --epochs 10
       ddp-hpc submit --profile polaris --nodes 2 --queue debug --account MYPROJECT
       ddp-hpc submit job.sh
-      ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT --nodes 4 --walltime 01:00:00
+      ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT
       ddp-hpc submit jobs/generic_slurm_ddp.sbatch -- --epochs 3
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
@@ -78,11 +62,9 @@ def command(
         raise RequestError(
             "--json cannot be combined with --dry-run, as no job is submitted; omit one of them"
         )
-    submission, found = _submission(script, {**options, "command": command})
-    check_findings(found, force=force)
+    submission, findings = _submission(script, {**options, "command": command})
+    check_findings(findings, force=force)
     scheduler = submission.scheduler
-    if chain:
-        submit_module.check_chain(submission, chain)
     _warn(submit_module.conflict(submission))
     if dry_run:
         sys.stdout.buffer.write(submission.content)
@@ -92,14 +74,16 @@ def command(
     program, prefix = scheduler.submit_program, scheduler.prefix
     need(program, f"the script's {prefix} lines are for {scheduler.title}, which requires {program}")
     submit_module.prepare(submission)
-    sent = submit_module.submit_chain(submission, chain) if chain else submit_module.submit_one(submission)
-    _print_jobs(sent, program, chain, _json_line(submission) if as_json else str)
+    _send(submission, as_json=as_json)
 
 
-def _json_line(submission: Submission) -> Callable[[str], str]:
-    """Returns a function that describes a job as one line of JSON."""
+def _send(submission: Submission, *, as_json: bool) -> None:
+    """Submits the job and prints its ID."""
+    from ddp_hpc.queue import submit as submit_module
+    from ddp_hpc.schedulers.run_command import held_interrupt
 
-    def line(job_id: str) -> str:
+    with held_interrupt(submission.scheduler.submit_program) as is_interrupted:
+        job_id, problem = submit_module.submit(submission)
         facts = {
             "job_id": job_id,
             "scheduler": submission.scheduler.name,
@@ -107,41 +91,16 @@ def _json_line(submission: Submission) -> Callable[[str], str]:
             "run_dir": str(submission.run_dir) if submission.run_dir else None,
             "work_dir": str(submission.work_dir),
         }
-        return json.dumps(facts)
-
-    return line
-
-
-def _print_jobs(
-    sent: Iterator[tuple[str, str]], program: str, chain: int | None, line_of: Callable[[str], str]
-) -> None:
-    """Prints a line about each job as soon as it is submitted."""
-    from ddp_hpc.schedulers.run_command import held_interrupt
-
-    queued: list[str] = []
-
-    def progress() -> str:
-        jobs = f"{len(queued)} job was" if len(queued) == 1 else f"{len(queued)} jobs were"
-        return f"{jobs} submitted; to cancel: ddp-hpc cancel {queued[0]}"
-
-    with held_interrupt(program) as is_interrupted:
+        submitted = f"job {job_id} was submitted; to cancel it: ddp-hpc cancel {shlex.quote(job_id)}"
         try:
-            for job_id, problem in sent:
-                queued.append(job_id)
-                # Print the ID immediately: the job exists even if this process fails now.
-                click.echo(line_of(job_id))
-                if problem:
-                    click.echo(f"warning: {problem}", err=True)
-                if is_interrupted():
-                    click.echo(progress(), err=True)
-                    raise KeyboardInterrupt
-        except DdpHpcError as error:
-            if not queued:
-                raise
-            raise DdpHpcError(f"job {len(queued) + 1} of {chain} was rejected; {progress()}") from error
+            click.echo(json.dumps(facts) if as_json else job_id)
         except OSError as error:  # stdout was closed by its reader, such as `head`
-            click.echo(f"cannot write to stdout ({error.strerror}): {progress()}", err=True)
+            click.echo(f"cannot write to stdout ({error.strerror}): {submitted}", err=True)
             raise
+        _warn(problem)
+        if is_interrupted():
+            click.echo(submitted, err=True)
+            raise KeyboardInterrupt
 
 
 def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submission, list[LintFinding]]:
@@ -166,34 +125,26 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
             click.echo(f"warning: {line}", err=True)
         submission = submit_module.submission_of_request(text, site.scheduler, here)
         version = lint.installed_version_for(text, site)
-        found = lint.lint_script(
+        return submission, lint.lint_script(
             text, site, num_nodes=job.num_nodes, directory=here, installed_version=version
         )
-        return submission, found
     profile, account = request.pop("profile"), request.pop("account") or ""
-    arguments, overrides = request.pop("command"), _overrides(request)
+    arguments = request.pop("command")
     if given := given_options(request):
         raise RequestError(
-            f"{script} cannot be combined with {given[0]}; use --account, --name, --nodes, --qos, --queue or "
-            "--walltime, or render a new script"
+            f"{script} cannot be combined with {given[0]}; change the directives of the script, or render a "
+            "new one"
         )
     text = read_script(script)
     if not account and not submit_module.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
     site_or_none = site_of(text, profile)
     submission = submit_module.submission_of_script(
-        text, script, here, account=account, overrides=overrides, arguments=arguments, site=site_or_none
+        text, script, here, account=account, arguments=arguments, site=site_or_none
     )
-    _note(explain(submission.python_env, os.environ, is_passed=True))
     version = lint.installed_version_for(text, site_or_none)
-    linted, added = submit_module.as_linted(submission, overrides, site_or_none)
-    found = [
-        # Lines after the added directives have different line numbers in the user's file.
-        replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
-        for one in lint.lint_script(linted, site_or_none, directory=Path.cwd(), installed_version=version)
-        if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
-    ]
-    return submission, found
+    findings = lint.lint_script(text, site_or_none, directory=here, installed_version=version)
+    return submission, [each for each in findings if not (account and each.check == _NO_ACCOUNT)]
 
 
 def _warn(text: str) -> None:
@@ -206,27 +157,16 @@ def _note(text: str) -> None:
         click.echo(f"note: {text}", err=True)
 
 
-def _overrides(request: dict[str, Any]) -> Overrides:
-    """Removes the options that override directives from the request, and returns them."""
-    from ddp_hpc.schedulers.commands import Overrides
-
-    walltime_s, nodes = request.pop("walltime"), request.pop("nodes")
-    if nodes is not None and nodes < 1:
-        raise OptionError("nodes", nodes, "must be at least 1")
-    names = {name: request.pop(name) or "" for name in ("queue", "qos", "name")}
-    return Overrides(num_nodes=nodes or 0, walltime_s=walltime_s or 0, **names)
-
-
-def check_findings(found: list[LintFinding], *, force: bool) -> None:
+def check_findings(findings: list[LintFinding], *, force: bool) -> None:
     """Prints the findings of lint on stderr, before the script is submitted.
 
     Raises:
         RequestError: a finding is an error, and `force` is not set.
     """
-    shown = [one for one in found if one.severity != "note" and one.check != _NO_LOG_DIRECTORY]
-    for one in shown:
-        click.echo(f"{one.severity}: {one.check}, line {one.line}: {one.what}; {one.remedy}", err=True)
-    errors = sum(one.severity == "error" for one in shown)
+    shown = [each for each in findings if each.severity != "note" and each.check != _NO_LOG_DIRECTORY]
+    for each in shown:
+        click.echo(f"{each.severity}: {each.check}, line {each.line}: {each.what}; {each.remedy}", err=True)
+    errors = sum(each.severity == "error" for each in shown)
     if errors and not force:
         counted = f"{errors} error{'s' if errors > 1 else ''}"
         raise RequestError(

@@ -1,31 +1,40 @@
-"""Finds the rank that failed first, its host and its error message at the end of a job's log."""
+"""Finds the rank that failed first, its host and its error message."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddp_hpc.base.attempt_end import AttemptEnd
-from ddp_hpc.queue.launcher_messages import RankMessage, begin_after_requeue, failed_rank, without_them
 
 _MAX_LINES = 12
 _MAX_CHARS = 300
-_NUM_LINES_BEFORE = 3
+_NUM_LAST_LINES = 5
 # A requeued job appends to the same log. Each attempt begins with a line of the supervisor, or with a line of
-# the trainer if torchrun has restarted the ranks.
+# the trainer if torchrun has restarted the ranks, or after the line of slurmstepd about a requeue.
 _ATTEMPT_START = re.compile(
-    r"^(?:ddp-hpc: job \S{1,300}: |resuming after step [0-9]+ \(epoch )", re.MULTILINE
+    r"^(?:ddp-hpc: job \S{1,300}: |resuming after step [0-9]+ \(epoch |"
+    r".{0,300}?error: \*\*\* JOB \S{1,40} ON \S{1,255} CANCELLED AT \S{1,40} DUE TO JOB REQUEUE\b)",
+    re.MULTILINE,
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
 _RANK_OF_TORCH = re.compile(r"\[rank([0-9]{1,7})\]: ")
 # Messages of ddp_hpc.train: the first rank that fails prints its error, which can name another rank.
 _TRAINER = re.compile(r"^\[(?:rank ([0-9]+)(?:/[0-9]+)? )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
 _OTHER_RANK = re.compile(r"(?:^error: |lost contact with )rank ([0-9]+) on ([A-Za-z0-9_.-]+)")
+# Lines of srun and of daemons, which can come between two lines of a traceback. Since Slurm 25.05, slurmstepd
+# writes a time in brackets instead of its name.
+_OF_LAUNCHER = re.compile(
+    r"^(?:srun: |slurmstepd(?:-\S{1,255})?: |\[[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,6})?\] |"
+    r"=>> PBS: |"
+    r"\[(?:mpiexec|proxy:[0-9:]{1,20})@[^\]\s]{1,255}\] ).*(?:\n|\Z)",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first failure of a job. `rank` is None if only the host is known; `lines` are lines of the log.
+    """The first failure of a job. `rank` is None if it is unknown; `lines` are lines of the log.
 
     `exit_code` is that of the rank, 128 + the number of its signal; None if it is unknown.
     """
@@ -39,59 +48,38 @@ class Failure:
 def last_attempt(log: str) -> str:
     """Returns the part of a log that was written since the last start of the job or of its ranks."""
     starts = [match.start() for match in _ATTEMPT_START.finditer(log)]
-    return log[max(begin_after_requeue(log), *starts[-1:], 0) :]
+    return log[starts[-1] if starts else 0 :]
 
 
 def first_failure(log: str, recorded: AttemptEnd | None = None) -> Failure | None:
-    """Returns the first failure, from the most reliable message in the log; None if there is no such
-    message.
+    """Returns the first failure, from the record of the attempt's end or else from the log; None if neither
+    has one.
 
     `recorded` is the recorded end of an attempt that has failed.
     """
-    own = without_them(log)
+    own = _OF_LAUNCHER.sub("", log)
     if match := _TRAINER.search(own):
         rank, host, text = match[1], match[2], match[3]
         if other := _OTHER_RANK.search(text):
             rank, host = other[1], other[2]
         lines = _block(own, match.start())
         return Failure(rank=int(rank) if rank else None, host=host, lines=tuple(lines))
-    message = failed_rank(log)
+    rank_of_record = recorded.rank if recorded is not None else None
+    labelled = re.search(rf"^.{{0,80}}?\[rank{rank_of_record}\]: Traceback \(most", own, re.MULTILINE)
+    trace = labelled or _TRACEBACK.search(own)
+    lines = _block(own, trace.start()) if trace else []
     if recorded is not None:
-        message = _of_rank(recorded, message)
-    if message is not None:
-        lines = [*_lines_about(log, own, message), *([message.text] if message.text else [])]
-        return Failure(rank=message.rank, host=message.host, lines=tuple(lines), exit_code=message.exit_code)
-    if trace := _TRACEBACK.search(own):
-        label = _RANK_OF_TORCH.search(trace[0])
-        rank = int(label[1]) if label else None
-        return Failure(rank=rank, host="", lines=tuple(_block(own, trace.start())))
-    return None
+        shown = (*(lines or last_lines(log)), *filter(None, [recorded.reason]))
+        return Failure(rank=recorded.rank, host=recorded.host, lines=shown, exit_code=recorded.exit_code)
+    if trace is None:
+        return None
+    label = _RANK_OF_TORCH.search(trace[0])
+    return Failure(rank=int(label[1]) if label else None, host="", lines=tuple(lines))
 
 
 def last_lines(log: str) -> tuple[str, ...]:
     """Returns the last 5 lines of a log, which are shown if no failure was found."""
-    return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-5:])
-
-
-def _of_rank(end: AttemptEnd, message: RankMessage | None) -> RankMessage:
-    """Returns the launcher's message if it is about the rank that failed first, otherwise its record."""
-    if message is not None and message.rank == end.rank:
-        return replace(message, host=message.host or end.host, exit_code=end.exit_code)
-    return RankMessage(
-        rank=end.rank,
-        host=end.host,
-        exit_code=end.exit_code,
-        text=end.reason,
-        start=message.start if message is not None else -1,
-    )
-
-
-def _lines_about(log: str, own: str, message: RankMessage) -> list[str]:
-    """Returns the traceback of the rank, or the last lines before the launcher's message."""
-    before = without_them(log[: message.start]) if message.start >= 0 else own
-    labelled = re.search(rf"^.{{0,80}}?\[rank{message.rank}\]: Traceback \(most", own, re.MULTILINE)
-    trace = labelled or _TRACEBACK.search(before) or _TRACEBACK.match(own, len(before))
-    return _block(own, trace.start()) if trace else _lines_before(before)
+    return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-_NUM_LAST_LINES:])
 
 
 def _block(log: str, start: int) -> list[str]:
@@ -118,7 +106,3 @@ def _of_one_rank(lines: list[str]) -> list[str]:
         return lines
     own = [line.removeprefix(label) for line in lines if line.startswith(label)]
     return own if len(own) > 1 else lines
-
-
-def _lines_before(before: str) -> list[str]:
-    return [line[:_MAX_CHARS] for line in before.splitlines()[-_NUM_LINES_BEFORE:] if line.strip()]

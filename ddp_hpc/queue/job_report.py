@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +13,13 @@ from ddp_hpc.base.attempt_end import read_end
 from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state, state_path
-from ddp_hpc.lint.parse_script import parse_script
-from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.causes_in_log import warning_in
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
-from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine, warning_in
-from ddp_hpc.queue.run_conflicts import last_script
+from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine
 from ddp_hpc.queue.run_directories import find_run_dir, runs_in
 from ddp_hpc.queue.training_progress import Progress, progress_in
-from ddp_hpc.request.resumption import Resumption
 from ddp_hpc.schedulers.client import read_job, read_jobs
 from ddp_hpc.schedulers.job_state import SLUID, JobState, check_job_id, same_job
 
@@ -104,7 +101,6 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         next_job=next_job,
         first_step=start.first_step if start else 0,
         recorded=read_end(run_dir, start.key.partition("@")[0]) if run_dir and start else None,
-        resumption=_resumption(run_dir, job) if run_dir and job else None,
         has_command=bool(resume),
     )
     return JobReport(
@@ -135,13 +131,6 @@ def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Pat
     # With -k doe, PBS creates the log at the start of the job.
     never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
     return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
-
-
-def _resumption(run_dir: Path, job: JobState) -> Resumption | None:
-    """Returns how the program of a job is resumed; None if its script is unknown or not of ddp-hpc."""
-    if not job.work_dir:
-        return None
-    return resumption_of_script(parse_script(last_script(run_dir)), Path(job.work_dir))
 
 
 def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
@@ -201,35 +190,20 @@ def verdict_without_record(job: JobState, run_dir: Path | None) -> str:
     return verdict_of(_with_known_end(job, state, log_paths(job)), state)
 
 
-def rest_of_chain(report: JobReport) -> list[JobState]:
-    """Returns the later jobs of the same chain (submit --chain) that have not ended, in order.
-
-    Raises:
-        DdpHpcError: the scheduler does not answer.
-    """
-    if not report.run_dir:
-        return []
-    first = ledger.chained_job(Path(report.run_dir), report.job_id)
-    return list(_live(report, first, ledger.chained_job))
-
-
 def live_successor(report: JobReport) -> JobState | None:
-    """Returns the waiting or running job that resumes the run; None if no log or record names one.
+    """Returns the waiting or running job that resumes the run; None if no record names one.
 
     Raises:
         DdpHpcError: the scheduler does not answer.
     """
-    return next(_live(report, report.next_job, ledger.next_job), None)
-
-
-def _live(report: JobReport, job_id: str, next_of: Callable[[Path, str], str]) -> Iterator[JobState]:
-    seen = {report.job_id}
+    job_id, seen = report.next_job, {report.job_id}
     while job_id and job_id not in seen:
         seen.add(job_id)
         job = read_job(check_job_id(job_id))
         if job is not None and job.phase != "ended":
-            yield job
-        job_id = next_of(Path(report.run_dir), job_id) if report.run_dir else ""
+            return job
+        job_id = ledger.next_job(Path(report.run_dir), job_id) if report.run_dir else ""
+    return None
 
 
 def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:

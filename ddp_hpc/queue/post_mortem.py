@@ -13,44 +13,11 @@ from ddp_hpc.base.errors import EXIT_REQUEUE
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.base.run_state import RunState
 from ddp_hpc.base.units import format_walltime
-from ddp_hpc.queue import launcher_messages
+from ddp_hpc.queue.causes_in_log import cause_in, lost_node_in
 from ddp_hpc.queue.first_failure import Failure, first_failure, last_attempt, last_lines
-from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# Causes that only the log shows, since the script ends with an ordinary exit code even if the kernel killed a
-# task for lack of memory.
-_IN_LOG = (
-    *launcher_messages.CAUSES,
-    # PyTorch's allocators print these messages. Since PyTorch 2.5, the exception is torch.OutOfMemoryError.
-    ("gpu memory", re.compile(r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: ")),
-    ("memory", re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b", re.MULTILINE)),
-    # Messages of OpenSSH, with which MPICH's mpiexec starts ranks on other nodes.
-    (
-        "ssh",
-        re.compile(
-            r"^ssh: connect to host \S+ port [0-9]+: |^Host key verification failed|"
-            r"Permission denied \(publickey",
-            re.MULTILINE,
-        ),
-    ),
-    ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
-    # The first message comes from torch.distributed (2.11 and 2.13).
-    (
-        "variables",
-        re.compile(
-            r"environment variable \w+ expected, but not set|"
-            r"^KeyError: '(?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
-            re.MULTILINE,
-        ),
-    ),
-)
-_TRAINED_ALONE = re.compile(
-    r"^\[[^]\s]+\] warning: "
-    r"([0-9]+ ranks were started, but rank 0's program (?:has not opened a process group|uses ).*)",
-    re.MULTILINE,
-)
 _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
 # Causes about which the scheduler and the log say as much.
 _ORDINARY = (Cause.DONE, Cause.STOPPED, Cause.FAILED, Cause.EXITED)
@@ -151,8 +118,7 @@ class Evidence:
 
     `state` is the content of the state file; None if another job has written it. `next_job` resumes the run;
     empty without one. `first_step` is the step after which the job resumed the run, and `recorded` how its
-    attempt ended, if it is known. `resumption` is how its program is resumed; None if it is not a script of
-    ddp-hpc. `has_command` is whether the job has left the command that resumes the run.
+    attempt ended, if it is known. `has_command` is whether the job has left the command that resumes the run.
     """
 
     log: str = ""
@@ -160,7 +126,6 @@ class Evidence:
     next_job: str = ""
     first_step: int = 0
     recorded: AttemptEnd | None = None
-    resumption: Resumption | None = None
     has_command: bool = False
 
 
@@ -173,6 +138,7 @@ def examine(job: JobState, evidence: Evidence) -> PostMortem | None:
     # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
     failed = recorded if recorded is not None and recorded.cause.is_failure else None
     failure = first_failure(log, failed) if cause not in _TERMINATED else None
+    host = (failure.host if failure else "") or (lost_node_in(log) if cause == "node" else "")
     lost_ranks = failed is not None or (state is not None and state.state is State.RUNNING)
     reasons = (
         _how(job, cause, failure, lost_ranks=lost_ranks),
@@ -183,19 +149,10 @@ def examine(job: JobState, evidence: Evidence) -> PostMortem | None:
         cause=cause,
         what="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
         rank=failure.rank if failure else None,
-        host=failure.host if failure else "",
+        host=host,
         lines=failure.lines if failure else last_lines(log),
-        remedy=_remedy(cause, job, evidence, failure),
+        remedy=_remedy(cause, job, evidence, host),
     )
-
-
-def warning_in(log: str) -> str:
-    """Returns the warning of `ddp-hpc exec` that ranks may have trained alone; empty if the log has none.
-
-    Such a job can end without an error, with results as if it had run on one GPU.
-    """
-    match = _TRAINED_ALONE.search(log)
-    return match[1] if match else ""
 
 
 def advice_while_waiting(job: JobState) -> str:
@@ -216,9 +173,8 @@ def _cause(job: JobState, log: str, recorded: AttemptEnd | None) -> str:
         return "requeue"
     if job.end != "failed":
         return job.end
-    in_log = next((cause for cause, pattern in _IN_LOG if pattern.search(log)), "")
     own = recorded.cause if recorded is not None and recorded.cause not in _ORDINARY else ""
-    return in_log or own or "failed"
+    return cause_in(log) or own or "failed"
 
 
 def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool) -> str:
@@ -249,19 +205,17 @@ def _code(code: int | None, number: int | None) -> str:
     return f"exit code {code}" + (f" ({known})" if known else "")
 
 
-def _remedy(cause: str, job: JobState, evidence: Evidence, failure: Failure | None) -> str:
+def _remedy(cause: str, job: JobState, evidence: Evidence, host: str) -> str:
     if evidence.next_job and cause != "failed":
         return f"none: job {evidence.next_job} resumes the run"
     text = _TEXTS[cause].remedy if cause in _TEXTS else Cause(cause).advice or Cause.FAILED.advice
-    commands, resumption = SCHEDULERS[job.scheduler].commands, evidence.resumption
+    commands = SCHEDULERS[job.scheduler].commands
     if cause == "requeue" and evidence.has_command:
         # The script itself can lack options and variables of the job, or be that of a whole array.
         text = "resume the run with the command in `resume`"
-    if cause == "walltime" and resumption is not None and resumption.way in ("never", "unknown"):
-        text = f"increase --walltime; {HOW_TO_RESUME}"
     if cause == "ssh":
         text = commands.start_without_ssh or text
-    if cause == "node" and failure and (command := commands.exclude_host(failure.host)):
+    if cause == "node" and host and (command := commands.exclude_host(host)):
         text += f" ({command})"
     state = evidence.state or RunState(State.RUNNING, evidence.first_step, "")
     if state.state is not State.DONE and state.step:

@@ -35,21 +35,15 @@ def with_own_environment(job: Job, work_dir: Path, environ: Mapping[str, str]) -
     return replace(job, python_env=environment_for_job(work_dir, environ))
 
 
-def explain(python_env: str, environ: Mapping[str, str], *, is_passed: bool = False) -> str:
-    """Returns which python the job runs, if that is not the one of the active environment; else empty.
-
-    `is_passed` means that the script itself does not name the environment, but gets it as a variable.
-    """
+def explain(python_env: str, environ: Mapping[str, str]) -> str:
+    """Returns which python the job runs, if that is not the one of the active environment; else empty."""
     active = _active(environ)
     if python_env in ("", active):
         return ""
     instead = f", not in the active environment {active}" if active else ""
-    effect = (
-        f"the script gets VIRTUAL_ENV={python_env}" if is_passed else f"the job runs {python_env}/bin/python"
-    )
     return (
-        f"ddp-hpc is installed in {python_env}{instead}, so {effect}; if your program needs another "
-        "environment, install ddp-hpc there, and submit the job with it"
+        f"ddp-hpc is installed in {python_env}{instead}, so the job runs {python_env}/bin/python; if your "
+        "program needs another environment, install ddp-hpc there, and submit the job with it"
     )
 
 

@@ -43,7 +43,7 @@ def _user() -> str:
 @dataclass(frozen=True, kw_only=True)
 class SubmissionRecord:
     """One job as it was queued, by default now by this process. `sha256` is the checksum of its script.
-    `after` is the job that it waits for, and whose run it resumes, or empty.
+    `after` is the job whose run it resumes, or empty.
     """
 
     job_id: str
@@ -195,16 +195,11 @@ def job_ids(run_dir: Path) -> list[str]:
     return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda pair: pair[0])))
 
 
-def chained_job(run_dir: Path, job_id: str) -> str:
-    """Returns the job that was submitted to start after this job; empty if there is none."""
-    waiting = (s.job_id for s in reversed(submissions(run_dir)) if s.after and same_job(s.after, job_id))
-    return next(waiting, "")
-
-
 def next_job(run_dir: Path, job_id: str) -> str:
     """Returns the job that resumes the run after this job; empty if the run directory records none."""
-    if chained := chained_job(run_dir, job_id):
-        return chained
+    queued = [s.job_id for s in submissions(run_dir) if s.after and same_job(s.after, job_id)]
+    if queued:
+        return queued[-1]
     starts = attempts(run_dir)
     own = [index for index, start in enumerate(starts) if same_job(start.job_id, job_id)]
     later = starts[own[-1] + 1 :] if own else []

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,22 +15,16 @@ from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_control import umask_text
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
-from ddp_hpc.queue.python_environment import environment_for_job
 from ddp_hpc.queue.run_conflicts import warning_about
 from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
-from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
 from ddp_hpc.schedulers.client import send
-from ddp_hpc.schedulers.commands import Overrides
-from ddp_hpc.schedulers.job_state import was_dropped
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
 
 # Matches paths with patterns that only the scheduler expands, such as %j for the job ID.
 _NOT_PLAIN = re.compile(r"[$~^%\0\n]")
-_CHAINED = "DDP_HPC_CHAINED"
-_MAX_ATTEMPTS = re.compile(r"--max-attempts ([0-9]{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,39 +45,19 @@ class Submission:
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     """The arguments of the script."""
-    python_env: str = ""
-    """The Python environment that the submit command passes to the job, if the script does not name one."""
 
     @property
     def content(self) -> bytes:
         """The unchanged bytes of the script."""
         return script_bytes(self.script.text)
 
-    def argv(self, after: str = "", variables: Sequence[str] = ()) -> list[str]:
-        """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
+    def argv(self) -> list[str]:
+        """Returns the command line that submits the script."""
         path = str(self.path)
         umask = int(umask_text(), 8)
         options = [*self.options, *self.scheduler.commands.umask_arguments(self.script, umask)]
         not_an_option = f"./{path}" if path.startswith("-") else path
-        return [
-            *self.scheduler.commands.submit_argv(not_an_option, options, after, self._variables(variables)),
-            *self.arguments,
-        ]
-
-    def environ(self) -> dict[str, str]:
-        """Returns the environment of the submit command."""
-        if not self.python_env or not self.scheduler.commands.passes_environment:
-            return dict(os.environ)
-        path = f"{self.python_env}/bin:{os.environ.get('PATH', os.defpath)}"
-        return {**os.environ, "VIRTUAL_ENV": self.python_env, "PATH": path}
-
-    def _variables(self, given: Sequence[str]) -> str:
-        """Returns the value of the option -v of qsub."""
-        if self.python_env and not self.scheduler.commands.passes_environment:
-            given = [f"VIRTUAL_ENV={self.python_env}", *given]
-        # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
-        own = [directive.value for directive in self.script.read() if directive.flag == "-v"]
-        return ",".join([*own, *given]) if given else ""
+        return [*self.scheduler.commands.submit_argv(not_an_option, options), *self.arguments]
 
 
 def submission_of_request(text: str, scheduler_name: str, work_dir: Path) -> Submission:
@@ -118,15 +92,14 @@ def submission_of_script(
     work_dir: Path,
     *,
     account: str,
-    overrides: Overrides,
     arguments: tuple[str, ...],
     site: Site | None,
 ) -> Submission:
-    """Returns how to submit an existing script file, with options that override its directives.
+    """Returns how to submit an existing script file.
 
     Raises:
         RequestError: the script has no directives, so its scheduler is unknown, or the scheduler does not
-            support an option or arguments.
+            support arguments.
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
@@ -141,9 +114,9 @@ def submission_of_script(
             f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
             f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
         )
-    options = [word for words in scheduler.commands.overrides(overrides, script, site) for word in words]
+    options: list[str] = []
     if account:
-        options += scheduler.commands.account_arguments(account, site.account.option if site else "")
+        options = scheduler.commands.account_arguments(account, site.account.option if site else "")
     return Submission(
         scheduler=scheduler,
         script=script,
@@ -153,29 +126,7 @@ def submission_of_script(
         run_dir=run_dir_in(text, work_dir),
         options=tuple(options),
         arguments=arguments,
-        python_env=_environment_to_pass(script, scheduler, work_dir),
     )
-
-
-def _environment_to_pass(script: Script, scheduler: Scheduler, work_dir: Path) -> str:
-    """Returns the environment of this ddp-hpc, if the script starts ddp-hpc and names no environment."""
-    if not script.is_supervised or script.sets("VIRTUAL_ENV"):
-        return ""
-    python_env = environment_for_job(work_dir, os.environ)
-    if scheduler.commands.passes_environment:
-        return python_env
-    # qsub would change these characters. Without PATH, a script can only activate a virtual environment.
-    is_usable = not re.search(r"""[\\'",\s]""", python_env)
-    return python_env if is_usable and (Path(python_env) / "bin" / "activate").exists() else ""
-
-
-def as_linted(submission: Submission, overrides: Overrides, site: Site | None) -> tuple[str, range]:
-    """Returns the script with directives for the options that override its own, and their line numbers."""
-    lines = submission.script.text.splitlines(keepends=True)
-    last = max((directive.line for directive in submission.script.read()), default=1)
-    words = submission.scheduler.commands.overrides(overrides, submission.script, site)
-    added = [f"{submission.scheduler.prefix} {' '.join(option)}\n" for option in words]
-    return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
 def names_account(text: str) -> bool:
@@ -219,71 +170,30 @@ def prepare(submission: Submission) -> None:
         write_script(submission.script.text, submission.path)
 
 
-def submit_one(submission: Submission) -> Iterator[tuple[str, str]]:
-    """Submits one job; yields its ID, and a warning or an empty string.
+def submit(submission: Submission) -> tuple[str, str]:
+    """Submits the job and records it; returns its ID, and a warning if it could not be recorded.
 
     Raises:
         DdpHpcError: the scheduler refuses the job or cannot be reached.
     """
-    yield from _send(submission, submission.argv(), "")
-
-
-def check_chain(submission: Submission, num_jobs: int) -> None:
-    """Raises RequestError if the script cannot be queued as a chain."""
-    if not submission.scheduler.commands.can_chain or not submission.script.is_supervised:
-        raise RequestError(
-            f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
-            "omit it, as the other scripts of ddp-hpc requeue themselves"
+    job_id = send(submission.scheduler, submission.argv(), os.environ)
+    if submission.run_dir is None:
+        return job_id, ""
+    try:
+        ledger.record(
+            submission.run_dir,
+            ledger.SubmissionRecord(
+                job_id=job_id,
+                scheduler=submission.scheduler.name,
+                argv=tuple(submission.argv()),
+                script=str(submission.work_dir / submission.path),
+                sha256=hashlib.sha256(submission.content).hexdigest(),
+                work_dir=str(submission.work_dir),
+            ),
         )
-    match = _MAX_ATTEMPTS.search(submission.script.text)
-    max_attempts = int(match[1]) if match else DEFAULT_MAX_ATTEMPTS
-    if num_jobs > max_attempts:
-        raise RequestError(
-            f"--chain {num_jobs} was given, but the script runs at most {max_attempts} attempts; use a "
-            "smaller number, or render it with a larger --max-attempts"
-        )
-
-
-def submit_chain(submission: Submission, num_jobs: int) -> Iterator[tuple[str, str]]:
-    """Submits a PBS script `num_jobs` times, each job after the previous one; yields ids and warnings.
-
-    Raises:
-        DdpHpcError: the scheduler refuses a job or cannot be reached; jobs whose ids were yielded remain
-        queued.
-    """
-    after = ""
-    for attempt in range(1, num_jobs + 1):
-        variables = [f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"]
-        for job_id, problem in _send(submission, submission.argv(after, variables), after):
-            yield job_id, problem
-            after = job_id
-
-
-def _send(submission: Submission, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
-    job_id = send(submission.scheduler, argv, submission.environ())
-    if after and was_dropped(submission.scheduler.commands.job_commands().read_job, job_id):
-        raise DdpHpcError(
-            f"PBS has dropped job {job_id} because it depends on job {after}, which the server no longer "
-            f"knows. Check what happened to job {after}, and submit again."
-        )
-    problem = ""
-    if submission.run_dir is not None:
-        try:
-            ledger.record(
-                submission.run_dir,
-                ledger.SubmissionRecord(
-                    job_id=job_id,
-                    scheduler=submission.scheduler.name,
-                    argv=tuple(argv),
-                    script=str(submission.work_dir / submission.path),
-                    sha256=hashlib.sha256(submission.content).hexdigest(),
-                    work_dir=str(submission.work_dir),
-                    after=after,
-                ),
-            )
-        except DdpHpcError as error:
-            problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
-    yield job_id, problem
+    except DdpHpcError as error:
+        return job_id, f"job {job_id} is queued, but its submission could not be recorded: {error}"
+    return job_id, ""
 
 
 def _log_directories(submission: Submission) -> Iterator[Path]:

@@ -15,17 +15,6 @@ _COMMAND = """#!/bin/bash
 exec {words} "$@"
 """
 
-# The mpiexec of PBS, which is not an MPI launcher although it accepts --version (OpenPBS's
-# src/cmds/mpiexec.in).
-PBS_MPIEXEC = """#!/bin/sh
-if [ $# -eq 1 ] && [ "$1" = "--version" ]; then
-  echo pbs_version = 23.06.06
-  exit 0
-fi
-echo "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH" >&2
-exit 1
-"""
-
 
 def program(path: Path, text: str) -> Path:
     """Writes an executable file."""
@@ -35,17 +24,28 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def command(path: Path, module: str, root: Path) -> Path:
-    """Writes a command that runs `main` of the module for the machine in the directory `root`."""
+def command(path: Path, module: str, root: Path, *arguments: str) -> Path:
+    """Writes a command that runs `main` of the module for the machine in the directory `root`.
+
+    The user's arguments follow `arguments`.
+    """
     code = start_stand_in.CODE.format(what="command")
-    words = (sys.executable, *start_stand_in.PYTHON_OPTIONS, code, str(PACKAGES), module, str(root))
+    words = (
+        sys.executable,
+        *start_stand_in.PYTHON_OPTIONS,
+        code,
+        str(PACKAGES),
+        module,
+        str(root),
+        *arguments,
+    )
     return program(path, _COMMAND.format(words=shlex.join(words)))
 
 
 def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
     """Installs `mpiexec` and `mpirun` of one kind: pals, hydra or openmpi."""
     for name in ("mpiexec", "mpirun"):
-        command(mpi_bin / name, f"ddp_hpc.rehearse.launchers.{kind}", root)
+        command(mpi_bin / name, "ddp_hpc.rehearse.launchers.mpiexec", root, kind)
 
 
 # The site's modules, conda environments and setup files do not exist on this machine, so these functions only

@@ -13,16 +13,13 @@ from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
-from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
+from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site, load_site
 
 # Ranks are slow if there are more ranks than cores, but testing node ranks and local ranks requires two nodes
 # with two ranks each.
 _MIN_RANKS = 4
 _MAX_RANKS = 64
-_INTERACTIVE_NODES = 2
-_OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
-_OTHER_DIRECTIVE = re.compile(rf"^#\s?({'|'.join(map(re.escape, _OTHERS))})", re.MULTILINE)
 _PALS_OPTIONS = ("--cpu-bind", "--depth", "-d", "--mem-bind", "--gpu-bind", "--pmi", "--no-vni")
 _OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "--oversubscribe", "-npernode")
 
@@ -41,7 +38,6 @@ class Options:
     profile: str
     max_jobs: int
     limit_s: float
-    keep: bool
     here: bool
 
 
@@ -49,10 +45,10 @@ class Options:
 class Plan:
     """A job script, and the numbers of nodes and ranks with which it is rehearsed.
 
-    `scheduler` is the name of the script's scheduler, or local. `is_interactive` means that the script has no
-    directives, but must run in a job. `text` is the script as it is submitted; `edited` means that its
-    deadline was changed. `walltime_s` is the walltime that the script requests, or 0. `array_index` is the
-    index of the only task of a job array that runs, the first one; None if the script is not an array.
+    `scheduler` is the name of the script's scheduler, or local. `text` is the script as it is submitted;
+    `edited` means that its deadline was changed. `walltime_s` is the walltime that the script requests, or 0.
+    `array_index` is the index of the only task of a job array that runs, the first one; None if the script is
+    not an array.
     """
 
     path: Path
@@ -68,7 +64,6 @@ class Plan:
     array_index: int | None
     findings: tuple[LintFinding, ...]
     edited: bool = False
-    is_interactive: bool = False
 
 
 def plan(path: Path, options: Options) -> Plan:
@@ -91,22 +86,14 @@ def plan(path: Path, options: Options) -> Plan:
             f"{_name(path)} is not a job script: it contains neither #PBS nor #SBATCH lines, and its first "
             "line does not name a shell; give a job script"
         )
-    if not script.scheduler and (other := _OTHER_DIRECTIVE.search(text)):
-        raise RequestError(
-            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm, and "
-            "scripts without directives, can be rehearsed"
-        )
-    in_shell = "" if script.scheduler else _scheduler_of_shell(script, site)
-    scheduler = script.scheduler or in_shell or "local"
+    scheduler = script.scheduler or "local"
     stand_in = find_stand_in(scheduler)
     if stand_in is None and options.walltime_s is not None:
         raise RequestError(
             f"--walltime-s {options.walltime_s} was given, but {_name(path)} is not written for a scheduler "
             "that enforces a walltime; omit the option"
         )
-    requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(stand_in, script)
-    if in_shell:
-        requested = options.num_nodes or _INTERACTIVE_NODES
+    requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(script)
     num_nodes, per_node = _part(requested, options)
     new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(
@@ -123,29 +110,7 @@ def plan(path: Path, options: Options) -> Plan:
         array_index=_first_index(stand_in, script),
         findings=findings,
         edited=new != text,
-        is_interactive=bool(in_shell),
     )
-
-
-def _scheduler_of_shell(script: Script, site: Site | None) -> str:
-    """Returns the scheduler in whose interactive job a script without directives runs; empty if it needs no
-    job.
-    """
-    body = "\n".join(line for line in script.lines if not line.lstrip().startswith("#"))
-    # A script that gives a default for a variable also runs without a job.
-    optional = set(re.findall(r"\$\{(\w+):?[-+=]", body))
-    launchers = {command.name for command in script.launches()}
-    for name, scheduler in SCHEDULERS.items():
-        stand_in = find_stand_in(name)
-        if stand_in is None or not stand_in.interactive:
-            continue
-        prefix = scheduler.inside_job.job_id_variable.partition("_")[0]
-        used = set(re.findall(rf"\$\{{?({prefix}_\w+)", body)) - optional
-        needs_hosts = bool(launchers) and _mpiexec(script, site, None) == stand_in.mpiexec_in_jobs
-        is_site = site is not None and is_same_scheduler(site, name)
-        if used or stand_in.launcher in launchers or needs_hosts or is_site:
-            return name
-    return ""
 
 
 def _with_walltime(text: str, before_s: int, after_s: int | None) -> str:
@@ -193,18 +158,17 @@ def _site(script: Script, profile: str) -> Site | None:
         return None
 
 
-def _walltime_s(stand_in: StandInScheduler | None, script: Script) -> int:
-    try:
-        return stand_in.walltime_s(script) if stand_in else 0
-    except RefusedError:
-        return 0  # the stand-in refuses the script at submission, with the message of the scheduler
+def _walltime_s(script: Script) -> int:
+    reader = SCHEDULERS[script.scheduler].reader if script.scheduler else None
+    requested = reader.walltime(script) if reader else None
+    return reader.walltime_s(requested[1]) or 0 if reader and requested else 0
 
 
 def _first_index(stand_in: StandInScheduler | None, script: Script) -> int | None:
     try:
         indices = stand_in.array_indices(script) if stand_in else ()
     except RefusedError:
-        return None  # as in _walltime_s
+        return None  # the stand-in refuses the script at submission
     return indices[0] if indices else None
 
 

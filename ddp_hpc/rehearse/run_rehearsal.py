@@ -45,13 +45,10 @@ _RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Result:
-    """The final status of each job of the rehearsal. `directory` is that of the rehearsal; None if it was
-    removed.
-    """
+    """The final status of each job of the rehearsal."""
 
     jobs: tuple[JobStatus, ...]
     timed_out: bool
-    directory: Path | None
 
 
 @dataclass
@@ -100,67 +97,40 @@ def rehearse(plan: Plan, options: Options) -> Result:
             f"{HYDRA} is required to start ranks, but does not exist; {install_command('mpich')}"
         )
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
-    kept = None
     try:
         with _ended_by_signals(), _keeper() as keeper_pid:
             _install(root, plan, options, keeper_pid)
             work = Path.cwd() if options.here else root / "work"
-            script = _write_script(root, plan, work, is_here=options.here)
+            script = _write_script(root, plan)
             environ = _environ(root)
             if stand_in := find_stand_in(plan.scheduler):
                 submit(stand_in, script, work, environ)
                 statuses, timed_out = _run_jobs(stand_in, root, options.limit_s)
             else:
                 statuses, timed_out = _run_local(root, script, work, environ, options.limit_s)
-        if options.keep:
-            kept = root
-        return Result(tuple(statuses), timed_out, kept)
+        return Result(tuple(statuses), timed_out)
     finally:
         process_control.end_descendants(_STOP_S)
         process_control.reap()
-        if kept is None:
-            shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
 
 
-def node_names(plan: Plan) -> tuple[str, ...]:
-    """Returns the short names of the simulated nodes."""
-    return tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
-
-
-def host_names(plan: Plan) -> list[str]:
-    """Returns all names of the simulated nodes, including those that only the scheduler uses."""
-    names, stand_in = node_names(plan), find_stand_in(plan.scheduler)
-    return [*names, *(stand_in.settings(nodes=names).nodes if stand_in else ())]
-
-
-def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
-    """Returns the script to submit: a copy of the user's script, or a script that runs the user's script as
-    in an interactive job.
-    """
+def _write_script(root: Path, plan: Plan) -> Path:
+    """Returns the script to submit: a copy of the user's script with another run directory."""
     copy = root / "submitted" / plan.name
     copy.parent.mkdir()
     # In the user's run directory, a rehearsal would resume the real run and overwrite its state.
     run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
     text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
     copy.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
-    stand_in = find_stand_in(plan.scheduler)
-    if not plan.is_interactive or stand_in is None:
-        return copy
-    # A script that is not copied by a scheduler can use files in its own directory.
-    script = plan.path if is_here and text == plan.text else copy
-    shell = root / "submitted" / "interactive"
-    log = shlex.quote(str(root / "interactive.log"))
-    head = stand_in.interactive.format(nodes=plan.requested_nodes, log=log)
-    command = f"cd {shlex.quote(str(work))} && exec bash {shlex.quote(str(script))}"
-    shell.write_text(f"#!/bin/bash\n{head}{command}\n")
-    return shell
+    return copy
 
 
 def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
     for name in ("work", "tmp"):
         (root / name).mkdir()
-    names = node_names(plan)
+    names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
     if stand_in := find_stand_in(plan.scheduler):
         kill_delay_s = plan.site.kill_delay_s if plan.site else 0
         settings = stand_in.settings(
@@ -181,7 +151,6 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         install_stand_ins.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    # The MPI launcher must come before PBS's own mpiexec, which is not an MPI launcher.
     path: list[Path | str] = [
         mpi_bin,
         bin_,
@@ -235,37 +204,29 @@ def _run_local(
     root: Path, script: Path, work: Path, environ: dict[str, str], limit_s: float
 ) -> tuple[list[JobStatus], bool]:
     """Runs a script without directives with bash, as a user would do."""
-    log, end_s = root / "job.log", time.monotonic() + limit_s
     # torchrun_script.sh passes its arguments to the trainer. In other scripts, the launcher adds them.
     command = Limits.read(root).command([str(script)]) if script.name == STEP_SCRIPT else [str(script)]
-    argv = ["bash", "--login", "-c", 'exec bash "$@"', "bash", *command]
-    follower = _Follower()
-    # Without a scheduler, the supervisor would otherwise choose the mpiexec that works with mpi4py.
-    environ = {**environ, "DDP_HPC_MPIEXEC": str(root / "mpi" / "mpiexec")}
-    with log.open("wb") as output:
-        shell = subprocess.Popen(
-            argv,
-            cwd=work,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=process_control.die_with_parent,
-        )
+    shell = subprocess.Popen(
+        ["bash", "--login", "-c", 'exec bash "$@"', "bash", *command],
+        cwd=work,
+        # Without a scheduler, the supervisor would otherwise choose the mpiexec that works with mpi4py.
+        env={**environ, "DDP_HPC_MPIEXEC": str(root / "mpi" / "mpiexec")},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=process_control.die_with_parent,
+    )
+    timed_out = False
     try:
-        while shell.poll() is None and time.monotonic() < end_s:
-            follower.follow("local", (log,))
-            time.sleep(_POLL_S)
+        shell.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
     finally:
-        timed_out = shell.poll() is None
-        if timed_out:
-            process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
+        process_control.send(signal.SIGKILL, process_control.of_session(shell.pid))
     code = shell.wait()
-    follower.follow("local", (log,))
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     status = JobStatus(
-        name="local", is_over=True, was_held=False, exit_code=code, how=how, logs=(log,), left_over=()
+        name="local", is_over=True, was_held=False, exit_code=code, how=how, logs=(), left_over=()
     )
     return [status], timed_out
 

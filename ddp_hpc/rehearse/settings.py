@@ -25,7 +25,9 @@ class JsonFile:
             values = json.loads((root / cls.FILE).read_text())
         except FileNotFoundError:
             return cls()
-        return cls(**{key: tuple(one) if isinstance(one, list) else one for key, one in values.items()})
+        return cls(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -47,28 +47,18 @@ class StandInScheduler:
     package: str
     """The package with a module for each of the `commands`."""
     commands: tuple[str, ...]
-    programs: Mapping[str, str] = field(default_factory=dict)
-    """The texts of other programs that the scheduler installs, by name."""
     requested_nodes: Callable[[Script], int]
-    walltime_s: Callable[[Script], int]
     array_indices: Callable[[Script], Sequence[int]]
     """Returns the indices of the job array that the script requests; empty if it requests none."""
     launcher: str = ""
     """The scheduler's own launcher; empty if ranks are started by mpiexec."""
     mpiexec: str
     """The kind of mpiexec that is usual with this scheduler."""
-    mpiexec_in_jobs: str = ""
-    """A kind of mpiexec that runs only in jobs of this scheduler; empty if there is none."""
-    interactive: str = ""
-    """The directives of a script that runs as an interactive job with {nodes} nodes and the output {log};
-    empty if there are no interactive jobs in rehearsals."""
 
     def install(self, root: Path, directory: Path) -> None:
         """Writes the commands of the machine in `root` into a directory for the PATH."""
         for name in self.commands:
             install_stand_ins.command(directory / name, f"{self.package}.{name}", root)
-        for name, text in self.programs.items():
-            install_stand_ins.program(directory / name, text)
 
 
 def submit(stand_in: StandInScheduler, script: Path, directory: Path, environ: Mapping[str, str]) -> None:

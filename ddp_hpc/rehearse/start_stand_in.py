@@ -1,4 +1,4 @@
-"""Starts the commands and the daemons of the stand-ins, without environment variables and site-packages.
+"""Starts the commands and the daemons of the stand-ins, without Python's environment variables.
 
 The generated command lines name this module because a daemon or a command of a stand-in must not depend on
 the PATH, PYTHONPATH or virtual environment of the job.
@@ -15,7 +15,7 @@ from typing import NoReturn
 from ddp_hpc.base import process_control
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-PYTHON_OPTIONS = ("-I", "-S", "-c")
+PYTHON_OPTIONS = ("-I", "-c")
 # The first argument is the parent directory of the package.
 CODE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "

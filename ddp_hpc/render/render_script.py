@@ -166,7 +166,7 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
         )
     if not site.pbs.submit_from_nodes:
         notes.append(
-            "Compute nodes cannot submit jobs at this site. If one walltime is not enough, submit N jobs in "
-            "a chain: ddp-hpc submit --chain N SCRIPT"
+            "Compute nodes cannot submit jobs at this site. If one walltime is not enough, submit the "
+            "script again after the end of the job."
         )
     return notes

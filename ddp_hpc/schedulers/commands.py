@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.script_options import ScriptOptions
-from ddp_hpc.sites.site import Site
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.device_share import DeviceShare
@@ -41,26 +38,11 @@ class JobCommands(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overrides:
-    """Options of `submit SCRIPT`; 0 and an empty text mean that an option was not given."""
-
-    num_nodes: int = 0
-    walltime_s: int = 0
-    queue: str = ""
-    qos: str = ""
-    name: str = ""
-
-
 class Commands:
     """Submits jobs and asks about them. The defaults are those of a scheduler without such commands."""
 
     interactive_command: ClassVar[str] = ""
     """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
-    can_chain: ClassVar[bool] = False
-    """Whether several jobs can be queued at once, each of which waits for the previous one."""
-    passes_environment: ClassVar[bool] = False
-    """Whether the submit command passes its own environment variables to the job."""
     start_without_ssh: ClassVar[str] = ""
     """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
@@ -97,27 +79,9 @@ class Commands:
         *before, last = (option or "-A").split()
         return [*before, f"{last}{account}"] if last.endswith("=") else [last, account]
 
-    def submit_argv(
-        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
-    ) -> list[str]:
-        """Returns the command line that queues a script.
-
-        `after` is the ID of a job that must end first, and `variables` has the format `A=1,B=2`.
-        """
+    def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
+        """Returns the command line that queues a script."""
         raise NotImplementedError
-
-    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        """Returns the options of the submit command that override a script's directives, as lists of words.
-
-        Raises:
-            RequestError: the scheduler has no such option, or the option cannot be derived from the script.
-        """
-        if given != Overrides():
-            raise RequestError(
-                f"the options --nodes, --walltime, --queue, --qos and --name cannot override directives of "
-                f"{self.scheduler.title}; change the script"
-            )
-        return []
 
     def exclude_host(self, host: str) -> str:
         """Returns the submit command that excludes this host; empty if the scheduler cannot exclude hosts."""

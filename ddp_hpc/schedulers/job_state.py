@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import RequestError
 
 Phase = Literal["waiting", "running", "ended"]
 # How a job ended; "" before its end. `failed` means a non-zero exit code; all other causes are reported by
@@ -131,15 +129,6 @@ def only_job(jobs: list[JobState], job_id: str) -> JobState | None:
             f"{shlex.quote(one_task(jobs[0].job_id))}"
         )
     return jobs[0] if jobs else None
-
-
-def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool:
-    """Returns whether PBS has removed the job because the job on which it depends does not exist."""
-    # If qstat fails, the job counts as queued, because qsub has returned its ID.
-    with suppress(DdpHpcError):
-        job = read_job(job_id)
-        return job is None or job.end == "dropped"
-    return False
 
 
 def same_job(job_id: str, other: str) -> bool:

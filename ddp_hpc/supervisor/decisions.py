@@ -205,7 +205,6 @@ def why_no_job(
     *,
     has_progressed: bool,
     attempt: Attempt,
-    chained: str,
     max_attempts: int,
     scheduler: Scheduler,
     may_submit: bool,
@@ -225,16 +224,13 @@ def why_no_job(
     if not has_progressed:
         why = f"attempt {attempt.number} made no progress: it began at step {attempt.first_step}"
         return NoJob(why=why, remedy="increase its walltime, then resume", is_error=True)
-    if chained:
-        why = f"this was job {attempt.number} of a chain of {chained}"
-        return NoJob(why=why, remedy="to resume after the last one")
     if attempt.number >= max_attempts:
         return NoJob(why=f"attempt {attempt.number} was the last (--max-attempts)")
     if not scheduler.inside_job.can_requeue:
         return NoJob(why=f"no successor is submitted under {title}")
     if not may_submit:
         why, remedy = "compute nodes cannot submit jobs at this site", "to resume, run on the login node"
-        return NoJob(why=why, remedy=remedy, submit_line="ddp-hpc submit --chain N")
+        return NoJob(why=why, remedy=remedy, submit_line="ddp-hpc submit")
     return None
 
 

@@ -158,7 +158,6 @@ class _NextJob:
             # A program that does not record its step is only resumed after progress.
             has_progressed=self._state.step > attempt.first_step or not self._state.is_step_known,
             attempt=attempt,
-            chained=self._job.environ.get("DDP_HPC_CHAINED", ""),
             max_attempts=settings.max_attempts,
             scheduler=settings.scheduler,
             may_submit=settings.may_submit,

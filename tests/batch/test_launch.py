@@ -17,13 +17,13 @@ from ddp_hpc.base.process_control import is_running
 from ddp_hpc.discovery.visible_gpus import gpus_here
 from ddp_hpc.launch.find_allocation import find_allocation
 from ddp_hpc.launch.launch_here import Launch, plan
-from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import Sandbox, clean_environ
 from tests.batch.test_scripts_run import pbs
 from tests.environments import load
+from tests.fakes.site import PBS_MPIEXEC
 
 PROGRAM = ("true", "two words", "$(touch hacked)", "a'b\"c", "line\nbreak", "", "--lr", "0.1")
 

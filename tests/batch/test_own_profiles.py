@@ -225,7 +225,7 @@ class TestCheck:
                 'one.toml: "queues" has no source',
                 "one.toml: queue debug has max_nodes 2 below min_nodes 4",
                 "one.toml: default_queue 'debgu' is not one of its queues (did you mean \"debug\"?)",
-                'two.toml:1: unknown key "defualt_queue"',
+                'two.toml: unknown key "defualt_queue"',
             ),
             strict=True,
         ):

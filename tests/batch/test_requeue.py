@@ -5,10 +5,8 @@ here, with stand-ins for its commands; chains of real jobs under PBS are in test
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -322,26 +320,7 @@ def test_variables_that_the_site_requires_are_passed_to_the_successor(job: Sandb
     assert " -v USE_SSH=1,DDP_HPC_ATTEMPT=2 " in said
 
 
-def test_variables_that_the_site_requires_are_passed_to_all_jobs_of_a_chain(job: Sandbox) -> None:
-    command(job, "qsub", says="13.pbs-srv")
-    command(job, "qstat", code=1)
-    argv = [
-        sys.executable,
-        "-m",
-        "ddp_hpc",
-        "submit",
-        "--force",
-        "--chain",
-        "2",
-        str(job.write(script("abci3"))),
-    ]
-    subprocess.run(argv, cwd=job.work, env=job.environ(), check=True)
-    said = [re.findall(r"-v (\S+)", line) for line in calls(job, "qsub")]
-    own = f"VIRTUAL_ENV={sys.prefix}"  # this environment is not active, so the job does not find it
-    assert said == [[f"USE_SSH=1,{own},DDP_HPC_ATTEMPT={n},DDP_HPC_CHAINED=2"] for n in (1, 2)]
-
-
-def test_if_compute_nodes_cannot_submit_the_chain_command_is_printed(
+def test_if_compute_nodes_cannot_submit_the_command_is_printed(
     job: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -353,6 +332,4 @@ def test_if_compute_nodes_cannot_submit_the_chain_command_is_printed(
     done = run_pbs(job, "strict")
     assert (done.returncode, calls(job, "qsub")) == (75, [])
     last = done.stdout.decode().splitlines()[-1]
-    assert last.endswith(
-        f"on the login node: cd {job.work} && ddp-hpc submit --chain N {job.work}/runs/ddp/job.sh"
-    )
+    assert last.endswith(f"on the login node: cd {job.work} && ddp-hpc submit {job.work}/runs/ddp/job.sh")

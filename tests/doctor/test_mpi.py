@@ -9,8 +9,8 @@ import pytest
 from ddp_hpc.doctor import mpi
 from ddp_hpc.doctor.check_result import Here
 from ddp_hpc.doctor.run_in_child import collect, start
-from ddp_hpc.rehearse.install_stand_ins import PBS_MPIEXEC
 from tests.conftest import Launch, clean_environ
+from tests.fakes.site import PBS_MPIEXEC
 
 DOCTOR = ("-m", "ddp_hpc", "doctor", "--only", "mpi")
 

@@ -23,6 +23,17 @@ __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 PROJECT = Path(__file__).resolve().parents[2]
 NODES = ("x3001c0s1b0n0.hsn.cm.pbs.lab", "x3001c0s1b1n0.hsn.cm.pbs.lab")
 
+# The mpiexec of PBS, which is not an MPI launcher although it accepts --version (OpenPBS's
+# src/cmds/mpiexec.in).
+PBS_MPIEXEC = """#!/bin/sh
+if [ $# -eq 1 ] && [ "$1" = "--version" ]; then
+  echo pbs_version = 23.06.06
+  exit 0
+fi
+echo "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH" >&2
+exit 1
+"""
+
 # A command of PBS: the stand-in of `ddp-hpc rehearse`, with the faults that tests plant.
 _COMMAND = """#!/bin/bash
 if [[ -e {root}/server_is_down ]]; then
@@ -199,7 +210,7 @@ def install(root: Path, *, history: bool = True, **settings: Any) -> Site:
         program(site.pbs_bin / name, _COMMAND.format(root=root, name=name, code=code, real=real))
     if not history:
         program(site.pbs_bin / "qstat", _QSTAT_WITHOUT_HISTORY.format(real=real))
-    (real / "mpiexec").rename(site.pbs_bin / "mpiexec")
+    program(site.pbs_bin / "mpiexec", PBS_MPIEXEC)
     install_mpiexec(root, site.pals_bin, "pals")
     site.dotfile(site.pbs_bin, site.pals_bin)
     return site

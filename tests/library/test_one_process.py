@@ -95,7 +95,7 @@ def test_a_name_that_needs_torch_names_the_install_command() -> None:
     code = "import sys; sys.modules['torch'] = None; import ddp_hpc; ddp_hpc.wrap"
     root = Path(ddp_hpc.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
-    assert "ddp_hpc.wrap needs torch, which is not installed: pip install 'torch>=" in done.stderr
+    assert "ddp_hpc.wrap needs torch, which is not installed: pip install '.[train]'" in done.stderr
 
 
 # `distributed`.

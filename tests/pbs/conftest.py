@@ -37,4 +37,4 @@ def site(make_site: MakeSite) -> Site:
 @pytest.fixture
 def alcf(make_site: MakeSite) -> Site:
     """A machine with whole nodes, as those of ALCF."""
-    return make_site(default_chunk_ncpus=64, default_chunk_ngpus=4)
+    return make_site(default_chunk_ncpus=64)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.site import PROJECT, Site, program
-from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
 # Arguments "steps_per_attempt last_step how": writes `state` as the trainer does, without training.
@@ -62,14 +61,6 @@ def attempts(site: Site) -> list[str]:
     """`ATTEMPT JOBID STEP` of each start."""
     lines = (run_dir(site) / "attempts").read_text().splitlines()
     return [line.rpartition(" ")[0] for line in lines]
-
-
-def queue_chain(site: Site, script: Path, num_jobs: int, *options: str) -> list[str]:
-    """The ids of a chain queued on the login node."""
-    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--force", "--chain", str(num_jobs), *options]
-    done = site.run(*argv, script, env={"PYTHONPATH": str(PROJECT)})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def wait_until_up(site: Site) -> None:
@@ -142,19 +133,6 @@ def test_options_of_qsub_set_the_deadline_and_are_passed_to_the_successor(site: 
         )
         assert 80 <= until_s - at_s <= 91
     assert site.job("13.pbs-srv")["Exit_status"] == 0
-
-
-@pytest.mark.check
-def test_without_an_answer_from_the_server_the_walltime_of_the_directives_is_used(site: Site) -> None:
-    program(site.root / "bin" / "qstat", "#!/bin/sh\nexit 255\n")
-    program(site.root / "trainer.sh", "")
-    script = chain_script(site, "10", "10", "requeue", options=["--walltime", "01:00:00"])
-    job = site.wait(site.submit(script))
-    assert job["Exit_status"] == 0
-    assert (
-        "PBS does not report the walltime of job 12.pbs-srv; the 3600 s of the directives are used"
-        in site.log(job)
-    )
 
 
 def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
@@ -272,33 +250,6 @@ def test_a_walltime_that_was_shortened_with_qalter_does_not_look_like_a_cancella
     assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in site.log(job)
 
 
-# Continues until the scheduler has told of a later end.
-LEFT = """import time, ddp_hpc
-from pathlib import Path
-
-deadline = ddp_hpc.deadline(margin_s=41)
-Path(RUN_DIR, "up").touch()
-while not Path(RUN_DIR, "altered").exists():
-    time.sleep(0.05)
-end_s = time.monotonic() + 15
-while deadline.left_s() < 1000 and not deadline.should_stop() and time.monotonic() < end_s:
-    time.sleep(0.05)
-print("an hour is left:", deadline.left_s() > 3000, "stops:", deadline.should_stop())
-"""
-
-
-@pytest.mark.check
-def test_a_program_in_a_job_that_an_administrator_has_extended_does_not_stop_early(site: Site) -> None:
-    script = chain_script(site, options=["--walltime", "00:01:00"])
-    (site.root / "left.py").write_text(LEFT.replace("RUN_DIR", repr(str(run_dir(site)))))
-    program(site.root / "trainer.sh", f"#!/bin/bash\nexec {sys.executable} {site.root}/left.py\n")
-    job_id = site.submit(script)
-    wait_until_up(site)
-    site.change_walltime(job_id, 3700)
-    (run_dir(site) / "altered").touch()
-    assert "an hour is left: True stops: False\n" in site.log(site.wait(job_id))
-
-
 @pytest.mark.check
 def test_a_job_that_pbs_runs_again_asks_nobody_to_submit_it(site: Site) -> None:
     job_id = site.submit(chain_script(site, "10", "20", "on_signal"))
@@ -347,33 +298,6 @@ def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) ->
     assert state(site) == "done 20"
     log = site.log(site.job("12.pbs-srv"))
     assert "PBS has dropped job 13.pbs-srv because the server no longer knows job 12.pbs-srv;" in log
-
-
-# The chain is queued on the login node.
-
-
-@pytest.mark.check
-def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
-    script = chain_script(site, "10", "20", "requeue")
-    ids = queue_chain(site, script, 3, "--account", "PROJECT")
-    jobs = [site.wait(job_id) for job_id in ids]
-    assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
-    assert {job["Account_Name"] for job in jobs} == {"PROJECT"}
-    assert site.log(jobs[2]) == "ddp-hpc: the training of 20 steps is complete; attempt 3 has nothing to do\n"
-    assert attempts(site) == [f"1 {ids[0]} 0", f"2 {ids[1]} 10"]
-    assert site.num_jobs() == 3
-
-
-@pytest.mark.check
-def test_a_chain_continues_after_a_killed_job_that_has_made_progress(make_site: MakeSite) -> None:
-    """afterok would never start the next job; afterany does, and `state` decides."""
-    site = make_site(kill_delay_s=0.3)
-    script = chain_script(site, "10", "20", "stubborn", options=["--walltime", "00:00:01"])
-    ids = queue_chain(site, script, 2)
-    first, second = (site.wait(job_id) for job_id in ids)
-    assert (first["Exit_status"], first["left_over"]) == (-29, [])
-    assert second["Exit_status"] == 0, site.logs()
-    assert state(site) == "done 20"
 
 
 @pytest.mark.check

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.rehearse.pbs.directives import directive_lines
-from tests.fakes.site import PROJECT, Site, install, program
+from tests.fakes.site import Site, install, program
 from tests.pbs.jobs import JOBS, ranks, recording_conda, render
 
 VENV = Path(sys.prefix)
 TRAIN = ["python", "-m", "ddp_hpc.train", "--num-samples", "64", "--epochs", "1", "--batch-size", "4"]
 TRAIN += ["--model", "linear", "--init-timeout", "60"]
-SCRIPTS = sorted([*JOBS.glob("*.pbs"), *(PROJECT / "tests" / "golden").glob("*.pbs")])
 
 # Stops after half a second, like a rank that saves its state, with a specific exit code.
 SLOW_TO_STOP = """#!/bin/bash
@@ -68,7 +66,6 @@ def polaris(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, st
         tmp_path_factory.mktemp("polaris"),
         server="polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov",  # with job ids as long as at the site
         default_chunk_ncpus=64,
-        default_chunk_ngpus=4,
     )
     before = 'echo "$TMPDIR" >"$HOME/tmpdir_of_pbs"\n'
     site.dotfile(site.pbs_bin, site.pals_bin, conda=recording_conda(site), more=before)
@@ -102,13 +99,6 @@ def test_the_sites_software_is_loaded_before_the_ranks_start(polaris: tuple[Site
     loaded = (site.home / "software.log").read_text().splitlines()
     assert loaded == ["module use /soft/modulefiles", "module load conda/2025-09-25", "conda activate base"]
     assert {rank.env["CONDA_PREFIX"] for rank in ranks(site).values()} == {f"{site.root}/soft/conda"}
-
-
-def test_pbs_reads_every_directive_of_a_script() -> None:
-    for text in (path.read_text() for path in SCRIPTS):
-        lines = [line.removeprefix("#PBS ") for line in text.splitlines() if line.startswith("#PBS")]
-        assert lines
-        assert directive_lines(text) == lines
 
 
 # Other properties of submitted scripts.

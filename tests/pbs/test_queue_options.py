@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.site import PROJECT, Site, program
+from tests.fakes.site import Site, program
 from tests.pbs.jobs import render
 
 WALLTIME = ["--walltime", "00:05:00"]
@@ -38,18 +38,3 @@ def test_the_launcher_gets_its_arguments_and_commands_run_after_the_job(site: Si
     assert "/mpiexec -n 2 --ppn 2 --label " in log
     assert log.rstrip().endswith("after 3")
     assert job["Exit_status"] == 3
-
-
-@pytest.mark.check
-def test_the_program_runs_in_the_container(site: Site) -> None:
-    image = site.work / "image"
-    program(image / "bin" / "show", '#!/bin/sh\necho "rank $PALS_RANKID in $APPTAINER_CONTAINER"\n')
-    fake = PROJECT / "tests" / "fakes" / "containers" / "apptainer.py"
-    command = f'command = ["{sys.executable}", "{fake}", "exec", "{{image}}"]'
-    (site.work / "own.toml").write_text(f'extends = "generic_pbs"\n[container]\n{command}\n')
-    site.dotfile(site.pals_bin, Path(sys.prefix) / "bin")
-    options = ["--ranks-per-node", "2", "--container", str(image)]
-    job = site.wait(site.submit(render(site, "./own.toml", *WALLTIME, *options, command=["show"])))
-    assert job["Exit_status"] == 0
-    found = sorted(line for line in site.log(job).splitlines() if line.startswith("rank "))
-    assert found == [f"rank {rank} in {image}" for rank in range(2)]

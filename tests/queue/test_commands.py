@@ -84,12 +84,6 @@ def test_an_unreachable_server_is_reported_after_three_attempts(programs: Progra
     assert len(programs.called("scontrol")) == 3
 
 
-def test_another_error_is_not_retried(programs: Programs) -> None:
-    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
-    assert ask("scontrol").said == "slurm_load_jobs error: Invalid job id specified"
-    assert len(programs.called("scontrol")) == 1
-
-
 def test_a_submission_is_repeated_only_if_it_cannot_have_reached_the_server(programs: Programs) -> None:
     fails_first(programs, "sbatch", 1, BUSY)
     assert submit("sbatch", "job.sh").out == "well\n"
@@ -108,20 +102,6 @@ def test_a_refusal_whose_text_resembles_a_lost_answer_is_a_refusal(programs: Pro
     assert submit("qsub", "job.sh").said == refusal
 
 
-def test_a_request_that_may_have_reached_the_controller_is_not_sent_again(programs: Programs) -> None:
-    programs.answers("sbatch", "", code=1, err=BUSY.replace("connect failure", "receive failure"))
-    with pytest.raises(NoAnswerError, match="It is unknown whether the request was accepted"):
-        submit("sbatch", "job.sh")
-    assert len(programs.called("sbatch")) == 1
-
-
-def test_bytes_that_are_not_utf8_are_kept_but_replaced_in_messages(programs: Programs) -> None:
-    programs.program("qstat", r"printf '\xff\x1b[31mred\n' >&2; exit 1")
-    answer = ask("qstat")
-    assert answer.err == "\udcff\x1b[31mred\n"
-    assert answer.said == "??[31mred"
-
-
 def test_a_missing_program_is_named_with_a_remedy(programs: Programs) -> None:
     with pytest.raises(RequestError, match=r"qsub was not found on the PATH; why. Run this on"):
         need("qsub", "why")
@@ -135,3 +115,10 @@ def test_the_users_time_format_is_not_passed_to_slurm(
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     programs.program("scontrol", 'echo "${SLURM_TIME_FORMAT:-none}"')
     assert ask("scontrol").out == "none\n"
+
+
+def test_a_request_that_may_have_reached_the_controller_is_not_sent_again(programs: Programs) -> None:
+    programs.answers("sbatch", "", code=1, err=BUSY.replace("connect failure", "receive failure"))
+    with pytest.raises(NoAnswerError, match="It is unknown whether the request was accepted"):
+        submit("sbatch", "job.sh")
+    assert len(programs.called("sbatch")) == 1

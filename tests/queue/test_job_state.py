@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, one_task, same_job, task_index
+from ddp_hpc.schedulers.job_state import check_job_id, duration_s, one_task, task_index
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,6 @@ def test_tasks_of_an_array_have_an_index(job_id: str, index: int | None, first: 
     assert (task_index(job_id), one_task(job_id)) == (index, first)
 
 
-def test_pbs_ids_are_equal_with_and_without_the_server_name() -> None:
-    assert same_job("12", "12.pbs-srv")
-    assert not same_job("12", "123.pbs-srv")
-    assert not same_job("12_1", "12_2")
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -85,8 +79,3 @@ def test_pbs_ids_are_equal_with_and_without_the_server_name() -> None:
 )
 def test_durations_are_parsed_to_seconds(text: str, seconds: int | None) -> None:
     assert duration_s(text) == seconds
-
-
-def test_a_duration_in_another_format_is_none() -> None:
-    assert clock_s("Unknown", "%Y-%m-%dT%H:%M:%S") is None
-    assert clock_s("99999-01-01T00:00:00", "%Y-%m-%dT%H:%M:%S") is None

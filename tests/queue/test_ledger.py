@@ -31,15 +31,6 @@ def make_run(folder: Path, *attempts: str) -> Path:
     return folder
 
 
-def test_submissions_are_read_in_the_order_of_their_recording(tmp_path: Path) -> None:
-    first, second = submission("12"), submission("13", 1001, after="12", script="/w/a b;$(x)\n.sh")
-    ledger.record(tmp_path, first)
-    ledger.record(tmp_path, second)
-    assert ledger.submissions(tmp_path) == [first, second]
-    assert ledger.submission_of(tmp_path, "13") == second
-    assert len((tmp_path / "submitted").read_text().splitlines()) == 2
-
-
 def test_a_damaged_line_is_skipped_and_the_others_are_read(tmp_path: Path) -> None:
     good = submission("12")
     ledger.record(tmp_path, good)
@@ -111,14 +102,7 @@ def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     assert len(ledger.submissions(tmp_path)) == 400
 
 
-def test_the_jobs_of_a_run_are_sorted_by_their_first_record(tmp_path: Path) -> None:
-    make_run(tmp_path, "1 12.srv 0 1010", "2 13.srv 60 2000", "3 13.srv 90 3000")
-    ledger.record(tmp_path, submission("12.srv", 1000))
-    ledger.record(tmp_path, submission("14.srv", 4000))
-    assert ledger.job_ids(tmp_path) == ["12.srv", "13.srv", "14.srv"]
-
-
-def test_the_next_job_is_that_of_the_chain_or_the_one_that_started_later(tmp_path: Path) -> None:
+def test_the_next_job_is_the_queued_successor_or_the_one_that_started_later(tmp_path: Path) -> None:
     make_run(tmp_path, "1 12.srv 0 1000", "2 12.srv 30 1500", "3 13.srv 60 2000", "1 20.srv 0 3000")
     assert ledger.next_job(tmp_path, "12") == "13.srv"
     assert ledger.next_job(tmp_path, "13") == "", "job 20 has restarted the run"

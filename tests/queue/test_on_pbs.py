@@ -61,43 +61,6 @@ def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
     )
 
 
-def test_all_jobs_of_a_queued_chain_are_cancelled(site: Site) -> None:
-    chain_script(site, "10", "20", "on_signal")
-    ids = submit(site, site.work / "job.pbs", "--chain", "3")
-    assert ids == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]
-    wait_until_up(site)
-    assert status(site, ids[1])["verdict"] == "waiting"
-    done = ddp_hpc(site, "cancel", "12")
-    assert (done.returncode, done.stdout.splitlines()) == (0, list(reversed(ids)))
-    job = site.wait(ids[0])
-    assert job["Exit_status"] == 256 + 15
-    assert {site.wait(one)["job_state"] for one in ids} == {"F"}
-    ended = status(site, ids[0])
-    assert (ended["verdict"], ended["exit"]) == ("cancelled", 1)
-    assert ended["state"]["state"] == "requeue", "the trainer had time to save"
-    again = ddp_hpc(site, "cancel", "14")
-    assert (again.returncode, again.stdout, again.stderr) == (0, "", "job 14.pbs-srv has already ended (F)\n")
-
-
-@pytest.mark.check
-def test_logs_waits_for_a_log_that_pbs_delivers_at_the_end(site: Site) -> None:
-    write_script(
-        site, "for i in {1..600}; do if [[ -e go ]]; then break; fi; sleep 0.05; done; echo here", "-j oe"
-    )
-    [job_id] = submit(site, site.work / "job.pbs")
-    site.wait(job_id, states="R")
-    argv = [sys.executable, "-m", "ddp_hpc", "logs", job_id, "--follow"]
-    env = {"PATH": f"{site.pbs_bin}:/usr/bin:/bin", "HOME": str(site.home), **QUIET}
-    with subprocess.Popen(
-        argv, cwd=site.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as following:
-        assert following.stderr is not None
-        assert "PBS writes its log only at the end" in following.stderr.readline()
-        (site.work / "go").touch()
-        out, _ = following.communicate(timeout=60)
-    assert (following.returncode, out) == (0, "here\n")
-
-
 @pytest.mark.check
 def test_without_a_history_a_running_job_is_shown_and_cancelled(make_site: MakeSite) -> None:
     site = make_site(history=False)
@@ -123,20 +86,6 @@ def test_a_job_dropped_for_its_dependency_is_not_reported_as_cancelled(site: Sit
     assert "cause     dropped: PBS dropped it without a message, and it never ran; " in done.stdout
     cause = "it depended on afterany:99.pbs-srv@pbs-srv, but the server does not know that job"
     assert f"{cause}\n" in done.stdout
-
-
-@pytest.mark.check
-def test_a_chain_is_not_continued_if_pbs_no_longer_knows_its_first_job(site: Site) -> None:
-    chain_script(site, "10", "20", "requeue")
-    forgets = 'set -- "${@/depend=afterany:12.pbs-srv/depend=afterany:99}"'
-    program(site.root / "bin" / "qsub", f'#!/bin/bash\n{forgets}\nexec {site.pbs_bin}/qsub "$@"\n')
-    path = f"{site.root}/bin:{site.pbs_bin}:/usr/bin:/bin"
-    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--profile", "generic_pbs", "--chain", "3", "job.pbs"]
-    done = site.run(*argv, env={**QUIET, "PATH": path})
-    assert done.returncode == 1
-    assert "PBS has dropped job 13.pbs-srv" in done.stderr.splitlines()[-1]
-    assert "it depends on job 12.pbs-srv, which the server no longer knows" in done.stderr
-    assert site.num_jobs() == 2
 
 
 @pytest.mark.check

@@ -28,13 +28,6 @@ def test_a_running_job() -> None:
     assert (job.work_dir, job.script) == ("/w", "/w/my job.sh")
 
 
-def test_the_run_time_is_known_before_the_first_update_of_resources_used() -> None:
-    job = parsed(resources_used=None, stime=time.ctime(time.time() - 100))
-    assert job.elapsed_s is not None
-    assert 99 <= job.elapsed_s <= 110
-    assert parsed(job_state="F", Exit_status=0).elapsed_s == 600
-
-
 def test_a_waiting_job_has_a_reason_and_an_estimated_start() -> None:
     start = {"exec_vnode": "(x:ncpus=4)", "start_time": "Sat Nov 21 18:00:00 2026"}
     job = parsed(
@@ -119,11 +112,6 @@ def test_output_without_the_job_is_an_error(text: str) -> None:
         parse_text(text, "12")
 
 
-def test_an_unknown_state_is_an_error() -> None:
-    with pytest.raises(DdpHpcError, match=r"unknown state '\?' for job 12\.pbs-srv"):
-        parsed(job_state="\x1b")
-
-
 def test_wrapped_lines_of_the_text_output_are_joined() -> None:
     [job] = parse_text(PBS_TEXT, "67")
     assert (job.end, job.walltime_s, job.elapsed_s) == ("walltime", 10, 37)
@@ -131,21 +119,6 @@ def test_wrapped_lines_of_the_text_output_are_joined() -> None:
     assert job.reason.endswith(":ngpus=4) and exceeded resource walltime")
     assert (job.work_dir, job.script) == ("/home/pbsuser/w", "/home/pbsuser/w/mpisig.sh")
     assert (job.log, job.error_log) == ("/home/pbsuser/w/ms2.o67", "/home/pbsuser/w/ms2.e67")
-
-
-def test_without_job_history_only_existing_jobs_are_queried(programs: Programs) -> None:
-    (programs.folder / "answer").write_text(qstat_text(pbs()))
-    refuses = 'echo "qstat: PBS is not configured to maintain job history" >&2; exit 1'
-    programs.program("qstat", f'if [[ $1 == -xf ]]; then {refuses}; fi; cat "{programs.folder}/answer"')
-    job = read_job("12")
-    assert job is not None
-    assert job.phase == "running"
-
-
-def test_a_job_unknown_to_pbs_is_none(programs: Programs) -> None:
-    programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12.pbs-srv\n")
-    assert read_job("12") is None
-    assert programs.called()[0] == "qstat -xf 12"
 
 
 def test_an_array_has_one_state_for_each_task_that_has_started_and_each_range_of_others(
@@ -170,27 +143,6 @@ def test_an_array_has_one_state_for_each_task_that_has_started_and_each_range_of
     refusal = r"12\[\] is a job array; give the ID of one of its jobs, such as '12\[1\]\.pbs-srv'"
     with pytest.raises(RequestError, match=refusal):
         read_job("12[]")
-
-
-@pytest.mark.parametrize(
-    ("changes", "phase", "num_tasks"),
-    [
-        ({"job_state": "Q", "array_indices_remaining": "1-9:2"}, "waiting", [5]),
-        ({"array_indices_remaining": 7}, "waiting", [1]),
-        ({"array_indices_remaining": "-"}, "waiting", []),
-        ({"array_indices_remaining": "6-7", "Hold_Types": "u"}, "waiting", [2]),
-        ({"job_state": "F", "array_indices_remaining": "6-7"}, "waiting", []),
-    ],
-)
-def test_the_array_lists_the_tasks_that_have_not_started(
-    changes: dict[str, Any], phase: str, num_tasks: list[int]
-) -> None:
-    answer = pbs_array()
-    answer["12[].pbs-srv"].update(changes)
-    waiting = [one for one in parse_text(qstat_text(answer), "12[]") if one.phase == phase]
-    assert [one.num_tasks for one in waiting] == num_tasks
-    is_held = "Hold_Types" in changes
-    assert [one.reason for one in waiting] == ["it is held by its user" if is_held else ""] * len(num_tasks)
 
 
 def test_an_array_can_be_given_by_its_number(programs: Programs, tmp_path: Any) -> None:

@@ -32,15 +32,6 @@ def test_the_script_of_submit_is_that_of_render_with_the_option_in_its_header(
     assert str(environment) not in run("render", *REQUEST[:-1]).out
 
 
-def test_a_conda_environment_is_recognized(
-    work: Path, programs: Programs, run: Run, environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "base_prefix", str(environment))
-    assert "--python-env" not in run("submit", *REQUEST).out
-    (environment / "conda-meta").mkdir()
-    assert f" --python-env {environment}\n" in run("submit", *REQUEST).out
-
-
 @pytest.mark.parametrize("options", [["--conda-env", "mine"], ["--standalone"]])
 def test_the_users_choice_is_kept(
     work: Path, programs: Programs, run: Run, environment: Path, options: list[str]

@@ -46,12 +46,6 @@ def test_a_reused_job_number_is_another_job(tmp_path: Path) -> None:
     assert find_run_dir("12", job, tmp_path / "here") is None, "Slurm reports the directory of submission"
 
 
-def test_the_run_directory_of_a_successor_contains_its_script(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "far" / "run", "1 11 0 900", "2 12 30 1000")
-    job = slurm_job(slurm(work=str(tmp_path), script=f"{run}/job.sh"), "12")
-    assert find_run_dir("12", job, Path("/")) == run
-
-
 def test_the_run_directory_of_a_waiting_job_is_read_from_its_script(tmp_path: Path) -> None:
     run = tmp_path / "far" / "run"
     run.mkdir(parents=True)

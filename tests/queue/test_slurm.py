@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
@@ -21,14 +19,6 @@ def test_a_running_job() -> None:
     assert (job.name, job.owner, job.nodes) == ("ddp", "me", "n[1-2]")
     assert (job.elapsed_s, job.walltime_s, job.exit_code) == (600, 3600, None)
     assert (job.log, job.error_log, job.work_dir, job.script) == ("/w/ddp-12.out", "", "/w", "/w/job.sh")
-
-
-def test_a_waiting_job_with_an_estimated_start() -> None:
-    text = slurm(state="PENDING", reason="Resources", start="2026-11-21T16:17:31", nodes="")
-    job = slurm_job(text, "12")
-    assert (job.phase, job.reason, job.nodes) == ("waiting", "Resources", "")
-    assert job.starts_at_s == time.mktime((2026, 11, 21, 16, 17, 31, 0, 0, -1))
-    assert slurm_job(slurm(state="PENDING", start="Unknown"), "12").starts_at_s is None
 
 
 @pytest.mark.parametrize(
@@ -87,11 +77,6 @@ def test_a_job_name_that_looks_like_other_fields_is_only_a_name() -> None:
     assert slurm_job(slurm(name="two\nlines"), "12").phase == "running"
 
 
-def test_paths_can_contain_spaces() -> None:
-    job = slurm_job(slurm(work="/my work", log="/my work/ddp 12.out", script="/my work/job.sh"), "12")
-    assert (job.work_dir, job.log, job.script) == ("/my work", "/my work/ddp 12.out", "/my work/job.sh")
-
-
 def test_a_task_of_an_array_is_a_job_and_a_whole_array_is_not(programs: Programs) -> None:
     one = slurm(job_id="13 ArrayJobId=12 ArrayTaskId=1")
     assert slurm_job(one, "12_1").job_id == "12_1"
@@ -135,12 +120,6 @@ def test_the_tasks_of_an_array_are_known_to_scontrol_or_sacct(programs: Programs
     assert [one.word for one in read_jobs("12")] == ["COMPLETED", "CANCELLED", "RUNNING", "PENDING"]
 
 
-def test_a_task_of_which_slurmdbd_knows_only_the_end_is_not_a_job(programs: Programs) -> None:
-    programs.answers("scontrol", SCONTROL_ARRAY)
-    programs.answers("sacct", "12|COMPLETED|0:0|0|||n1||allocation|\n")
-    assert [one.job_id for one in read_jobs("12")] == ["12_1", "12_2", "12_[3-7:2]"]
-
-
 @pytest.mark.parametrize("stream", ["text", "err"])  # of Slurm 22.05 and 26.05
 def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: Programs, stream: str) -> None:
     programs.answers("scontrol", **{"text": "", stream: "Job 12_0 not found\n"}, code=1)
@@ -148,14 +127,6 @@ def test_a_task_that_the_controller_has_forgotten_is_read_from_sacct(programs: P
     job = read_job("12_0")
     assert job is not None
     assert (job.job_id, job.end) == ("12_0", "done")
-
-
-def test_the_command_line_of_sbatch_does_not_change_the_state() -> None:
-    text = slurm(
-        script="(null) SubmitLine=sbatch --wrap=echo JobState=FAILED Reason=None ExitCode=1:0 StdOut=/x"
-    )
-    job = slurm_job(text)
-    assert (job.word, job.exit_code, job.log) == ("RUNNING", None, "/w/ddp-12.out")
 
 
 @pytest.mark.parametrize(
@@ -218,11 +189,6 @@ def test_invalid_output_is_an_error_that_quotes_it(text: str, said: str) -> None
 def test_megabytes_of_invalid_output_are_refused_quickly(piece: str) -> None:
     with pytest.raises(DdpHpcError):
         slurm_job(piece * (4_000_000 // len(piece)), "12")
-
-
-def test_invalid_numbers_are_unknown() -> None:
-    job = slurm_job(slurm(run_time="INVALID", limit="UNLIMITED", exit="x:y", state="FAILED"), "12")
-    assert (job.elapsed_s, job.walltime_s, job.exit_code, job.signal) == (None, None, None, None)
 
 
 def test_sacct_is_used_for_jobs_that_scontrol_no_longer_knows(programs: Programs) -> None:

@@ -50,50 +50,6 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     ]
 
 
-def test_the_attempts_of_a_run_that_was_submitted_again(work: Path, programs: Programs, run: Run) -> None:
-    answer(programs, work)
-    make_run(work / "runs" / "ddp", "1 8 0 1000", "2 9 60 2000", "1 12 90 3000", "2 12 95 4000")
-    assert (
-        "\nattempts  1 (job 8 from step 0), 2 (job 9 from step 60), submitted again: "
-        "1 (job 12 from step 90), 2 (job 12 from step 95)\n"
-    ) in run("status", "12").out
-
-
-def test_the_advice_after_a_timeout_depends_on_how_the_program_is_resumed(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work, state="TIMEOUT", exit="0:15")
-    (work / "train.py").write_text("import torch\n")
-    folder = make_run(work / "runs" / "train", "1 12 0 1000")
-    request = ["--profile", "generic_slurm", "--walltime", "01:00:00"]
-    (folder / "job.sh").write_text(run("render", *request, "--", "python", "train.py").out)
-    assert (
-        "\naction    increase --walltime; if it saves checkpoints and continues from them, add --requeue "
-        "on-signal --progress 'CHECKPOINTS*'; see docs/how-to/any-program.md\n"
-    ) in run("status", "12").out
-    (folder / "job.sh").write_text(run("render", *request).out)
-    assert "\naction    increase --walltime, or save snapshots" in run("status", "12").out
-
-
-def test_a_training_that_will_not_finish_within_its_walltime(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work, run_time="00:50:00").write_text(LOG)
-    assert "beyond the end of the walltime; this job will not complete it" in run("status", "12").out
-    make_run(work / "runs" / "ddp", "1 12 0 1000")
-    assert "00:20:00 beyond the end of the walltime; another job can resume it" in run("status", "12").out
-
-
-def test_the_remaining_time_is_computed_from_the_last_line_of_the_log(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    log = answer(programs, work)
-    log.write_text(LOG)
-    ten_minutes_ago = time.time() - 600
-    os.utime(log, (ten_minutes_ago, ten_minutes_ago))
-    assert "eta       00:20:00 left" in run("status", "12").out.replace("00:19:59", "00:20:00")
-
-
 def test_step_and_eta_are_those_of_the_current_attempt(work: Path, programs: Programs, run: Run) -> None:
     """A requeued job appends to its log."""
     log = answer(programs, work)
@@ -286,23 +242,6 @@ def test_an_array_is_cancelled_with_one_request_and_its_tasks_do_not_resume(
     assert [ledger.is_cancelled(one, f"12_{n}") for n, one in enumerate(tasks, start=1)] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("state", "exit_", "code"),
-    [
-        ("COMPLETED", "0:0", 0),
-        ("RUNNING", "0:0", 0),
-        ("FAILED", "75:0", 75),
-        ("CANCELLED", "0:15", 1),
-        ("TIMEOUT", "0:9", 1),
-    ],
-)
-def test_the_exit_code_depends_on_the_state_of_the_job(
-    work: Path, programs: Programs, run: Run, state: str, exit_: str, code: int
-) -> None:
-    answer(programs, work, state=state, exit=exit_)
-    assert run("status", "12").code == code
-
-
 def test_a_job_at_its_walltime_whose_run_will_be_resumed_is_not_a_failure(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -333,27 +272,6 @@ def test_the_json_is_complete_and_valid_even_if_the_loss_is_nan(
     assert found["progress"] == {"step": 100, "num_steps": 640, "loss": None, "left_s": 1800}
     assert found["submission"]["user"] == "me"
     assert found["post_mortem"] is None
-
-
-def test_control_characters_in_logs_are_not_printed(work: Path, programs: Programs, run: Run) -> None:
-    log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
-    log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
-    assert run("status", "12").out.replace("\n", "").isprintable()
-
-
-def test_without_an_argument_the_last_job_of_each_run_is_reported(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.program("scontrol", f'cat "{programs.folder}/$4"')
-    for job_id, state in (("12", "RUNNING"), ("14", "PENDING")):
-        text = slurm(job_id=job_id, state=state, work=str(work), log=str(work / f"{job_id}.out"))
-        (programs.folder / job_id).write_text(text)
-    make_run(work / "runs" / "one", "1 11 0 900", "2 12 0 1000")
-    ledger.record(make_run(work / "runs" / "two"), submission("14", 2000))
-    done = run("status", "--long")
-    assert [line.split()[1] for line in done.out.splitlines() if line.startswith("job ")] == ["12", "14"]
-    assert len(json.loads(run("status", "--json").out)) == 2
-    assert run("status", "--long", "--run-dir", "runs/one").out.startswith("job       12 ")
 
 
 def test_without_an_argument_one_line_is_printed_for_each_run(
@@ -398,16 +316,6 @@ def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the
     assert "\nresume " not in run("status", "12").out
 
 
-def test_an_array_of_which_no_task_has_started_waits(work: Path, programs: Programs, run: Run) -> None:
-    programs.answers("scontrol", slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-3", state="PENDING"))
-    ledger.record(make_run(work / "runs" / "ddp"), submission("12"))
-    done = run("status", "--long")
-    assert (done.code, done.out.splitlines()[0]) == (
-        0,
-        "job       12_[0-3] (ddp of me): waiting, PENDING on n[1-2]",
-    )
-
-
 def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -442,21 +350,6 @@ def test_an_invalid_job_is_one_line(work: Path, programs: Programs, run: Run, co
     assert len(programs.called("scontrol")) == 1
 
 
-def test_a_directory_without_runs_is_one_line(work: Path, programs: Programs, run: Run) -> None:
-    done = run("status")
-    assert done.code == 2
-    assert "no JOB was given, and " in done.err
-
-
-def test_with_both_schedulers_the_format_of_the_id_selects_one(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    answer(programs, work)
-    programs.answers("qstat", qstat_text(pbs(Exit_status=0, job_state="F")))
-    assert "12 (ddp of me): running, RUNNING" in run("status", "12").out
-    assert "12.pbs-srv (ddp of me): done, F" in run("status", "12.pbs-srv").out
-
-
 def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs: Programs, run: Run) -> None:
     programs.answers(
         "scontrol", "", code=1, err="scontrol: fatal: Could not establish a configuration source"
@@ -473,12 +366,6 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     )
 
 
-def test_the_log_is_printed_byte_for_byte(work: Path, programs: Programs, run: Run) -> None:
-    answer(programs, work, state="COMPLETED").write_bytes(b"one\ntwo, without an end")
-    done = run("logs", "12")
-    assert (done.code, done.out, done.err) == (0, "one\ntwo, without an end", "")
-
-
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -492,11 +379,6 @@ def test_a_missing_log_is_explained(work: Path, programs: Programs, run: Run, st
     done = run("logs", "12")
     assert (done.code, done.out) == (1, "")
     assert said in done.err
-
-
-def test_a_log_that_pbs_keeps_on_the_node_is_explained(work: Path, programs: Programs, run: Run) -> None:
-    programs.answers("qstat", qstat_text(pbs(Keep_Files="n", Output_Path=f"host:{work}/ddp.o12")))
-    assert "PBS writes its log only at the end" in run("logs", "12").err
 
 
 def lives(programs: Programs, work: Path, *states: str) -> None:
@@ -573,23 +455,6 @@ def test_following_continues_while_the_scheduler_is_unreachable(
     assert "-- scontrol failed 3 times" in done.err
 
 
-def test_a_job_that_the_scheduler_forgets_at_its_end_has_ended(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    """PBS without a job history forgets the job, and no other source knows it."""
-    (programs.folder / "running").write_text(qstat_text(pbs(Output_Path=f"host:{work}/log")))
-    (work / "log").write_text("a line\n")
-    unknown = 'echo "qstat: Unknown Job Id 12" >&2; exit 153'
-    programs.program(
-        "qstat",
-        f'mapfile -t calls <"{programs.calls}"; if ((${{#calls[@]}} > 2)); then {unknown}; fi\n'
-        f'cat "{programs.folder}/running"',
-    )
-    done = run("logs", "12", "-f")
-    assert (done.code, done.out) == (0, "a line\n")
-    assert done.err == "-- job 12.pbs-srv: ended; the scheduler no longer knows it\n"
-
-
 def test_an_unreadable_log_is_named(
     work: Path, programs: Programs, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,24 +479,6 @@ def test_ctrl_c_ends_the_output_and_not_the_job(work: Path, programs: Programs) 
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (130, b"", b"\ninterrupted\n")
     assert not programs.called("scancel")
-
-
-def test_a_job_is_cancelled_after_its_successors(work: Path, programs: Programs, run: Run) -> None:
-    programs.program("qstat", f'cat "{programs.folder}/${{!#}}"')
-    programs.answers("qdel", "")
-    folder = make_run(work / "runs" / "ddp", "1 12.pbs-srv 0 1000")
-    states = {"12": "R", "13": "H", "14": "F", "15": "H"}
-    for job_id, state in states.items():
-        name = f"{job_id}.pbs-srv"
-        [job] = pbs(job_state=state, Variable_List={"PBS_O_WORKDIR": str(work)}, stime=None).values()
-        for spelling in (job_id, name):
-            (programs.folder / spelling).write_text(qstat_text({name: job}))
-        after = "" if job_id == "12" else f"{int(job_id) - 1}.pbs-srv"
-        ledger.record(folder, submission(name, after=after))
-    done = run("cancel", "12")
-    assert (done.code, done.out, done.err) == (0, "15.pbs-srv\n13.pbs-srv\n12.pbs-srv\n", "")
-    assert programs.called("qdel") == ["qdel 15.pbs-srv", "qdel 13.pbs-srv", "qdel 12.pbs-srv"]
-    assert run("cancel", "12", "--only").out == "12.pbs-srv\n"
 
 
 def jobs(programs: Programs, work: Path, **states: str) -> None:
@@ -668,38 +515,6 @@ def test_a_job_that_is_not_part_of_the_chain_is_named_and_not_cancelled(
     assert done.err == "the run continues in job 12; to cancel it: ddp-hpc cancel 12\n"
 
 
-def test_if_one_job_of_a_chain_cannot_be_cancelled_the_others_are(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    """Job 13 ends while it is being cancelled, and job 14 may not be cancelled."""
-    jobs(programs, work, j12="RUNNING", j13="PENDING", j14="PENDING", j15="PENDING")
-    ended = slurm(job_id="13", state="COMPLETED")
-    (programs.folder / "ended").write_text(ended)
-    programs.program(
-        "scancel",
-        f'if [[ $1 == 13 ]]; then cat "{programs.folder}/ended" >"{programs.folder}/13"; exit 1; fi\n'
-        'if [[ $1 == 14 ]]; then echo "scancel: error: no" >&2; exit 1; fi',
-    )
-    folder = make_run(work / "runs" / "ddp")
-    for number in range(12, 16):
-        ledger.record(folder, submission(str(number), after="" if number == 12 else str(number - 1)))
-    done = run("cancel", "12")
-    assert (done.code, done.out) == (1, "15\n12\n")
-    assert done.err.splitlines() == [
-        "job 13 has already ended (COMPLETED)",
-        "error: scancel: error: no (job 14 of me was not cancelled); "
-        "only its owner or the site can cancel it",
-    ]
-
-
-def test_the_last_job_on_another_cluster_is_queried_there(work: Path, programs: Programs, run: Run) -> None:
-    jobs(programs, work, j12="RUNNING")
-    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    ledger.record(folder, submission("12@cm4"))
-    assert run("status").out.startswith("12@cm4       running   runs/ddp ")
-    assert programs.called() == ["scontrol --clusters=cm4 --oneliner show job 12"]
-
-
 @pytest.mark.parametrize("args", [["status", "12"], ["status"], ["logs", "12"], ["cancel", "12"]])
 def test_a_missing_run_directory_is_an_invalid_request(
     work: Path, programs: Programs, run: Run, args: list[str]
@@ -710,16 +525,6 @@ def test_a_missing_run_directory_is_an_invalid_request(
         done.err == "error: --run-dir nope is not a readable directory; give the run directory of the job\n"
     )
     assert not programs.called()
-
-
-def test_each_run_is_reported_as_soon_as_its_state_is_known(work: Path, programs: Programs, run: Run) -> None:
-    jobs(programs, work, j12="RUNNING")
-    make_run(work / "runs" / "one", "1 12 0 1000")
-    make_run(work / "runs" / "two", "1 13 0 2000")
-    done = run("status")
-    assert done.code == 1
-    assert done.out.startswith("12           running   runs/one "), "although the second query failed"
-    assert done.err.startswith("error: scontrol failed: ")
 
 
 @pytest.mark.parametrize(
@@ -756,3 +561,9 @@ def test_ranks_that_trained_separately_are_named_though_the_job_ended_well(
     assert done.code == 0
     [line] = [line for line in done.out.splitlines() if line.startswith("warning")]
     assert line == f"warning   {said}"
+
+
+def test_control_characters_in_logs_are_not_printed(work: Path, programs: Programs, run: Run) -> None:
+    log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
+    log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
+    assert run("status", "12").out.replace("\n", "").isprintable()

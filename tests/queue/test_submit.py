@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -71,15 +70,6 @@ def test_one_line_says_that_no_job_resumes_the_program_and_what_to_do(
     assert "--requeue on-signal --progress" in line
 
 
-@pytest.mark.parametrize(("profile", "directives"), [("generic_slurm", []), ("gadi", ["#PBS -l ngpus=0"])])
-def test_no_gpus_can_be_requested(run: Run, work: Path, profile: str, directives: list[str]) -> None:
-    request = ["--profile", profile, "--account", "x", "--walltime", "00:10:00", "--gpus-per-node", "0"]
-    done = run("render", *request)
-    assert done.code == 0
-    assert [line for line in done.out.splitlines() if re.match("#(PBS|SBATCH).*gpus", line)] == directives
-    assert "no GPUs" not in done.err
-
-
 def test_a_dry_run_prints_script_and_command_changes_nothing_and_needs_no_scheduler(
     work: Path, programs: Programs, run: Run
 ) -> None:
@@ -119,15 +109,6 @@ def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs
     assert run("submit", "job.sh", "--force").out == "12\n"
 
 
-def test_lint_warnings_are_printed_and_the_script_is_submitted(
-    work: Path, sbatch: Programs, run: Run
-) -> None:
-    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=10\nexport MASTER_PORT=29500\nhostname\n")
-    done = run("submit", "job.sh")
-    assert (done.code, done.out) == (0, "12\n")
-    assert "warning: RANK008, line 3: port 29500 is the same for every job" in done.err
-
-
 def test_log_directories_are_created_before_the_submission(work: Path, programs: Programs, run: Run) -> None:
     """Without the directory, PBS holds the job, and Slurm ends it without a message."""
     programs.program("sbatch", '[[ -d logs/a && -d /"$PWD"/errors ]] && echo 12')
@@ -143,88 +124,6 @@ def test_log_directories_are_created_before_the_submission(work: Path, programs:
     done = run("submit", "job.pbs")
     assert done.out == "12.srv\n"
     assert "PBS011" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("profile", "words"),
-    [
-        ("generic_pbs", "qsub -A PROJECT job.pbs"),
-        ("gadi", "qsub -P PROJECT job.pbs"),
-        ("miyabi_g", "qsub -W group_list=PROJECT job.pbs"),
-    ],
-)
-def test_an_account_is_passed_to_qsub_with_the_sites_option(
-    work: Path, programs: Programs, run: Run, profile: str, words: str
-) -> None:
-    programs.answers("qsub", "12.srv\n")
-    (work / "job.pbs").write_text(PBS_SCRIPT)
-    done = run("submit", "job.pbs", "--profile", profile, "--account", "PROJECT", "--force")
-    assert done.out == "12.srv\n"
-    assert programs.called() == [words]
-    assert "requires an account" not in done.err
-
-
-def test_a_chain_is_queued_one_after_the_other_with_the_variables_of_the_script(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.program("qsub", f'mapfile -t calls <"{programs.calls}"; echo "$((11 + ${{#calls[@]}})).srv"')
-    text = run("render", "--profile", "generic_pbs", "--gpus-per-node", "1", "--walltime", "00:10:00").out
-    (work / "job.pbs").write_text(text.replace("#PBS -j oe", "#PBS -v USE_SSH=1\n#PBS -j oe"))
-    done = run("submit", "job.pbs", "--chain", "3")
-    assert (done.code, done.out) == (0, "12.srv\n13.srv\n14.srv\n")
-    assert programs.called() == [
-        "qsub -v USE_SSH=1,DDP_HPC_ATTEMPT=1,DDP_HPC_CHAINED=3 job.pbs",
-        "qsub -W depend=afterany:12.srv -v USE_SSH=1,DDP_HPC_ATTEMPT=2,DDP_HPC_CHAINED=3 job.pbs",
-        "qsub -W depend=afterany:13.srv -v USE_SSH=1,DDP_HPC_ATTEMPT=3,DDP_HPC_CHAINED=3 job.pbs",
-    ]
-    lines = map(json.loads, (work / "runs" / "ddp" / "submitted").read_text().splitlines())
-    assert [(line["job_id"], line["after"]) for line in lines] == [
-        ("12.srv", ""),
-        ("13.srv", "12.srv"),
-        ("14.srv", "13.srv"),
-    ]
-
-
-def test_a_partially_refused_chain_is_reported_with_the_command_to_cancel_it(
-    work: Path, programs: Programs, run: Run
-) -> None:
-    programs.program("qsub", 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi; echo 12.srv')
-    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
-    done = run("submit", "job.pbs", "--chain", "3")
-    assert (done.code, done.out) == (1, "12.srv\n")
-    assert (
-        "error: job 2 of 3 was rejected; 1 job was submitted; to cancel: ddp-hpc cancel 12.srv: " in done.err
-    )
-    assert "qsub rejected the job: no. " in done.err
-
-
-def test_a_script_without_support_for_chains_is_not_chained(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "job.sh").write_text(SCRIPT)
-    for words in (["job.sh"], REQUEST):
-        done = run("submit", *words, "--chain", "3")
-        assert (done.code, done.out) == (2, "")
-        assert "only PBS scripts of ddp-hpc can be queued as a chain" in done.err
-    assert [path.name for path in work.iterdir()] == ["job.sh"]
-    assert not sbatch.called()
-
-
-@pytest.mark.parametrize(
-    ("num_jobs", "said"),
-    [
-        ("0", "0 is not in the range 1<=x<=1000"),
-        ("x[$(touch canary)]", "is not a valid integer range"),
-        ("21", "--chain 21 was given, but the script runs at most 20 attempts"),
-    ],
-)
-def test_an_invalid_chain_is_refused_and_nothing_is_queued(
-    work: Path, programs: Programs, run: Run, num_jobs: str, said: str
-) -> None:
-    programs.answers("qsub", "12.srv\n")
-    (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
-    done = run("submit", "job.pbs", "--chain", num_jobs)
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-    assert not programs.called("qsub")
 
 
 def test_without_the_scripts_scheduler_the_missing_command_is_named(
@@ -263,24 +162,6 @@ def test_an_answer_without_an_id_is_an_error_that_warns_of_a_second_job(
     assert "instead of a job ID. Check whether the job is queued before you try again." in done.err
 
 
-@pytest.mark.parametrize(
-    ("answer", "job_id"),
-    [
-        ("---- Welcome ----\n\n --> Verifying... OK\n12\n", "12"),
-        ("Submitted batch job 12\n\n", "12"),
-        ("12;cm4\n", "12@cm4"),
-        ("Submitted batch job 12 on cluster cm4\n", "12@cm4"),
-    ],
-)
-def test_messages_of_the_site_before_the_id_are_ignored(
-    work: Path, programs: Programs, run: Run, answer: str, job_id: str
-) -> None:
-    programs.answers("sbatch", answer)
-    done = run("submit", *REQUEST)
-    assert (done.code, done.out) == (0, f"{job_id}\n")
-    assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == job_id
-
-
 def start(work: Path, programs: Programs, *args: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "ddp_hpc", "submit", *args]
     environ = {**clean_environ(), "PATH": str(programs.folder)}
@@ -296,7 +177,7 @@ def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, program
         (work / "go").touch()
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "12\n")
-    assert "1 job was submitted; to cancel: ddp-hpc cancel 12\n" in err
+    assert "job 12 was submitted; to cancel it: ddp-hpc cancel 12\n" in err
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == "12"
 
 
@@ -320,12 +201,14 @@ def test_if_the_reader_of_the_output_exits_the_queued_jobs_are_reported(
     (work / "job.pbs").write_text(f"{PBS_SCRIPT}{SUPERVISED}")
     reader, writer = os.pipe()
     os.close(reader)
-    words = ("--profile", "generic_pbs", "job.pbs", "--chain", "5")
+    words = ("--profile", "generic_pbs", "job.pbs")
     with start(work, programs, *words, stdout=writer) as process:
         os.close(writer)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    said = "cannot write to stdout (Broken pipe): 1 job was submitted; to cancel: ddp-hpc cancel 12.srv"
+    said = (
+        "cannot write to stdout (Broken pipe): job 12.srv was submitted; to cancel it: ddp-hpc cancel 12.srv"
+    )
     assert err.splitlines()[-1] == said
     assert len(programs.called("qsub")) == 1
 
@@ -371,8 +254,7 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
         ([], "nothing to submit; give a SCRIPT, or the options of ddp-hpc render"),
         (
             ["job.sh", "--launcher", "srun"],
-            "job.sh cannot be combined with --launcher; use --account, --name, --nodes, --qos, --queue or "
-            "--walltime, or render a new script",
+            "job.sh cannot be combined with --launcher; change the directives of the script, or ",
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
@@ -441,91 +323,14 @@ def test_a_complete_run_in_the_run_directory_is_a_warning(work: Path, sbatch: Pr
     ) in done.err
 
 
-def test_options_override_the_directives_of_a_slurm_script(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "job.sh").write_text(SCRIPT)
-    options = ["--nodes", "4", "--walltime", "90m", "--queue", "gpu", "--qos", "high", "--name", "big"]
-    done = run("submit", "job.sh", "--profile", "generic_slurm", *options)
-    assert (done.code, done.out) == (0, "12\n")
-    assert sbatch.called("sbatch") == [
-        "sbatch --parsable --nodes=4 --time=01:30:00 --partition=gpu --job-name=big --qos=high job.sh"
-    ]
-    assert "JOB007" not in done.err
-
-
-def test_at_a_site_whose_queues_are_qos_the_queue_is_the_qos(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "job.sh").write_text(SCRIPT)
-    run("submit", "job.sh", "--profile", "perlmutter", "--force", "--queue", "debug")
-    assert sbatch.called("sbatch") == ["sbatch --parsable --qos=debug job.sh"]
-
-
-def test_options_override_the_directives_of_a_pbs_script(work: Path, programs: Programs, run: Run) -> None:
-    programs.answers("qsub", "12.pbs-srv\n")
-    (work / "job.pbs").write_text(PBS_SCRIPT.replace("select=1", "select=1:ncpus=4:ngpus=4,place=scatter"))
-    options = ["--nodes", "3", "--walltime", "01:00:00", "--queue", "prod", "--name", "big"]
-    assert run("submit", "job.pbs", *options).code == 0
-    words = "-l select=3:ncpus=4:ngpus=4 -l walltime=01:00:00 -q prod -N big"
-    assert programs.called("qsub") == [f"qsub {words} job.pbs"]
-
-
-@pytest.mark.parametrize(
-    ("select", "options", "said"),
-    [
-        ("1:ncpus=1+2:ncpus=2", ["--nodes", "2"], "the script does not request its nodes as a single chunk"),
-        ("1", ["--nodes", "0"], "--nodes must be at least 1 (got 0)"),
-        ("1", ["--qos", "high"], "--qos high was given, but PBS has no QOS"),
-        ("1", ["--ranks-per-node", "2"], "cannot be combined with --ranks-per-node"),
-        ("1", ["--walltime", "soon"], "soon"),
-        (
-            "1",
-            ["--", "--epochs", "3"],
-            "because qsub does not pass arguments to scripts; write them into the script",
-        ),
-    ],
-)
-def test_an_option_that_cannot_override_a_directive_is_refused(
-    work: Path, programs: Programs, run: Run, select: str, options: list[str], said: str
-) -> None:
-    programs.answers("qsub", "12.pbs-srv\n")
-    (work / "job.pbs").write_text(PBS_SCRIPT.replace("select=1", f"select={select}"))
-    done = run("submit", "job.pbs", *options)
-    assert done.code == 2
-    assert said in done.err
-    assert not programs.called("qsub")
-
-
-def test_the_arguments_after_the_dashes_are_those_of_a_slurm_script(
-    work: Path, sbatch: Programs, run: Run
-) -> None:
-    (work / "job.sh").write_text(SCRIPT)
-    run("submit", "job.sh", "--", "--epochs", "3")
-    assert sbatch.called("sbatch") == ["sbatch --parsable job.sh --epochs 3"]
-
-
-def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Programs, run: Run) -> None:
-    (work / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=1 --time=1:30\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"
-    )
-    without = run("submit", "job.sh", "--dry-run").err
-    with_time = run("submit", "job.sh", "--dry-run", "--walltime", "00:10:00").err
-    assert "JOB012" in without
-    assert "JOB012" not in with_time
-    # The line numbers are those of the user's file.
-    assert "warning: RANK007, line 4:" in without
-    assert "warning: RANK007, line 4:" in with_time
-
-
-def test_json_describes_each_job_on_a_line(work: Path, programs: Programs, run: Run) -> None:
-    programs.program("qsub", f'echo x >>"{programs.folder}/n"; echo "1$(wc -l <"{programs.folder}/n").srv"')
-    (programs.folder / "wc").symlink_to("/usr/bin/wc")
+def test_json_describes_the_job(work: Path, programs: Programs, run: Run) -> None:
+    programs.program("qsub", "echo 11.srv")
     run("render", "--profile", "generic_pbs", "-o", "job.pbs")
-    done = run("submit", "--json", "--chain", "2", "job.pbs")
-    assert [json.loads(line) for line in done.out.splitlines()] == [
-        {
-            "job_id": job_id,
-            "scheduler": "pbs",
-            "script": f"{work}/job.pbs",
-            "run_dir": f"{work}/runs/ddp",
-            "work_dir": str(work),
-        }
-        for job_id in ("11.srv", "12.srv")
-    ]
+    done = run("submit", "--json", "job.pbs")
+    assert json.loads(done.out) == {
+        "job_id": "11.srv",
+        "scheduler": "pbs",
+        "script": f"{work}/job.pbs",
+        "run_dir": f"{work}/runs/ddp",
+        "work_dir": str(work),
+    }

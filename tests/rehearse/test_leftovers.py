@@ -44,22 +44,6 @@ def test_an_interrupted_rehearsal_leaves_no_process(
 
 
 @pytest.mark.check
-def test_keep_leaves_the_directory_with_log_and_run(
-    launch: Launch, script: Script, temp: Path, tmp_path: Path
-) -> None:
-    job = script("slurm", "--nodes=1", "mkdir runs; pwd >runs/here")
-    done = launch(
-        ["python", "-m", "ddp_hpc", "rehearse", job, "--keep", "--empty"],
-        env={"TMPDIR": str(temp)},
-        cwd=tmp_path,
-    )
-    (folder,) = temp.iterdir()
-    assert f"rehearse: the directory of the rehearsal was kept: {folder}" in done.stderr
-    assert (folder / "work" / "runs" / "here").read_text() == f"{folder}/work\n"
-    assert len(list((folder / "work").glob("slurm-*.out"))) == 1
-
-
-@pytest.mark.check
 def test_a_script_is_submitted_from_the_current_directory(
     rehearse: Rehearse, script: Script, tmp_path: Path
 ) -> None:

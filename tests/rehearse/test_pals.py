@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
-
 from tests.fakes.site import Site
 from tests.pbs.conftest import make_site, site
 
@@ -34,26 +32,6 @@ def test_ranks_see_the_variables_of_pals_and_none_of_hydra(site: Site) -> None:
         assert said == {**local, **world, "PALS_NODEID": str(rank // 2)}
         assert env["A"] == "b c"
         assert not [name for name in env if name.startswith(("MPI_", "HYD"))]
-
-
-def test_with_pmix_there_is_a_pmix_rank_and_no_local_rank_of_pmi(site: Site) -> None:
-    done = pals(site, "-n", "1", "--pmi=pmix", "bash", "-c", 'echo "$PMIX_RANK ${PMI_LOCAL_RANK-none}"')
-    assert done.stdout == "0 none\n"
-
-
-@pytest.mark.parametrize("option", ["--map-by", "-x"])
-def test_an_option_unknown_to_pals_is_refused(site: Site, option: str) -> None:
-    done = pals(site, option, "touch", "ran")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"mpiexec: unrecognized option '{option}'\n")
-    assert not (site.work / "ran").exists()
-
-
-def test_more_ranks_than_slots_and_a_missing_node_file_are_refused(site: Site) -> None:
-    assert pals(site, "-n", "5", "--ppn", "2", "true").returncode == 1
-    outside = site.run(site.pals_bin / "mpiexec", "-n", "1", "true")
-    said = "mpiexec: no host list: not inside a PBS job, and no --hostfile"
-    assert (outside.returncode, outside.stderr.splitlines()[0]) == (1, said)
 
 
 def test_the_failure_of_one_rank_ends_the_others(site: Site) -> None:

@@ -42,6 +42,10 @@ class Settings:
     kill_wait_s: int = 5
     slurmd_timeout_s: int = 30
     requeue_wait_s: int = 10
+    # With cgroups v1, which limit the memory of jobs. A step of a requeued job sometimes failed to create its
+    # cgroup, since the previous attempt was just removing the cgroup of the same name. Without cgroups, Slurm
+    # finds the processes of jobs in /proc.
+    cgroups: bool = False
     # With slurmdbd and MariaDB. The controller then forgets jobs soon after their end.
     accounting: bool = False
 
@@ -191,11 +195,9 @@ def _slurm_conf(layout: Layout) -> str:
         f"RealMemory={settings.memory_mib_per_node} Feature={settings.features}{gres}"
         for name in settings.node_names
     )
-    # Without cgroups, Slurm does not find processes whose parent has ended, and
-    # they run longer than their job.
     tracking = (
         "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup"
-        if has_cgroup_v1()
+        if settings.cgroups
         else "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none"
     )
     # TmpFS: the PMIx plugins of two nodes would use the same files in /tmp.

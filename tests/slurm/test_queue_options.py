@@ -61,17 +61,3 @@ def test_other_options_reach_sbatch_and_srun(cluster: Cluster, tmp_path: Path) -
     assert cluster.wait(job_id).state == "COMPLETED"
     assert cluster.job(job_id)["Comment"].strip() == "survey"
     assert "0: arguments: once in runs/ddp after 0" in cluster.job_output(job_id)
-
-
-def test_a_job_runs_in_its_reservation(cluster: Cluster, tmp_path: Path) -> None:
-    created = cluster.run(
-        ["scontrol", "create", "reservation", "reservationname=school", "starttime=now", "duration=60",
-         "users=root", "nodecnt=1"]
-    )  # fmt: skip
-    assert created.returncode == 0, created.stderr
-    try:
-        job_id = submit(cluster, tmp_path, "--reservation", "school")
-        assert cluster.wait(job_id).state == "COMPLETED"
-        assert cluster.job(job_id)["Reservation"] == "school"
-    finally:
-        cluster.run(["scontrol", "delete", "reservation=school"])

@@ -87,19 +87,6 @@ def test_a_requeued_job_resumes_and_a_cancelled_one_saves_and_ends(
     assert run.losses == quiet[:step]
 
 
-@pytest.mark.soak  # tests/training/test_failures.py tests such a restart on one node
-def test_torchrun_restarts_a_killed_rank_from_the_newest_snapshot(
-    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
-) -> None:
-    run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.1, render=("--launcher", "torchrun"))
-    run.wait_for_step(10)
-    run.kill_rank(1)
-    check_done(run, quiet, 20)
-    assert len(run.attempts) == 1, "torchrun did it, not Slurm"
-    assert f"rank 1 on {cluster.node_names[1]} is gone" in run.log
-    assert "resuming after step 1" in run.log
-
-
 def power_off(cluster: Cluster, name: str) -> None:
     cluster.power_off(name)
 

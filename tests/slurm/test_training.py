@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
-from .configuration import Settings
 from .nodes import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.check]
@@ -73,14 +72,6 @@ def test_a_wrong_option_ends_a_torchrun_job_without_restarts(cluster: Cluster, t
     assert "this start was refused and does not count as an attempt" in output
 
 
-@pytest.mark.soak
-def test_mpich_is_not_initialized_under_pmix_where_it_would_abort(cluster: Cluster, tmp_path: Path) -> None:
-    """pmix is the default of many sites. A Slurm step sets all values that ranks need without MPI."""
-    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix"))
-    _check(tmp_path, "slurm")
-    assert "first node of the job" in output, "the ranks connect without MPI"
-
-
 def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> None:
     env = ENVIRONMENT | {"DDP_HPC_RANKS_PER_NODE": "1"}
     done = cluster.run(
@@ -88,18 +79,6 @@ def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stdout + done.stderr
     _check(tmp_path, "torchrun")
-
-
-@pytest.mark.soak
-def test_training_works_with_host_names_that_resolve_to_loopback(tmp_path: Path) -> None:
-    """Debian's installer writes `127.0.1.1 NAME` to /etc/hosts, with which gloo alone fails in seconds."""
-    with Cluster(Settings(loopback_names=True)) as cluster:
-        for mpi in ("none", "pmi2"):
-            argv = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
-            argv += [str(BIN / "python"), "-m", "ddp_hpc.train", *OPTIONS]
-            done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path, timeout=120)
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert _world(tmp_path)["world_size"] == 2
 
 
 def test_one_failing_rank_ends_the_step_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
     job = chain_script(site, "10", "20", "requeue")
     done = site.run("qsub", job, "--epochs", "3")
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: qsub ")
+    assert done.stderr.startswith("qsub: ")
 
 
 @pytest.mark.parametrize(

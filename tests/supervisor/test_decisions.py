@@ -168,7 +168,6 @@ def test_why_a_job_was_stopped(
         ("preempted", {}, "the job was preempted, so nothing is submitted"),
         ("unknown", {}, "a signal arrived before the end of the walltime, so nothing is submitted"),
         ("", {"has_progressed": False}, "attempt 2 made no progress: it began at step 10"),
-        ("", {"chained": "3"}, "this was job 2 of a chain of 3"),
         ("", {"max_attempts": 2}, "attempt 2 was the last (--max-attempts)"),
         ("", {"may_submit": False}, "compute nodes cannot submit jobs at this site"),
         ("", {"scheduler": SCHEDULERS["local"]}, "no successor is submitted under profile local"),
@@ -180,7 +179,6 @@ def test_why_no_other_job_is_requested(
     given = {
         "has_progressed": True,
         "attempt": ATTEMPT,
-        "chained": "",
         "max_attempts": 20,
         "scheduler": SCHEDULERS["slurm"],
         "may_submit": True,

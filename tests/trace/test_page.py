@@ -19,7 +19,7 @@ from .captures import HOSTILE, hostile, made, on_device
 
 def test_a_missing_plotly_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(RequestError, match=re.escape("pip install 'msgspec>=")):
+    with pytest.raises(RequestError, match=re.escape("pip install '.[report]'")):
         page([made()], [])
 
 

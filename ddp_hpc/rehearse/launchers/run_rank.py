@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 _PMI_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
+_NO_PROGRAM = 127
 
 
 def main() -> None:
@@ -39,8 +40,8 @@ def main() -> None:
             restore_signals=True,
         )
     except OSError as error:
-        sys.stderr.write(f"{step['no_program']}: {command[0]}: {error.strerror}\n")
-        leave(spool, rank, step["no_program_code"], step["keep_pmi"])
+        sys.stderr.write(f"execve failed: {command[0]}: {error.strerror}\n")
+        leave(spool, rank, _NO_PROGRAM, step["keep_pmi"])
     write(spool / f"pid.{rank}", program.pid)
     leave(spool, rank, program.wait(), step["keep_pmi"])
 

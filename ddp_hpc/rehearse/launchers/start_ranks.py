@@ -51,26 +51,21 @@ class Step:
     """Ranks that are started together.
 
     `report` is called with a rank and its non-zero exit code, or its negated signal. On one of the signals in
-    `kills_on`, the launcher prints `kill_message` and kills the ranks with SIGKILL instead of forwarding the
-    signal. It also kills them when the process `keeper_pid` has ended. `on_stop` is called when the other
-    ranks are ended after a failure; with `counts_stopped`, their codes count too. Without `keep_pmi`, the
-    ranks cannot use MPI.
+    `kills_on`, the launcher kills the ranks with SIGKILL instead of forwarding the signal. It also kills them
+    when the process `keeper_pid` has ended. With `counts_stopped`, the codes of ranks that are ended after a
+    failure count too. Without `keep_pmi`, the ranks cannot use MPI.
     """
 
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
     report: Callable[[int, int], None]
     stop_on_failure: bool
-    on_stop: Callable[[], None] = lambda: None
     counts_stopped: bool = False
     keep_pmi: bool = True
     kills_on: tuple[int, ...] = ()
-    kill_message: str = ""
     label: bool = False
     directory: str = ""
     keeper_pid: int = 0
-    no_program: str = "execve failed"
-    no_program_code: int = 127
 
 
 def spool_directory(root: Path, prefix: str) -> Path:
@@ -85,8 +80,6 @@ def run_step(spool: Path, step: Step) -> int:
         "environments": [dict(environment) for environment in step.environments],
         "keep_pmi": step.keep_pmi,
         "directory": step.directory or str(Path.cwd()),
-        "no_program": step.no_program,
-        "no_program_code": step.no_program_code,
     }
     (spool / "step.json").write_text(json.dumps(settings))
     argv = [str(HYDRA), "-launcher", "fork", "-hosts", "localhost", "-n", str(len(step.environments))]
@@ -104,7 +97,6 @@ def run_step(spool: Path, step: Step) -> int:
 
         def on_signal(sent: int, _frame: object) -> None:
             if sent in step.kills_on:
-                sys.stderr.write(step.kill_message)
                 process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
             else:
                 hydra.send_signal(sent)
@@ -148,7 +140,6 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)
         if step.stop_on_failure and reported and stop_by_s == float("inf"):
             stop_by_s = time.monotonic() + _STOP_S
-            step.on_stop()
         if stop_by_s != float("inf"):  # repeat this, since ranks can start after the first failure
             late = [process for process in processes_of([spool]) if process.pid not in stopped]
             process_control.send(signal.SIGTERM, late)

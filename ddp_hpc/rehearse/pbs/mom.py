@@ -46,14 +46,8 @@ class Mom(Daemon):
         try:
             out, err = self._open_logs()
         except OSError:
-            # OpenPBS was observed to try 21 times within seconds, and then to hold the job.
-            self.update(
-                job_state="H",
-                Hold_Types="s",
-                run_count=21,
-                Exit_status=START_FAILED,
-                comment="job held, too many failed attempts to run",
-            )
+            comment = "job held, too many failed attempts to run"
+            self.update(job_state="H", Hold_Types="s", Exit_status=START_FAILED, comment=comment)
             return "held"
         shell = self._start(out, err)
         self.update(
@@ -78,17 +72,10 @@ class Mom(Daemon):
 
     def _where(self) -> dict[str, str]:
         names = [chunk["node"].partition(".")[0] for chunk in self.job["_chunks"]]
-        vnodes = [f"({n}:ncpus={c['ncpus']})" for n, c in zip(names, self.job["_chunks"], strict=True)]
         return {
             "exec_host": "+".join(f"{name}/0" for name in names),
-            "jobdir": str(self._jobdir()),
-            "comment": f"Job run at {time.strftime('%a %b %d at %H:%M')} on {'+'.join(vnodes)}",
+            "comment": f"Job run at {time.strftime('%a %b %d at %H:%M')} on {'+'.join(names)}",
         }
-
-    def _jobdir(self) -> Path:
-        """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
-        home = self.root / "home"
-        return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
 
     def _open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
         out = self._open_log("OU", self.job["Output_Path"])
@@ -140,14 +127,11 @@ class Mom(Daemon):
             "TMPDIR": str(tmpdir),
             "PBS_ENVIRONMENT": "PBS_BATCH",
             "PBS_JOBCOOKIE": secrets.token_hex(16).upper(),
-            "PBS_JOBDIR": str(self._jobdir()),
+            "PBS_JOBDIR": home,
             "PBS_JOBID": self.id,
             "PBS_JOBNAME": self.job["Job_Name"],
-            "PBS_MOMPORT": "15003",
             "PBS_NODEFILE": str(nodefile),
-            "PBS_NODENUM": "0",
             "PBS_QUEUE": self.job["queue"],
-            "PBS_TASKNUM": "1",
             **account,
             **self.job["_variables_of_array"],
             **self.job["Variable_List"],
@@ -156,14 +140,13 @@ class Mom(Daemon):
     def _start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts the login shell, and writes the path of the script's copy to its stdin."""
         environment = self._environment()
-        self._jobdir().mkdir(exist_ok=True)
         shell = subprocess.Popen(
             ["-bash"],
             executable="/bin/bash",
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
-            cwd=self._jobdir(),
+            cwd=self.root / "home",
             env=environment,
             umask=self.job["_umask"],
             start_new_session=True,
@@ -216,8 +199,6 @@ class Mom(Daemon):
         """Kills processes that left the session, which PBS would ignore. Records their command lines."""
         command_lines = process_control.end_descendants(2.0, lambda: jobs.daemons(self.root))
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
-        if self.job["_is_sandboxed"]:
-            shutil.rmtree(self._jobdir(), ignore_errors=True)
         self.update(left_over=command_lines)
 
 

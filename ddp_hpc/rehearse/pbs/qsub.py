@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import getopt
 import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,28 +13,40 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
-from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
-from ddp_hpc.rehearse.pbs.resources import Chunk, place, select_of, walltime_s
+from ddp_hpc.rehearse.pbs.request import (
+    Chunk,
+    Request,
+    operands,
+    place,
+    read_request,
+    select_of,
+    walltime_s,
+)
 from ddp_hpc.rehearse.pbs.server import Settings
 
 _DEFAULT_QUEUE = "workq"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
-    """Submits a script from a file or stdin.
+    """Submits a script from a file.
 
     Raises:
         RefusedError: the script is refused, and nothing was submitted.
     """
     settings = Settings.read(root)
-    operands = _operands(argv)
-    if len(operands) > 1:  # like process_opts in qsub.c: a script has no arguments
-        raise RefusedError(USAGE, 2)
-    script = _script(operands)
+    names = operands(argv)
+    if len(names) != 1:
+        raise RefusedError("usage: qsub [options] script", 2)
+    path = Path(names[0])
+    try:
+        script = path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise RefusedError(f"qsub: script file:: {error.strerror}", 1) from error
+    if "\r\n" in script:
+        raise RefusedError("qsub: script contains cr, lf", 1)
     request = read_request(argv, script, environ)
     number = jobs.next_number(root / "next_job", settings.first_job)
-    name = request.name or (Path(operands[0]).name if operands else "STDIN")
-    job = _attributes(request, settings, root, number, name, argv, environ)
+    job = _attributes(request, settings, root, number, request.name or path.name, argv, environ)
     if request.indices:
         _save_array(root, number, job, script, request)
     else:
@@ -66,24 +76,6 @@ def _save_array(root: Path, array: int, job: jobs.Attributes, script: str, reque
         _save(root, server.subjob(array, index), {**own, **logs, **of_array}, script)
 
 
-def _operands(argv: Sequence[str]) -> list[str]:
-    try:
-        return getopt.getopt(list(argv), OPTIONS)[1]
-    except getopt.GetoptError:
-        return []  # read_request refuses the options and prints the usage
-
-
-def _script(operands: Sequence[str]) -> str:
-    if not operands:
-        return sys.stdin.read()
-    if Path(operands[0]).is_dir():
-        raise RefusedError("qsub: script not a file", 1)
-    try:
-        return Path(operands[0]).read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise RefusedError(f"qsub: script file:: {error.strerror}", 1) from error
-
-
 def _attributes(
     request: Request,
     settings: Settings,
@@ -94,7 +86,7 @@ def _attributes(
     environ: Mapping[str, str],
 ) -> jobs.Attributes:
     """Returns the attributes that `qstat -f` shows; those that begin with `_` are internal."""
-    workdir, host, now = _workdir(environ), settings.submit_host, time.ctime()
+    workdir, host = _workdir(environ), settings.submit_host
     queue = request.attributes.get("queue", _DEFAULT_QUEUE)
     after = [(kind, _number(word)) for kind, word in request.after]
     depend = ",".join(f"{kind}:{before}.{settings.server}@{settings.server}" for kind, before in after)
@@ -106,28 +98,21 @@ def _attributes(
         "job_state": "Q",
         "queue": queue,
         "server": settings.server,
-        "Checkpoint": "u",
-        "ctime": now,
         "Error_Path": f"{host}:{_log(request.error, workdir, f'{name}.e{number}', number, 'ER')}",
         "Hold_Types": "n",
         "Join_Path": "n",
         "Keep_Files": "n",
         "Output_Path": f"{host}:{_log(request.output, workdir, f'{name}.o{number}', number, 'OU')}",
-        "Mail_Points": "a",
-        "Priority": 0,
         "Rerunable": "True",
         "Resource_List": _resource_list(request, settings, chunks),
         "substate": 10,
         "Variable_List": {**_submit_variables(environ, root, workdir, queue, host), **request.variables},
         "Submit_arguments": shlex.join(argv),
-        "project": "_pbs_project_default",
-        "Submit_Host": host,
         **request.attributes,
         **(waiting if after else {}),
         "_chunks": [asdict(chunk) for chunk in chunks],
-        "_walltime_s": walltime_s(request.resources.get("walltime", "0")),
+        "_walltime_s": walltime_s(request),
         "_umask": request.umask,
-        "_is_sandboxed": request.is_sandboxed,
         "_variables_of_array": {},
         "_after": after,
         "_started": False,
@@ -142,10 +127,7 @@ def _submit_variables(
         "PBS_O_HOME": str(root / "home"),
         "PBS_O_LOGNAME": server.USER,
         "PBS_O_PATH": environ.get("PATH", ""),
-        "PBS_O_MAIL": "/var/mail/pbsuser",
         "PBS_O_SHELL": "/bin/bash",
-        "PBS_O_INTERACTIVE_AUTH_METHOD": "resvport",
-        "PBS_O_INTERACTIVE_ENCRYPT_METHOD": "",
         "PBS_O_WORKDIR": workdir,
         "PBS_O_SYSTEM": "Linux",
         "PBS_O_QUEUE": queue,
@@ -157,7 +139,7 @@ def _resource_list(request: Request, settings: Settings, chunks: Sequence[Chunk]
     select = select_of(request)
     resources: dict[str, str | int] = {"place": "free", **request.resources, "select": select}
     resources |= {"ncpus": sum(chunk.ncpus for chunk in chunks), "nodect": len(chunks)}
-    if limit_s := settings.walltime_s or walltime_s(request.resources.get("walltime", "0")):
+    if limit_s := settings.walltime_s or walltime_s(request):
         resources["walltime"] = server.clock(limit_s)
     return resources
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ddp_hpc.base.errors import EXIT_REQUEUE
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.rehearse import install_stand_ins, jobs
-from ddp_hpc.rehearse.pbs import resources, server
-from ddp_hpc.rehearse.pbs.directives import array_indices
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.rehearse.pbs.request import array_indices
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
 
 
@@ -51,11 +51,6 @@ def _requested_nodes(script: Script) -> int:
     return max(1, sum(int(count[0]) if count else 1 for count in counts))
 
 
-def _walltime_s(script: Script) -> int:
-    requested = {name: value for _, name, value in script.resources()}
-    return resources.walltime_s(requested.get("walltime", "0"))
-
-
 def _array_indices(script: Script) -> range:
     return array_indices(script.value("-J") or "")
 
@@ -66,14 +61,7 @@ STAND_IN = StandInScheduler(
     settings=_settings,
     package="ddp_hpc.rehearse.pbs",
     commands=("qsub", "qstat", "qdel"),
-    programs={"mpiexec": install_stand_ins.PBS_MPIEXEC},
     requested_nodes=_requested_nodes,
-    walltime_s=_walltime_s,
     array_indices=_array_indices,
     mpiexec="pals",
-    mpiexec_in_jobs="pals",
-    interactive=(
-        "#PBS -l select={nodes} -l place=scatter\n#PBS -k doe -j oe -o {log}\n"
-        "export PBS_ENVIRONMENT=PBS_INTERACTIVE\n"
-    ),
 )

@@ -25,7 +25,6 @@ class Settings(common.Settings):
     server: str = "rehearsal"
     submit_host: str = "login"
     default_chunk_ncpus: int = 1
-    default_chunk_ngpus: int = 0
 
 
 def schedule(root: Path) -> None:

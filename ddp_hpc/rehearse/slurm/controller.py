@@ -59,23 +59,17 @@ def of_stepd(text: str) -> str:
     return f"[{_time_text(now_s)}.{int(now_s * 1000) % 1000:03d}] error: {text}\n"
 
 
-def cancelled(what: str, node: str, why: str) -> str:
-    """Returns the line of slurmstepd about the end of a job or step.
+def cancelled(number: int, node: str, why: str) -> str:
+    """Returns the line of slurmstepd about the end of a job.
 
-    `why` is `TIME LIMIT`, `JOB REQUEUE`, `TASK FAILURE`, or empty after scancel.
+    `why` is `TIME LIMIT`, `JOB REQUEUE`, or empty after scancel.
     """
     reason = f"DUE TO {why}" if why else "DUE to SIGNAL Terminated"
-    return of_stepd(f"*** {what} ON {node} CANCELLED AT {_time_text(time.time())} {reason} ***")
+    return of_stepd(f"*** JOB {number} ON {node} CANCELLED AT {_time_text(time.time())} {reason} ***")
 
 
 def _time_text(time_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
-
-
-def sluid(number: int) -> str:
-    """Returns the second id that a job has since Slurm 26.05, such as sBQ5M854NPVZ00."""
-    digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-    return "sDW9M8" + "".join(digits[number >> shift & 31] for shift in range(35, -5, -5))
 
 
 def steps_directory(root: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.slurm import controller, option_tables, sbatch
+from ddp_hpc.rehearse.slurm import controller, sbatch
 from ddp_hpc.rehearse.slurm.stepd import log_path
 from ddp_hpc.rehearse.stand_in_scheduler import JobStatus, StandInScheduler
 
@@ -37,10 +37,6 @@ def _requested_nodes(script: Script) -> int:
     return max(1, int(match[0])) if match else 1
 
 
-def _walltime_s(script: Script) -> int:
-    return option_tables.walltime_s(script.value("--time") or "0")
-
-
 def _array_indices(script: Script) -> tuple[int, ...]:
     value = script.value("--array")
     return sbatch.array_indices({"array": value} if value else {})
@@ -53,9 +49,7 @@ STAND_IN = StandInScheduler(
     package="ddp_hpc.rehearse.slurm",
     commands=("sbatch", "srun", "scontrol", "scancel", "squeue"),
     requested_nodes=_requested_nodes,
-    walltime_s=_walltime_s,
     array_indices=_array_indices,
     launcher="srun",
     mpiexec="hydra",
-    interactive="#SBATCH --nodes={nodes} --output={log}\n",
 )

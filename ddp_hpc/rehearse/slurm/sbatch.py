@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
+from ddp_hpc.rehearse.launchers.options import Line, read_line
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.option_tables import SBATCH, node_count, walltime_s
+from ddp_hpc.rehearse.slurm.option_tables import SBATCH, exported, node_count, walltime_s
 from ddp_hpc.request.queue_options import parse_array
 
-_NO_SCRIPT = """sbatch: error: This does not look like a batch script.  The first
-sbatch: error: line must start with #! followed by the path to an interpreter.
-sbatch: error: For instance: #!/bin/sh"""
 _UNSUPPORTED = ("test-only", "wait", "hold", "wrap", "het-group")
 
 
@@ -30,38 +26,28 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """
     settings = controller.Settings.read(root)
     typed = read_line(argv, SBATCH)
-    if "version" in typed.flags:
+    if "version" in typed.values:
         sys.stdout.write(controller.VERSION)
         return 0
     script = _script(typed.command)
     given: dict[str, str] = {}
-    for words in directives(script):
-        given |= read_line(words, SBATCH).values
+    for each in parse_script(script).directives_of("slurm"):
+        if each.fault and not each.late:
+            raise SBATCH.refuse(f"error: {each.written}: {each.fault}")
+        given |= {} if each.late else {each.flag.removeprefix("--"): each.value}
     given |= typed.values
     for option in _UNSUPPORTED:
         if option in given:
-            raise RefusedError(f"sbatch: the stand-in does not support --{option}")
+            raise SBATCH.refuse(f"the stand-in does not support --{option}")
     number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "spool" / f"job{number:05d}" / "slurm_script"
     jobs.save_script(copy, script)
-    name = given.get("job-name") or (Path(typed.command[0]).name if typed.command else "sbatch")
+    name = given.get("job-name") or Path(typed.command[0]).name
     job = _attributes(given, number, name, copy, typed.command[1:], environ, root, settings)
     jobs.save(root, number, job)
     controller.schedule(root)
     sys.stdout.write(f"{number}\n" if "parsable" in given else f"Submitted batch job {number}\n")
     return 0
-
-
-def directives(script: str) -> list[list[str]]:
-    """Returns the arguments of each #SBATCH line before the first command."""
-    lines = []
-    for line in script.split("\n"):
-        if re.match(r"#SBATCH(\s|$)", line):
-            with suppress(ValueError):  # ignore a line with an unclosed quote
-                lines.append(shlex.split(line.removeprefix("#SBATCH"), comments=True))
-        elif line.strip() and not line.lstrip().startswith("#"):
-            break
-    return lines
 
 
 def array_indices(given: Mapping[str, str]) -> tuple[int, ...]:
@@ -73,23 +59,21 @@ def array_indices(given: Mapping[str, str]) -> tuple[int, ...]:
     try:
         array = parse_array(given["array"].partition("%")[0]) if "array" in given else None
     except RequestError:
-        text = "sbatch: error: Batch job submission failed: Invalid job array specification"
-        raise RefusedError(text) from None
+        raise SBATCH.refuse("error: Batch job submission failed: Invalid job array specification") from None
     return tuple(sorted({index for indices in array.ranges for index in indices})) if array else ()
 
 
 def _script(command: Sequence[str]) -> str:
+    if not command:
+        raise SBATCH.refuse("the stand-in cannot read the script from stdin")
     try:
-        data = Path(command[0]).read_bytes() if command else sys.stdin.buffer.read()
+        text = Path(command[0]).read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise RefusedError(f"sbatch: error: Unable to open file {command[0]}") from error
-    text = data.decode("utf-8", "surrogateescape")
+        raise SBATCH.refuse(f"error: Unable to open file {command[0]}") from error
     if not text.startswith("#!"):
-        raise RefusedError(_NO_SCRIPT)
-    if "\0" in text:
-        raise RefusedError("sbatch: error: The Slurm controller does not allow scripts that contain a NULL")
+        raise SBATCH.refuse("error: This does not look like a batch script.")
     if "\r\n" in text:
-        raise RefusedError("sbatch: error: Batch script contains DOS line breaks (\\r\\n)")
+        raise SBATCH.refuse("error: Batch script contains DOS line breaks (\\r\\n)")
     return text
 
 
@@ -103,8 +87,8 @@ def _attributes(
     root: Path,
     settings: controller.Settings,
 ) -> jobs.Attributes:
-    line = Line(SBATCH, values=dict(given))
-    num_nodes = node_count("sbatch", given.get("nodes", "1"))
+    line = Line(SBATCH, list(given.items()))
+    num_nodes = node_count(SBATCH, given.get("nodes", "1"))
     per_node = line.number("ntasks-per-node", 1)
     num_tasks = line.number("ntasks", num_nodes * per_node)
     indices = array_indices(given)
@@ -137,30 +121,15 @@ def _attributes(
         "after": after,
         **({"array_index": indices[0], "array_indices": indices} if indices else {}),
         "runs": 0,
-        "environment": _exported(given.get("export", "ALL"), environ),
+        "environment": exported(given.get("export", "ALL"), environ),
     }
-
-
-def _exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    words = export.split(",")
-    if export in ("NONE", "NIL"):
-        kept = ("HOME", "USER", "LOGNAME", "PATH", "SHELL")
-        return {name: value for name, value in environ.items() if name in kept}
-    exported = dict(environ) if "ALL" in words else {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals:
-            exported[name] = value
-        elif name in environ:
-            exported[name] = environ[name]
-    return exported
 
 
 def _after(dependency: str, root: Path) -> list[int]:
     if not dependency:
         return []
     kind, *numbers = re.split("[:,]", dependency)
-    bad = RefusedError("sbatch: error: Batch job submission failed: Job dependency problem")
+    bad = SBATCH.refuse("error: Batch job submission failed: Job dependency problem")
     if kind != "afterany" or not numbers:
         raise bad
     return [jobs.find_job(word, root, str(bad)) for word in numbers]
@@ -172,5 +141,5 @@ def _signal(text: str) -> list[str | float]:
         return []
     match = re.fullmatch(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]{2,6}[0-9]?|\d{1,2})(?:@(\d{1,5}))?", text)
     if not match:
-        raise RefusedError("sbatch: error: Invalid --signal specification", 255)
+        raise SBATCH.refuse("error: Invalid --signal specification")
     return ["B" if "B" in (match[1] or "") else "", match[2], float(match[3] or 60)]

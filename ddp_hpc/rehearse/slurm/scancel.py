@@ -1,6 +1,4 @@
-"""Stand-in for `scancel [--signal=NAME] [--batch] JOB...`: cancels jobs, or signals the processes of their
-steps.
-"""
+"""Stand-in for `scancel [--signal=NAME] JOB...`: cancels jobs, or signals the processes of their steps."""
 
 from __future__ import annotations
 
@@ -12,13 +10,9 @@ from ddp_hpc.base import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
-    values=spellings("signal:s user:u name:n:jobname"),
-    bare=spellings("batch:b full:f quiet:Q verbose:v interactive:i me"),
-    long_only=False,
-    bad_option=BAD_OPTION.format(program="scancel"),
+    program="scancel", values=spellings("signal:s"), bare=spellings("quiet:Q verbose:v"), long_only=False
 )
 
 

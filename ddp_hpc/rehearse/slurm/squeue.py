@@ -11,15 +11,14 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.option_tables import BAD_OPTION
 
 _TABLE = Table(
-    values=spellings("jobs:j:job format:o user:u states:t"),
+    program="squeue",
+    values=spellings("jobs:j:job format:o user:u"),
     bare=spellings("noheader:h me"),
     long_only=False,
-    bad_option=BAD_OPTION.format(program="squeue"),
 )
-_DEFAULT = "%i %P %j %u %T %M %D %R"
+_DEFAULT = "%i %P %j %u %T %L %R"
 
 
 def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
@@ -44,8 +43,7 @@ def _print(pattern: str, values: Mapping[str, str]) -> None:
 
 
 def _values(job: jobs.Attributes) -> dict[str, str]:
-    now_s = time.time()
-    left_s = job["end"] - now_s if job.get("end") else 0
+    left_s = job["end"] - time.time() if job.get("end") else 0
     nodes = controller.hostlist(job["nodes"])
     return {
         "i": str(job["number"]),
@@ -54,12 +52,7 @@ def _values(job: jobs.Attributes) -> dict[str, str]:
         "u": job["user"],
         "T": job["state"],
         "L": _time(left_s),
-        "M": _time(now_s - job["start"] if "start" in job else 0),
-        "l": _time(job["walltime_s"]),
-        "D": str(len(job["nodes"])),
-        "N": nodes if job["state"] == "RUNNING" else "",
         "R": nodes if job["state"] == "RUNNING" else f"({job['reason']})",
-        "r": job["reason"],
     }
 
 

@@ -2,18 +2,14 @@
 
 Hydra starts the tasks. With --mpi=pmi2 or cray_shasta, they keep the PMI variables of Hydra and are the ranks
 of one MPI program. With --mpi=none, the default of the stand-in, each task is a separate MPI program of one
-rank, as with the real srun. With --mpi=pmix, the variables of PMIx are set, but there is no PMIx server, so
-each task is a separate MPI program, too.
+rank, as with the real srun. There is no PMIx server, so --mpi=pmix does the same.
 """
 
 from __future__ import annotations
 
-import grp
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
@@ -22,7 +18,7 @@ from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
 from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
-from ddp_hpc.rehearse.slurm.option_tables import SRUN, node_count
+from ddp_hpc.rehearse.slurm.option_tables import SRUN, exported, node_count
 
 _MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
 _UNSUPPORTED = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
@@ -36,7 +32,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         RefusedError: the request is refused, and no task was started.
     """
     line = read_line(argv, SRUN)
-    if "version" in line.flags:
+    if "version" in line.values:
         sys.stdout.write(controller.VERSION)
         return 0
     if not line.command:
@@ -52,7 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     ranks = places(_counts(line, job, environ, limits))
     step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
     spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
-    base = limits.environment(_exported(line, environ))
+    base = limits.environment(exported(line.values.get("export", "ALL"), environ))
     step_variables = _step_variables(line, job, step, ranks, mpi, spool)
     nodes = job["nodes"]
 
@@ -70,23 +66,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             ],
             report=report,
             stop_on_failure=kill_others is not None and kill_others != "0",
-            on_stop=partial(_say_that_step_ends, f"{number}.{step}", nodes[0]),
             counts_stopped=True,
             keep_pmi=mpi in ("pmi2", "cray_shasta"),
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
-            kill_message="srun: forcing job termination\n",
-            label="label" in line.flags,
+            label="label" in line.values,
             directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
-            no_program=controller.of_stepd("execve()").rstrip(),
-            no_program_code=2,
         ),
     )
-
-
-def _say_that_step_ends(step_id: str, node: str) -> None:
-    sys.stderr.write(f"srun: Terminating StepId={step_id}\n")
-    sys.stderr.write(controller.cancelled(f"STEP {step_id}", node, "TASK FAILURE"))
 
 
 def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
@@ -97,7 +84,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     """
     here = len(job["nodes"])
     requested = max(here, limits.requested_nodes)
-    num_nodes = node_count("srun", line.values.get("nodes", str(here)))
+    num_nodes = node_count(SRUN, line.values.get("nodes", str(here)))
     if num_nodes > requested:
         raise RefusedError(f"srun: error: Only allocated {requested} nodes asked for {num_nodes}")
     job_tasks = environ.get("SLURM_NTASKS", "")
@@ -105,33 +92,13 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     # If the job has a number of tasks, --ntasks-per-node alone does not change it (Slurm 22.05).
     default = int(job_tasks) if job_tasks.isdecimal() else num_nodes * per_node
     num_tasks = line.number("ntasks", default)
-    if num_tasks < num_nodes:
-        sys.stderr.write(
-            f"srun: warning: can't run {num_tasks} processes on {num_nodes} nodes, "
-            f"setting nnodes to {num_tasks}\n"
-        )
-        num_nodes = num_tasks
-    even = -(-num_tasks // num_nodes)
-    if "ntasks-per-node" in line.values and per_node < even:
-        sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
-    per_node = max(per_node, even)
-    if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.flags:
+    per_node = max(per_node, -(-num_tasks // min(num_nodes, num_tasks)))
+    if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.values:
         raise RefusedError(
             f"srun: error: Unable to create step for job {job['number']}: "
             "More processors requested than permitted"
         )
     return limits.counts(num_tasks, per_node)
-
-
-def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
-    exported = dict(environ)
-    words = line.values.get("export", "ALL").split(",")
-    if words == ["NONE"]:
-        exported = {name: value for name, value in exported.items() if name.startswith("SLURM")}
-    elif "ALL" not in words:
-        kept = {word.partition("=")[0] for word in words}
-        exported = {k: v for k, v in exported.items() if k in kept or k.startswith("SLURM")}
-    return exported | dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _step_variables(
@@ -141,8 +108,6 @@ def _step_variables(
     counts = [place.local_size for place in ranks if place.local_rank == 0]
     names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
     variables = {
-        "SLURMD_DEBUG": "2",
-        "SLURM_JOB_GROUP": grp.getgrgid(os.getgid()).gr_name,
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURM_NNODES": num_nodes,
         "SLURM_NPROCS": num_tasks,
@@ -155,8 +120,6 @@ def _step_variables(
         "SLURM_STEP_NUM_TASKS": num_tasks,
         "SLURM_STEP_TASKS_PER_NODE": run_lengths(counts),
         "SLURM_TASKS_PER_NODE": run_lengths(counts),
-        "SLURM_UMASK": f"{os.umask(os.umask(0)):04o}",
-        "SRUN_DEBUG": "3",
     }
     from_options = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
     variables |= {
@@ -168,10 +131,7 @@ def _step_variables(
     if mpi == "pmi2":
         variables["PMI_JOBID"] = job_step
     elif mpi == "cray_shasta":
-        apid = {"PALS_APID": job_step, "PALS_APINFO": f"{spool}/apinfo", "PALS_SPOOL_DIR": str(spool)}
-        variables |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
-    elif mpi.startswith("pmix"):
-        variables |= {"PMIX_NAMESPACE": f"slurm.pmix.{job_step}", "PMIX_VERSION": "4.2.2"}
+        variables |= {"PALS_APID": job_step, "PALS_SPOOL_DIR": str(spool)}
     return variables
 
 
@@ -184,11 +144,8 @@ def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, 
         "SLURM_LOCALID": local_rank,
         "SLURM_NODEID": str(place.node),
         "SLURM_PROCID": rank,
-        "SLURM_TOPOLOGY_ADDR": nodes[place.node],
     }
     if mpi == "cray_shasta":
         variables |= {"PALS_RANKID": rank, "PALS_LOCAL_RANKID": local_rank, "PALS_NODEID": str(place.node)}
         variables |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
-    elif mpi.startswith("pmix"):
-        variables |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
     return variables

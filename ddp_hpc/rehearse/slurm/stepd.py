@@ -89,7 +89,7 @@ class Stepd(Daemon):
 
     def _environment(self) -> dict[str, str]:
         """Returns the batch shell's initial environment: the submitter's variables and those of Slurm."""
-        job, given, nodes = self.job, self.job["given"], self.job["nodes"]
+        job, nodes = self.job, self.job["nodes"]
         job_id, counts, cpus = str(self.number), job["counts"], int(job["given"].get("cpus-per-task", "1"))
         names = hostlist(nodes)
         variables = {
@@ -101,32 +101,21 @@ class Stepd(Daemon):
             "SLURM_GTIDS": "0",
             "SLURM_JOBID": job_id,
             "SLURM_JOB_CPUS_PER_NODE": run_lengths([count * cpus for count in counts]),
-            "SLURM_JOB_GID": str(os.getgid()),
             "SLURM_JOB_ID": job_id,
             "SLURM_JOB_NAME": job["name"],
             "SLURM_JOB_NODELIST": names,
-            "SLURM_JOB_EXCLUSIVE": "YES" if "exclusive" in given else "NO",
             "SLURM_JOB_NUM_NODES": str(len(nodes)),
-            "SLURM_JOB_OVERSUBSCRIBE": "YES" if "oversubscribe" in given else "NO",
             "SLURM_JOB_PARTITION": job["partition"],
-            "SLURM_JOB_SLUID": controller.sluid(self.number),
             "SLURM_JOB_START_TIME": str(job["start"]),
-            "SLURM_JOB_UID": str(os.getuid()),
             "SLURM_JOB_USER": job["user"],
             "SLURM_LOCALID": "0",
             "SLURM_NNODES": str(len(nodes)),
             "SLURM_NODEID": "0",
             "SLURM_NODELIST": names,
-            "SLURM_OOM_KILL_STEP": given.get("oom-kill-step", "0"),
-            "SLURM_PRIO_PROCESS": "0",
             "SLURM_PROCID": "0",
-            "SLURM_STEPID": "-5",
-            "SLURM_STEP_ID": "-5",
             "SLURM_SUBMIT_DIR": job["workdir"],
             "SLURM_SUBMIT_HOST": os.uname().nodename,
             "SLURM_TASKS_PER_NODE": run_lengths(counts),
-            "SLURM_TOPOLOGY_ADDR": nodes[0],
-            "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
         }
         if job["end"]:
             variables["SLURM_JOB_END_TIME"] = str(job["end"])
@@ -147,8 +136,6 @@ class Stepd(Daemon):
             "gpus-per-node": "SLURM_GPUS_PER_NODE",
         }
         variables = {variable: given[option] for option, variable in from_options.items() if option in given}
-        if "cpus-per-task" in given:
-            variables["SLURM_TRES_PER_TASK"] = f"cpu={given['cpus-per-task']}"
         gpus = given.get("gpus-per-node", "").rpartition(":")[2]
         if gpus.isdecimal() and 0 < int(gpus) < 100:
             visible = ",".join(map(str, range(int(gpus))))
@@ -214,10 +201,7 @@ class Stepd(Daemon):
 
     def _stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
         """Ends the job with the message of slurmstepd, SIGTERM, and SIGKILL after KillWait."""
-        directories = controller.steps_directory(self.root).glob(f"{self.number}.*.*")
-        steps = [f"STEP {self.number}.{path.name.split('.')[1]}" for path in directories]
-        for what in (*steps, f"JOB {self.number}"):
-            err.write(controller.cancelled(what, self.job["nodes"][0], why).encode())
+        err.write(controller.cancelled(self.number, self.job["nodes"][0], why).encode())
         self._end(shell, self.settings.kill_delay_s)
 
     def _end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -6,22 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.units import format_walltime
-from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.device_share import DeviceShare
 from ddp_hpc.schedulers.pbs import device_share
-from ddp_hpc.schedulers.pbs.reader import last_resource
 from ddp_hpc.schedulers.pbs.writer import UMASK
 from ddp_hpc.schedulers.script_options import ScriptOptions
-from ddp_hpc.sites.site import Site
 
 
 class PbsCommands(Commands):
     """Submits jobs to PBS and asks about them."""
 
     interactive_command = "qsub -I"
-    can_chain = True
     programs = ("qsub", "qstat", "qdel")
     # The mpiexec of MPICH 5.0.2 quotes the command for a shell, which pbs_tmrsh alone does not start.
     start_without_ssh = (
@@ -44,41 +39,8 @@ class PbsCommands(Commands):
         own = f"umask={umask:03o}"
         return ["-W", own] if is_default and f"-W {own}" != UMASK else []
 
-    def submit_argv(
-        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
-    ) -> list[str]:
-        chain = ["-W", f"depend=afterany:{after}"] if after else []
-        return ["qsub", *options, *chain, *(["-v", variables] if variables else []), script]
-
-    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        if given.qos:
-            raise RequestError(f"--qos {given.qos} was given, but PBS has no QOS; omit this option")
-        options = []
-        if given.num_nodes:
-            options.append(["-l", f"select={given.num_nodes}{_one_chunk(script, given.num_nodes)}"])
-        if given.walltime_s:
-            options.append(["-l", f"walltime={format_walltime(given.walltime_s)}"])
-        if given.queue:
-            options.append(["-q", given.queue])
-        if given.name:
-            options.append(["-N", given.name])
-        return options
+    def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
+        return ["qsub", *options, script]
 
 
 ROLE = PbsCommands
-
-
-def _one_chunk(script: ScriptOptions, num_nodes: int) -> str:
-    """Returns the resources of the script's chunks, such as `:ncpus=4:ngpus=4`.
-
-    Raises:
-        RequestError: the script does not request identical chunks.
-    """
-    select = last_resource(script, "select")
-    if select is None or "+" in select[1]:
-        raise RequestError(
-            f"--nodes {num_nodes} was given, but the script does not request its nodes as a single chunk, "
-            "such as -l select=2:ncpus=4; change the directives of the script"
-        )
-    count, colon, rest = select[1].partition(":")
-    return colon + rest if count.isdecimal() else f":{select[1]}"

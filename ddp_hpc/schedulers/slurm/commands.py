@@ -6,13 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ddp_hpc.base.units import format_walltime
-from ddp_hpc.schedulers.commands import Commands, Overrides
+from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.deadline import ask_once
 from ddp_hpc.schedulers.device_share import DeviceShare
-from ddp_hpc.schedulers.script_options import ScriptOptions
 from ddp_hpc.schedulers.slurm import device_share
-from ddp_hpc.sites.site import Site
 
 _VERSION_LIMIT_S = 5
 # `slurm 26.05.3`, or `slurm-wlm 22.05.8` on Debian.
@@ -22,7 +19,6 @@ _VERSION = re.compile(r"^slurm\S* (\d\d\.\d\d(?:\.\d+)?)", re.MULTILINE)
 class SlurmCommands(Commands):
     """Submits jobs to Slurm and asks about them."""
 
-    passes_environment = True
     interactive_command = "salloc"
     programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     start_without_ssh = "use --launcher srun, which needs no ssh"
@@ -44,22 +40,8 @@ class SlurmCommands(Commands):
     def account_arguments(self, account: str, option: str) -> list[str]:
         return [f"--account={account}"]
 
-    def submit_argv(
-        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
-    ) -> list[str]:
+    def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
-
-    def overrides(self, given: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
-        queue_option = (site.slurm.queue_option if site else "") or "partition"
-        options = {
-            "nodes": str(given.num_nodes or ""),
-            "time": format_walltime(given.walltime_s) if given.walltime_s else "",
-            queue_option: given.queue,
-            "job-name": given.name,
-        }
-        if given.qos:
-            options["qos"] = given.qos
-        return [[f"--{name}={value}"] for name, value in options.items() if value]
 
     def exclude_host(self, host: str) -> str:
         return f"sbatch --exclude={host}"
