@@ -148,7 +148,7 @@ class ConnectedWorld:
         Collective: every rank must call this.
 
         Args:
-            data: a Dataset; a DataLoader of it, whose options then are the defaults; a .h5, .pt or
+            data: a Dataset; a DataLoader of it, whose own options are then used; a .h5, .pt or
                 .safetensors file; or a pair (inputs, targets) of tensors or arrays (samples, ...).
             batch_size: samples per rank and step; 32 by default.
             shuffle: use a new order in each epoch; True by default.

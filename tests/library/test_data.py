@@ -163,7 +163,7 @@ X = torch.zeros(3, 1)
         ((X, X), {"workers": 2}, "workers is 2, but worker processes cannot read data in the memory"),
         ((X, X), {"collate_fn": pad}, "collate_fn= combines samples of a Dataset"),
         (Squares(), {"batch_size": 20, "drop_last": True}, "drop_last=True leaves no step: a step needs 20"),
-        (DataLoader(Squares(), 4), {"batch_size": 8}, "batch_size=8): the DataLoader has batch_size 4"),
+        (DataLoader(Squares(), 4), {"batch_size": 8}, "(batch_size=) got a DataLoader; set its own option"),
         (DataLoader(Squares(), batch_sampler=[[0, 1]]), {}, "got a DataLoader with batch_sampler="),
         (DataLoader(Squares(), sampler=[3, 11]), {}, "the sampler list must yield numbers from 0 to 9"),
     ],
