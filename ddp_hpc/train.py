@@ -204,7 +204,6 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
     return record_trace(
         telemetry.trace_dir, group.world.rank, group.world.world_size, group.device, telemetry.trace_window,
         ranks=telemetry.trace_ranks, with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
-        max_mib=telemetry.trace_max_mib,
     )  # fmt: skip
 
 

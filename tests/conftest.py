@@ -33,16 +33,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # All tests of each of these run in the same worker of xdist, because they share fixtures that take long, such
 # as a Slurm cluster. Any free worker runs each of the other tests.
-FRAMEWORKS = (
-    "tests/integrations/test_examples.py",
-    "tests/integrations/test_traces.py",
-    "tests/library/test_accelerate.py",
-)
 TOGETHER = (
     "tests/slurm/test_accounting.py",
     "tests/slurm/",
     "tests/bench/test_comm.py",
     "tests/integrations/test_deadline.py",
+    "tests/integrations/test_examples.py",
     "tests/integrations/test_lightning.py",
     "tests/integrations/test_transformers.py",
     "tests/test_packaging.py",
@@ -64,8 +60,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(FRAMEWORKS):
-                return "frameworks"
             return next((name for name in TOGETHER if nodeid.startswith(name)), nodeid)
 
     return Together(config, log)

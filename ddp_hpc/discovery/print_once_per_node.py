@@ -11,7 +11,6 @@ import struct
 import sys
 import time
 
-from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers
 
 _HEAD_START_S = 1.0  # rank 0 prints first if possible
@@ -66,7 +65,5 @@ def _is_own(name: str) -> bool:
 
 
 def _write(text: str) -> None:
-    if log_message(text):
-        return
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -1,14 +1,11 @@
-"""A cluster environment and two callbacks with which Lightning's Trainer runs under any launcher, and across
-several jobs: each saves a checkpoint before its walltime ends, and the next one resumes.
+"""A callback for Lightning: saves a checkpoint before the walltime ends, from which another job resumes.
 
-`DdpHpcEnvironment` is the plugin for the ranks, `TraceSteps` records traces, and `StopBeforeDeadline` saves a
-checkpoint and stops. The packages `lightning` and `pytorch_lightning` are supported.
+The packages `lightning` and `pytorch_lightning` are supported.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 import sys
 import zipfile
@@ -17,11 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_hpc.base.errors import RequestError
-from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
-from ddp_hpc.integrations.trainer_callbacks import StepRecorder, refuse_separate_ranks
+from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.library.deadline import JobDeadline, deadline
-from ddp_hpc.torchrun.environment import make_torchrun_environment
 
 # Importing both packages would take twice as long.
 if (
@@ -29,138 +23,14 @@ if (
     or "lightning" in sys.modules
     or ("pytorch_lightning" not in sys.modules and find_spec("lightning"))
 ):
-    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.fabric.utilities import rank_zero_warn
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning_fabric.utilities import rank_zero_warn
     from pytorch_lightning import Callback, LightningModule, Trainer
 
 _SUFFIX = ".ckpt"
 _OWN_NAME = "deadline-step="
-
-
-class DdpHpcEnvironment(ClusterEnvironment):
-    """A cluster environment for all launchers that ddp-hpc supports: PALS, Slurm, Hydra, Open MPI and others.
-
-    It needs neither `ddp-hpc exec` nor torchrun in front of the program, and does not initialize MPI:
-
-        environment = DdpHpcEnvironment()
-        trainer = Trainer(
-            plugins=[environment], devices=environment.ranks_per_node, num_nodes=environment.num_nodes
-        )
-
-    Collective: every rank must create it.
-
-    Raises:
-        LaunchError: the rank cannot be determined, or two sources contradict each other.
-        RendezvousError: the ranks could not connect to each other.
-    """
-
-    def __init__(self) -> None:
-        if ADDED_BY_EXEC not in os.environ:
-            os.environ.update(make_torchrun_environment(os.environ).variables)
-        # The two packages have separate classes, and the program can import either of them after this module.
-        for name in ("lightning.fabric", "lightning_fabric"):
-            if environments := sys.modules.get(f"{name}.plugins.environments"):
-                environments.ClusterEnvironment.register(type(self))
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes on which the launcher has started ranks."""
-        return int(os.environ.get("GROUP_WORLD_SIZE") or self.world_size() // self.ranks_per_node)
-
-    @property
-    def ranks_per_node(self) -> int:
-        """The number of ranks on this node."""
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        """Always True: the launcher has started all ranks."""
-        return True
-
-    @property
-    def main_address(self) -> str:
-        """The address of rank 0."""
-        return os.environ["MASTER_ADDR"]
-
-    @property
-    def main_port(self) -> int:
-        """The port of rank 0, which is reserved for torch's store."""
-        return int(os.environ["MASTER_PORT"])
-
-    @staticmethod
-    def detect() -> bool:
-        """Returns whether a launcher that ddp-hpc supports has started this process."""
-        return bool(present_launchers(os.environ))
-
-    def world_size(self) -> int:
-        """Returns the number of ranks."""
-        return int(os.environ["WORLD_SIZE"])
-
-    def set_world_size(self, size: int) -> None:
-        """Does nothing: the launcher determines the number of ranks."""
-
-    def global_rank(self) -> int:
-        """Returns the rank."""
-        return int(os.environ["RANK"])
-
-    def set_global_rank(self, rank: int) -> None:
-        """Does nothing: the launcher determines the rank."""
-
-    def local_rank(self) -> int:
-        """Returns the rank on this node."""
-        return int(os.environ["LOCAL_RANK"])
-
-    def node_rank(self) -> int:
-        """Returns the rank of this node."""
-        return int(os.environ.get("GROUP_RANK") or self.global_rank() // self.ranks_per_node)
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Checks the Trainer's arguments.
-
-        Raises:
-            RequestError: the Trainer would use another number of ranks than the launcher has started.
-        """
-        if num_devices * num_nodes != self.world_size():
-            raise RequestError(
-                f"Trainer(devices={num_devices}, num_nodes={num_nodes}) needs "
-                f"{num_devices * num_nodes} ranks, but the launcher started {self.world_size()}; use "
-                f"devices={self.ranks_per_node}, num_nodes={self.num_nodes}, or start another number of ranks"
-            )
-
-
-class TraceSteps(Callback):
-    """Records a window of steps with torch.profiler; `ddp-hpc report DIRECTORY` analyzes the traces.
-
-    `window` contains the arguments `wait`, `warmup`, `active` and others of `ddp_hpc.tracing`.
-    """
-
-    def __init__(self, folder: str | Path, **window: Any) -> None:
-        self._recorder = StepRecorder(folder, window)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the profiler.
-
-        Raises:
-            RequestError: the directory cannot be created, or the window contains no step.
-        """
-        del trainer, pl_module
-        self._recorder.start()
-
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Counts a step."""
-        self._recorder.step()
-
-    def on_train_end(self, *_: Any) -> None:
-        """Writes the trace if the window has not ended yet."""
-        self._recorder.stop()
-
-    def on_exception(self, *_: Any) -> None:
-        """Stops the profiler."""
-        self._recorder.stop()
 
 
 class StopBeforeDeadline(Callback):
@@ -221,7 +91,7 @@ class StopBeforeDeadline(Callback):
         """
         del pl_module
         refuse_separate_ranks(
-            trainer.world_size, "set its arguments devices and num_nodes to those of DdpHpcEnvironment"
+            trainer.world_size, "set its arguments devices and num_nodes (docs/how-to/frameworks.md)"
         )
         if not self._is_sanity_checked:
             self._deadline = deadline(self._margin_s)

@@ -10,34 +10,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.integrations.trainer_callbacks import StepRecorder, refuse_separate_ranks
+from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.library.deadline import JobDeadline, deadline
-
-
-class TraceSteps(TrainerCallback):
-    """Records a window of steps with torch.profiler; `ddp-hpc report DIRECTORY` analyzes the traces.
-
-    `window` contains the arguments `wait`, `warmup`, `active` and others of `ddp_hpc.tracing`.
-    """
-
-    def __init__(self, folder: str | Path, **window: Any) -> None:
-        self._recorder = StepRecorder(folder, window)
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Starts the profiler.
-
-        Raises:
-            RequestError: the directory cannot be created, or the window contains no step.
-        """
-        self._recorder.start()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Counts a step."""
-        self._recorder.step()
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Writes the trace if the window has not ended yet."""
-        self._recorder.stop()
 
 
 class StopBeforeDeadline(TrainerCallback):

@@ -148,8 +148,8 @@ class ConnectedWorld:
         Collective: every rank must call this.
 
         Args:
-            data: a Dataset; a DataLoader of it, whose options then are the defaults; a .h5, .pt or
-                .safetensors file; or a tuple or dict of tensors or arrays (samples, ...).
+            data: a Dataset; a DataLoader of it, whose own options are then used; a .h5, .pt or
+                .safetensors file; or a pair (inputs, targets) of tensors or arrays (samples, ...).
             batch_size: samples per rank and step; 32 by default.
             shuffle: use a new order in each epoch; True by default.
             seed: random seed of the orders.

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
@@ -28,8 +26,6 @@ from ddp_hpc.library.sample_sources import (
     Source,
     Wanted,
     reads_items,
-    reads_rows,
-    tensors_of,
 )
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
@@ -180,50 +176,33 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
     """Returns the source of data in memory.
 
     Raises:
-        DataError: it is not a Dataset, nor a tuple or dict of arrays, or it has no samples.
+        DataError: it is neither a Dataset nor a pair of arrays, or it has no samples.
     """
-    workers, is_plain = options.workers, options.collate_fn is default_collate
-    if isinstance(data, TensorDataset) and is_plain and not (workers.num_workers or options.sampler):
-        data = data.tensors
-    if isinstance(data, tuple | Mapping):
+    workers = options.workers
+    if isinstance(data, tuple) and len(data) == 2:
         check_workers(workers.num_workers)
-        if not is_plain:
+        if options.collate_fn is not default_collate:
             raise DataError(
-                "collate_fn= combines samples of a Dataset, but this data is a tuple or dict of arrays; omit "
+                "collate_fn= combines samples of a Dataset, but this data is a pair of arrays; omit "
                 "collate_fn"
             )
-        if isinstance(data, tuple) and len(data) == 2 and all(map(_is_for_numpy, data)):
-            return PairSource(samples_of_arrays(*data), workers=0, timeout_s=timeout_s)
-        tensors, num_samples = tensors_of(data)
-        values = tensors.values() if isinstance(tensors, Mapping) else tensors
-        # On a GPU, a thread would not use the stream of the script.
-        ahead = 2 if all(tensor.device.type == "cpu" for tensor in values) else 0
-        return DatasetSource(reads_rows(tensors), num_samples, timeout_s, ahead=ahead)
-    if isinstance(data, list) and len(data) == 2 and all(hasattr(value, "__array__") for value in data):
+        return PairSource(samples_of_arrays(*data), workers=0, timeout_s=timeout_s)
+    if isinstance(data, tuple | Mapping) or (
+        isinstance(data, list) and len(data) == 2 and all(hasattr(value, "__array__") for value in data)
+    ):
         raise DataError(
-            "world.loader() got a list of two arrays; pass a tuple (inputs, targets), or a Dataset if each "
-            "of them is a sample"
+            f"world.loader() got a {type(data).__name__} of {len(data)} values; pass a tuple (inputs, "
+            "targets) of two arrays, a TensorDataset of several tensors, or another Dataset"
         )
     is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__array__")
     if isinstance(data, IterableDataset) or not is_dataset:
         raise DataError(
             f"world.loader() does not accept {type(data).__name__}; pass a file path, a Dataset with __len__ "
-            "and __getitem__, a DataLoader over such a Dataset, or a tuple or dict of tensors"
+            "and __getitem__, a DataLoader over such a Dataset, or a tuple (inputs, targets) of two arrays"
         )
     if not len(data):
         raise DataError("the dataset has no samples; at least one is required")
     return DatasetSource(reads_items(data, options.collate_fn), len(data), timeout_s, workers)
-
-
-def _is_for_numpy(value: Any) -> bool:
-    """Returns whether NumPy can read a tensor without a copy; True for all other values."""
-    if not isinstance(value, Tensor):
-        return True
-    return value.device.type == "cpu" and value.dtype not in (
-        torch.bfloat16,
-        torch.complex64,
-        torch.complex128,
-    )
 
 
 def _epoch_of(num: int, config: TrainConfig, options: LoaderOptions, world_size: int) -> tuple[int, str]:

@@ -39,21 +39,15 @@ def options_for(data: Any, **given: Any) -> tuple[Any, LoaderOptions]:
     """Returns the data without its DataLoader, and the options, in which None means the default.
 
     Raises:
-        DataError: the DataLoader has an option that this loader does not support, or `given` differs from it.
+        DataError: the DataLoader has an option that this loader does not support, or `given` has some, too.
     """
-    num_workers = given.pop("workers")
     own = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(data, DataLoader):
-        return data, LoaderOptions(**own, workers=WorkerOptions(num_workers or 0))
-    options = _options_of(data)
-    for name, value in {**own, "workers": num_workers}.items():
-        theirs = options.workers.num_workers if name == "workers" else getattr(options, name)
-        if value is not None and value != theirs:
-            raise DataError(
-                f"world.loader(..., {name}={value!r:.80}): the DataLoader has {name} {theirs!r:.80}; set it "
-                "only in the DataLoader or only in world.loader()"
-            )
-    return data.dataset, options
+    if isinstance(data, DataLoader):
+        if own:
+            raise DataError(f"world.loader({next(iter(own))}=) got a DataLoader; set its own option instead")
+        return data.dataset, _options_of(data)
+    workers = WorkerOptions(own.pop("workers", 0))
+    return data, LoaderOptions(**own, workers=workers)
 
 
 def _options_of(loader: DataLoader[Any]) -> LoaderOptions:

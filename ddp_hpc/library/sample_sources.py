@@ -1,11 +1,9 @@
-"""Where the samples of `world.loader` come from: a data file, arrays in memory, or a Dataset of torch."""
+"""Where the samples of `world.loader` come from: a data file, two arrays in memory, or a Dataset of torch."""
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddp_hpc.base.errors import DataError, DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.library.batch import map_values
 from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader, prepare_worker
@@ -74,26 +72,21 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """The samples of a map-style Dataset, or of several arrays in memory.
+    """The samples of a map-style Dataset.
 
     Without workers, the main thread reads: random transformations then use the generators of the rank, whose
-    states are part of a snapshot. In workers, they use generators that are seeded for each batch. `ahead` is
-    the number of batches that a thread reads in advance, for samples without random transformations.
+    states are part of a snapshot. In workers, they use generators that are seeded for each batch.
     """
 
     read: Read
     num_samples: int
     timeout_s: float
     workers: WorkerOptions = field(default_factory=WorkerOptions)
-    ahead: int = 0
 
     def batches(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         """Yields the samples of each batch on the device, as `read` has combined them."""
         copies = DeviceCopies(device)
-        if self.workers.num_workers:
-            reads = self._from_workers(wanted, device)
-        else:
-            reads = self._from_thread(wanted) if self.ahead else self._direct(wanted)
+        reads = self._from_workers(wanted, device) if self.workers.num_workers else self._direct(wanted)
         with closing(reads):
             for data in reads:
                 yield _moved(data, device, copies)
@@ -101,16 +94,6 @@ class DatasetSource:
     def _direct(self, wanted: Wanted) -> Generator[Any, None, None]:
         for _, numbers in wanted:
             yield self.read(numbers.tolist())
-
-    def _from_thread(self, wanted: Wanted) -> Generator[Any, None, None]:
-        with ThreadPoolExecutor(1, "read ahead") as thread:
-            reads: deque[Future[Any]] = deque()
-            for _, numbers in wanted:
-                reads.append(thread.submit(self.read, numbers.tolist()))
-                if len(reads) > self.ahead:
-                    yield reads.popleft().result()
-            while reads:
-                yield reads.popleft().result()
 
     def _from_workers(self, wanted: Wanted, device: torch.device) -> Generator[Any, None, None]:
         options = self.workers
@@ -169,52 +152,6 @@ def _read_items(dataset: Any, collate_fn: Callable[[list[Any]], Any], numbers: l
     # torch's DataLoader also prefers this method, for example that of Hugging Face's datasets.
     read_all = getattr(dataset, "__getitems__", None)
     return collate_fn(read_all(numbers) if read_all else [dataset[number] for number in numbers])
-
-
-def reads_rows(arrays: Any) -> Read:
-    """Returns a function that reads rows of tensors of shape (samples, ...)."""
-    return partial(_read_rows, arrays)
-
-
-def _read_rows(tensors: Any, numbers: list[int]) -> Any:
-    return map_values(lambda tensor: tensor[torch.tensor(numbers, device=tensor.device)], tensors)
-
-
-def tensors_of(data: Mapping[str, Any] | tuple[Any, ...]) -> tuple[Any, int]:
-    """Returns the arrays of a tuple or dict as tensors, without copying them, and their number of samples.
-
-    Raises:
-        DataError: the lengths differ, there are no samples, or a value is not numeric.
-    """
-    entries = data.items() if isinstance(data, Mapping) else enumerate(data)
-    tensors = {name: _as_tensor(str(name), value) for name, value in entries}
-    if not tensors:
-        raise DataError("world.loader() got no arrays; at least one is required")
-    (first, tensor), *others = tensors.items()
-    for name, other in others:
-        if len(other) != len(tensor):
-            raise DataError(
-                f"array {first} has {len(tensor)} samples, but array {name} has {len(other)}; "
-                "all must have the same number of samples"
-            )
-    if not len(tensor):
-        raise DataError("the arrays have no samples; at least one is required")
-    return (tensors if isinstance(data, Mapping) else tuple(tensors.values())), len(tensor)
-
-
-def _as_tensor(name: str, value: Any) -> Tensor:
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise DataError(
-            f"{name} ({type(value).__name__}) is not an array; world.loader() needs a tuple or "
-            "dict of tensors or arrays of shape (samples, ...)"
-        ) from None
-    if not tensor.dim():
-        raise DataError(
-            f"array {name} is a single value; an array whose first axis is the sample axis is required"
-        )
-    return tensor
 
 
 def _moved(data: Any, device: torch.device, copies: DeviceCopies) -> Any:

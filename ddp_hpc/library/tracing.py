@@ -26,7 +26,6 @@ def tracing(
     ranks: Collection[int] | None = None,
     with_stack: bool = False,
     with_flops: bool = False,
-    max_mib: float = 1024,
 ) -> Iterator[Trace]:
     """Records steps of a loop with `torch.profiler`: call `trace.step()` after each step.
 
@@ -46,7 +45,6 @@ def tracing(
         ranks: ranks that record; None: all.
         with_stack: record Python lines too, which makes steps slower.
         with_flops: estimate the operations of matrix products and convolutions.
-        max_mib: maximum size of a rank's trace. A larger one is dropped with a warning; its table is kept.
 
     Raises:
         RequestError: the directory cannot be created, or the window contains no step.
@@ -63,7 +61,6 @@ def tracing(
         ranks=ranks,
         with_stack=with_stack,
         with_flops=with_flops,
-        max_mib=max_mib,
     ) as trace:
         yield trace
 

@@ -3,6 +3,7 @@
 Usage: lightning_trainer.py STEPS DIRECTORY
 """
 
+import os
 import sys
 import time
 
@@ -11,9 +12,12 @@ import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ddp_hpc.integrations.lightning import DdpHpcEnvironment, StopBeforeDeadline
+from ddp_hpc.integrations.lightning import StopBeforeDeadline
 
 num_steps, directory = int(sys.argv[1]), sys.argv[2]
+# `ddp-hpc exec`, which job scripts contain, and torchrun set these variables.
+rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
 STEP_S = 0.3  # the duration of a step of a larger model
 
 
@@ -38,14 +42,12 @@ class Sum(pl.LightningModule):
 
 
 pl.seed_everything(0)
-environment = DdpHpcEnvironment()
 stop = StopBeforeDeadline(directory, margin_s=10)
 trainer = pl.Trainer(
     max_steps=num_steps,
     strategy="ddp",
-    devices=environment.ranks_per_node,
-    num_nodes=environment.num_nodes,
-    plugins=[environment],
+    devices=ranks_per_node,
+    num_nodes=num_ranks // ranks_per_node,
     callbacks=[stop],
     logger=False,
     enable_checkpointing=False,
@@ -54,7 +56,7 @@ trainer = pl.Trainer(
 model = Sum()
 dataset = TensorDataset(torch.randn(80, 8))
 # Its order depends only on the seed and the epoch: a resumed epoch has the same order.
-sampler = DistributedSampler(dataset, environment.world_size(), environment.global_rank())
+sampler = DistributedSampler(dataset, num_ranks, rank)
 loader = StatefulDataLoader(dataset, batch_size=4, sampler=sampler)
 trainer.fit(model, loader, ckpt_path=stop.newest_checkpoint())
 if trainer.is_global_zero:

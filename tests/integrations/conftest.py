@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
 from tests.conftest import PROJECT, Ended, Launch
 from tests.mpi.conftest import OPENMPI_SETTINGS
 from tests.training.forked import Forks
@@ -81,8 +82,6 @@ def run_example(
             words = ["torchrun", "--nproc-per-node=2"]
         elif "ddp_hpc.distributed" in text:  # it detects the ranks itself, with MPI
             words += [openmpi_python if launcher == "openmpi" else "python"]
-        elif "DdpHpcEnvironment" in text:  # it detects the ranks itself
-            words += ["python"]
         else:
             words += ["python", "-m", "ddp_hpc.exec", "python"]
         variables = {
@@ -94,7 +93,8 @@ def run_example(
             **OPENMPI_SETTINGS,
             **(env or {}),
         }
-        if launcher == "forks":
+        if launcher == "forks":  # with the variables of `ddp-hpc exec`
+            variables |= {"TORCHELASTIC_RUN_ID": "forks", ADDED_BY_EXEC: "TORCHELASTIC_RUN_ID"}
             return framework_forks.script(
                 program, str(num_steps), checkpoints, env=variables, cwd=tmp_path, timeout_s=120.0
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # The order of imports in programs that are sorted by name, with the other package of Lightning.
-from ddp_hpc.integrations.lightning import DdpHpcEnvironment, StopBeforeDeadline  # isort: skip
+from ddp_hpc.integrations.lightning import StopBeforeDeadline  # isort: skip
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
@@ -26,8 +26,8 @@ from ddp_hpc.training.run import stop_protocol
 
 stop_protocol.EXCHANGE_S = 0.0  # each step exchanges signals, so that the step of the interruption is known
 warnings.filterwarnings("ignore")
-environment = DdpHpcEnvironment()
-is_signaled = environment.global_rank() == environment.world_size() - 1
+rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+is_signaled = rank == num_ranks - 1
 
 
 class Sum(pl.LightningModule):
@@ -92,7 +92,6 @@ class Later(pl.Callback):
 def make_trainer(**options: Any) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
-        plugins=[environment],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -113,12 +112,11 @@ def refuse(**options: Any) -> None:
 def fit(directory: Path, stop_at: int | None, where: str, samples: int, **options: Any) -> dict[str, Any]:
     pl.seed_everything(0, verbose=False)
     data = TensorDataset(torch.randn(samples, 8))
-    sampler = DistributedSampler(data, environment.world_size(), environment.global_rank())
+    sampler = DistributedSampler(data, num_ranks, rank)
     stop, later = StopBeforeDeadline(directory), Later()
     trainer = make_trainer(
         strategy="ddp",
-        devices=environment.ranks_per_node,
-        num_nodes=environment.num_nodes,
+        devices=num_ranks,
         callbacks=[stop, later],
         **options,
     )
@@ -148,14 +146,13 @@ def compare(name: str, stop_at: int, where: str = "step", samples: int = 80, **o
         fit(directory / "interrupted", stop_at, where, samples, **options),
         fit(directory / "interrupted", None, where, samples, **options),
     ]
-    if environment.global_rank() == 0:
+    if rank == 0:
         print("\n" + json.dumps({"name": name, "results": results}), flush=True)
 
 
 with warnings.catch_warnings():
     warnings.simplefilter("always")
     fit(Path(sys.argv[1]) / "short", None, "step", samples=8, max_steps=4)
-refuse(devices=4, strategy="ddp")
 refuse()
 # An epoch has ten batches on two ranks.
 compare("in the middle of the second epoch", 14, max_epochs=3)

@@ -37,7 +37,17 @@ Fits = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def ended(mpiexec: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     launch = Launch()
-    argv = [mpiexec, "-n", "2", sys.executable, FITS, tmp_path_factory.mktemp("fits")]
+    argv = [
+        mpiexec,
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "ddp_hpc.exec",
+        sys.executable,
+        FITS,
+        tmp_path_factory.mktemp("fits"),
+    ]
     yield launch(argv, env={"OMP_NUM_THREADS": "1"}, timeout_s=180)
     launch.stop_all()
 
@@ -73,7 +83,6 @@ def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, nam
 
 def test_what_cannot_be_resumed_is_refused_or_a_warning(ended: Ended) -> None:
     assert "an epoch of one step cannot be resumed exactly with Trainer(max_steps=4)" in ended.stderr
-    assert ended.stdout.count("refused: Trainer(devices=4, num_nodes=1) needs 4 ranks") == 2
     assert ended.stdout.count("refused: 2 ranks were started, but the Trainer trains separately") == 2
 
 

@@ -1,26 +1,18 @@
-"""Data of all kinds that `world.loader` accepts: Datasets, DataLoaders, tuples and dicts of tensors."""
+"""Data of all kinds that `world.loader` accepts: Datasets, DataLoaders, and pairs of arrays."""
 
 from __future__ import annotations
 
 import random
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import ddp_hpc
 from ddp_hpc.data.sample_order import EpochOrder
-from ddp_hpc.library.sample_sources import DatasetSource
 from tests.library.test_one_process import _at_home, _ends_with, no_launcher
-from tests.training.test_loader import until
 
 __all__ = ["_at_home", "no_launcher"]
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -83,6 +75,15 @@ def test_the_pairs_of_a_dataset_are_src_and_tgt() -> None:
         assert batch.data == (batch.src, batch.tgt)
 
 
+def test_a_tensor_dataset_can_have_any_number_of_tensors() -> None:
+    numbers = torch.arange(10.0)
+    batches = _batches(TensorDataset(numbers, 2 * numbers, numbers.to(torch.bfloat16)), batch_size=4)
+    first, double, rounded = (torch.cat(values) for values in zip(*(b.data for b in batches), strict=True))
+    assert first.tolist() == ORDER
+    assert torch.equal(double, 2 * first)
+    assert rounded.dtype == torch.bfloat16
+
+
 def test_a_dataset_that_reads_many_samples_at_once_is_read_once_per_batch() -> None:
     calls = []
 
@@ -99,39 +100,6 @@ def test_a_dataset_that_reads_many_samples_at_once_is_read_once_per_batch() -> N
 
     assert torch.cat([b.data for b in _batches(Table(), batch_size=4)]).tolist() == ORDER
     assert calls == [ORDER[:4], ORDER[4:8], ORDER[8:]]
-
-
-@pytest.mark.parametrize("kind", ["tuple", "dict", "TensorDataset", "bfloat16"])
-def test_several_tensors_are_read_by_rows(kind: str) -> None:
-    numbers = torch.arange(10.0)
-    data: Any = (numbers, 2 * numbers, numbers.numpy())
-    if kind == "bfloat16":
-        data = numbers.to(torch.bfloat16), 2 * numbers
-    elif kind == "dict":
-        data = {"x": numbers, "y": 2 * numbers}
-    elif kind == "TensorDataset":
-        data = TensorDataset(numbers)
-    batches = _batches(data, batch_size=4, epochs=2)
-    first = torch.cat([next(iter(b.data.values() if kind == "dict" else b.data)) for b in batches[:3]])
-    assert first.tolist() == ORDER
-    assert [batch.weight for batch in batches] == [1.0] * 6
-    assert first.dtype == (torch.bfloat16 if kind == "bfloat16" else torch.float32)
-
-
-def test_arrays_are_read_ahead_and_a_dataset_whose_transformations_can_be_random_is_not() -> None:
-    for ahead in (0, 2):
-        done: list[list[int]] = []
-        source = DatasetSource(done.append, 10, timeout_s=9.0, ahead=ahead)
-        with closing(source.batches(((0, np.array([i])) for i in range(6)), torch.device("cpu"))) as batches:
-            for taken in range(1, 7):
-                next(batches)
-                until(lambda: len(done) >= min(6, taken + ahead))  # noqa: B023 - called at once
-                assert ahead or len(done) == taken
-        assert done == [[i] for i in range(6)]
-    with ddp_hpc.distributed() as world:
-        numbers = torch.arange(10)
-        for data, ahead in (((numbers,), 2), ({"x": numbers}, 2), (Noisy(), 0)):
-            assert world.loader(data)._source.ahead == ahead  # type: ignore[union-attr]
 
 
 def test_the_options_of_a_data_loader_are_used() -> None:
@@ -189,14 +157,13 @@ X = torch.zeros(3, 1)
     [
         (X, {}, "does not accept Tensor; pass a file path, a Dataset with __len__"),
         ([], {}, "the dataset has no samples"),
-        ((X, X, torch.zeros(4)), {}, "array 0 has 3 samples, but array 2 has 4"),
-        ({"x": X, "name": "text"}, {}, "name (str) is not an array"),
-        ({"x": X, "y": torch.tensor(1)}, {}, "array y is a single value"),
-        ([X, X], {}, "got a list of two arrays; pass a tuple (inputs, targets)"),
-        ((X, X, X), {"workers": 2}, "workers is 2, but worker processes cannot read data in the memory"),
-        ((X, X, X), {"collate_fn": pad}, "collate_fn= combines samples of a Dataset"),
+        ((X, X, X), {}, "got a tuple of 3 values; pass a tuple (inputs, targets) of two arrays, a TensorD"),
+        ({"x": X, "y": X}, {}, "got a dict of 2 values; pass a tuple (inputs, targets)"),
+        ([X, X], {}, "got a list of 2 values; pass a tuple (inputs, targets)"),
+        ((X, X), {"workers": 2}, "workers is 2, but worker processes cannot read data in the memory"),
+        ((X, X), {"collate_fn": pad}, "collate_fn= combines samples of a Dataset"),
         (Squares(), {"batch_size": 20, "drop_last": True}, "drop_last=True leaves no step: a step needs 20"),
-        (DataLoader(Squares(), 4), {"batch_size": 8}, "batch_size=8): the DataLoader has batch_size 4"),
+        (DataLoader(Squares(), 4), {"batch_size": 8}, "(batch_size=) got a DataLoader; set its own option"),
         (DataLoader(Squares(), batch_sampler=[[0, 1]]), {}, "got a DataLoader with batch_sampler="),
         (DataLoader(Squares(), sampler=[3, 11]), {}, "the sampler list must yield numbers from 0 to 9"),
     ],

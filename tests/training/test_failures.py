@@ -3,9 +3,7 @@
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -71,26 +69,6 @@ def test_the_snapshot_that_the_failing_rank_is_writing_is_completed(tmp_path, fo
 def test_under_mpiexec_only_the_exception_of_the_failed_rank_is_printed(failed_while_saving):
     _, done, took_s = failed_while_saving
     _assert_one_exception(done, took_s, 1, 2)
-
-
-def _by_hand(tmp_path, fault, *options, ranks=3, timeout_s=60):
-    """Ranks without MPI, agent or srun, which would end the others."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-        env |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        argv = [sys.executable, PLANTED, *SIZES, *options]
-        env = clean_environ(env | {"PLANT": fault})
-        started.append(subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=timeout_s)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [process.returncode for process in started], errors
 
 
 # Ranks without MPI, agent or srun, which would end the others.
@@ -172,10 +150,10 @@ def test_an_error_on_all_ranks_ends_all_with_the_same_code(tmp_path, forks, time
 
 
 @pytest.mark.soak
-def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path):
-    codes, errors = _by_hand(tmp_path, "slow_end:2")
-    assert codes == [0, 0, 0]
-    assert all(line.startswith("making ") for line in "".join(errors).splitlines())
+def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path, forks):
+    job = _forked(forks, tmp_path, "slow_end:2")
+    assert job.wait() == [0, 0, 0], job.words()
+    assert job.errors() == []
 
 
 @pytest.mark.check

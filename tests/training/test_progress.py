@@ -1,4 +1,4 @@
-"""The progress of a training, in a log and on a terminal, and the clock of its steps."""
+"""The progress of a training in its log, and the clock of its steps."""
 
 import io
 import time
@@ -33,22 +33,8 @@ def test_a_batch_log_gets_plain_lines():
     progress.step(10, 10, "1/1", 2.0, 100.0)
     lines = log.getvalue().splitlines()
     assert len(lines) == 2
-    assert "\r" not in log.getvalue()
     assert lines[0] == "epoch 1/1 step 1/10 loss 2.500000 100.0 samples/s eta ?"
     assert lines[1] == "epoch 1/1 step 10/10 loss 2.000000 100.0 samples/s eta 0:00:00"
-
-
-def test_a_terminal_gets_one_updating_line():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    progress = Progress(True, screen)
-    progress.step(5, 10, "1/1", 2.5, 100.0)
-    progress.say("done")
-    assert screen.getvalue().startswith("[############------------] epoch 1/1 step 5/10")
-    assert screen.getvalue().endswith("\r\x1b[Kdone\n")
 
 
 def test_the_other_ranks_are_silent():

@@ -82,13 +82,6 @@ def test_stacks_and_flops_are_recorded_if_requested(tmp_path, forks):
     assert "FLOPs" in (tmp_path / "traces" / "rank00000-of-00001.txt").read_text()
 
 
-def test_a_trace_that_is_too_large_is_dropped_with_a_warning(tmp_path, forks):
-    words = [*WORDS, "--trace-dir", "traces", "--trace-max-mib", "0.001"]
-    job = forks.run(*words, cwd=tmp_path, ranks=1)
-    assert "the limit is 0.001 MiB; record fewer steps, fewer ranks" in job.words()
-    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank00000-of-00001.txt"]
-
-
 _LATE_END = """
 import time
 import torch

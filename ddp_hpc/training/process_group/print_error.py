@@ -10,7 +10,6 @@ import os
 import sys
 from enum import Enum
 
-from ddp_hpc.base.log_message import log_message
 from ddp_hpc.discovery.launcher_environment import peek_rank, present_launchers
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
@@ -31,8 +30,6 @@ def print_error(election: ErrorElection, text: str, world: World | None) -> None
         print_once_per_node(f"{_own_prefix(world)}{line}", os.environ)
     elif election is ErrorElection.WON:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
-        if log_message(f"{prefix}{line}"):
-            return
         # One write, so that lines of different ranks do not mix. Errors such as a full disk are ignored.
         with contextlib.suppress(OSError, AttributeError):
             sys.stderr.write(f"{prefix}{line}\n")

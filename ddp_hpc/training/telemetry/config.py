@@ -74,13 +74,6 @@ class TelemetryConfig:
     trace_flops: bool = option(
         False, "Also record estimates of the FLOPs of matrix products and convolutions in traces."
     )
-    trace_max_mib: float = option(
-        1024.0,
-        "Discard the trace of a rank, but not its table, if the trace is larger than this size.",
-        argument="max_mib",
-        above=0,
-        metavar="MIB",
-    )
     summary: Path | None = option(
         None, "At the end of the training, write a summary to this file as one JSON object (rank 0 only)."
     )

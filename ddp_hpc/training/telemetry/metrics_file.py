@@ -50,9 +50,8 @@ class MetricsFile:
         # torchrun restarts failed ranks: keep the lines of the earlier attempt.
         appends = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         self._path, self._problem = path, ""
-        # The steps and lines that are not in the file. If there are too many, the oldest ones are dropped.
-        self._waiting: list[tuple[int, bytes]] = []
-        self._first_waiting = 0  # including those that were dropped
+        # The lines that are not in the file. If there are too many, the oldest ones are dropped.
+        self._waiting: list[bytes] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if start_step and path.exists():
@@ -64,29 +63,29 @@ class MetricsFile:
 
     def write(self, records: list[StepRecord]) -> None:
         """Appends the records as complete lines. If that fails, the training continues."""
-        new = [(record.step, json.dumps(vars(record)).encode() + b"\n") for record in records]
-        lines = [*self._waiting, *new]
+        self._waiting += [json.dumps(vars(record)).encode() + b"\n" for record in records]
         try:
-            self._append(b"".join(line for _, line in lines))
+            self._append(b"".join(self._waiting))
         except OSError as error:
             self._close()
             if not self._problem:
-                self._warn(f"cannot be written ({error.strerror}); ddp-hpc tries again after the next steps")
-                self._first_waiting = lines[0][0]
+                self._warn(
+                    f"cannot be written ({error.strerror}); ddp-hpc keeps up to {_MAX_WAITING:,} lines, and "
+                    "tries again after the next steps"
+                )
             self._problem = error.strerror or str(error)
-            self._waiting = lines[-_MAX_WAITING:]
+            del self._waiting[:-_MAX_WAITING]
         else:
             if self._problem:
-                missing = self._missing(lines[0][0] - 1)
-                self._warn(f"can be written again; {missing or 'no steps are missing'}")
+                self._warn("can be written again")
             self._problem, self._waiting = "", []
 
     def close(self) -> None:
-        """Writes the remaining lines and closes the file; says which steps are missing."""
+        """Writes the remaining lines and closes the file."""
         if self._waiting:
             self.write([])
         if self._problem:
-            self._warn(f"cannot be written ({self._problem}); {self._missing(self._waiting[-1][0])}")
+            self._warn(f"cannot be written ({self._problem}); the last steps are missing")
         self._close()
 
     def _append(self, lines: bytes) -> None:
@@ -104,10 +103,6 @@ class MetricsFile:
             with contextlib.suppress(OSError):
                 self._file.close()
         self._file = None
-
-    def _missing(self, last: int) -> str:
-        first = self._first_waiting
-        return f"the steps {first} to {last} are missing" if first <= last else ""
 
     def _warn(self, text: str) -> None:
         click.echo(f"warning: --metrics {self._path}: {text}", err=True)

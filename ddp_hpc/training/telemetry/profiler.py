@@ -53,7 +53,6 @@ def record_trace(
     ranks: Collection[int] | None = None,
     with_stack: bool,
     with_flops: bool,
-    max_mib: float,
 ) -> Iterator[Trace]:
     """Skips `wait` steps, warms up for `warmup` steps and records `active` steps, `repeat` times.
 
@@ -62,8 +61,8 @@ def record_trace(
 
     `directory` then contains `rank00003-of-00008.json.gz`, which can be opened in Perfetto, and
     `rank00003-of-00008.txt`, the key averages by device time; the second cycle adds `-2` to the names.
-    Without a directory, nothing is recorded. If a trace cannot be written or is larger than `max_mib` MiB, it
-    is dropped with a warning, and the loop continues.
+    Without a directory, nothing is recorded. If a trace cannot be written, it is dropped with a warning, and
+    the loop continues.
 
     Raises:
         RequestError: the directory cannot be created, or the window contains no step.
@@ -80,7 +79,7 @@ def record_trace(
             "wait and warmup must be 0 or greater, active and repeat 1 or greater"
         )
     _create_directory(directory, rank)
-    files = _TraceFiles(directory / f"rank{rank:05d}-of-{world_size:05d}", device, max_mib)
+    files = _TraceFiles(directory / f"rank{rank:05d}-of-{world_size:05d}", device)
     profiler = _Profile(
         activities=_activities(device),
         schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
@@ -137,8 +136,8 @@ def _record(profiler: profile, first_step: int) -> Iterator[Trace]:
 class _TraceFiles:
     """Writes one trace per recorded cycle; prints a warning for a trace that cannot be written."""
 
-    def __init__(self, path: Path, device: torch.device, max_mib: float) -> None:
-        self._path, self._device, self._max_mib = path, device, max_mib
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._path, self._device = path, device
         self.num_written = 0
 
     def write(self, profiler: profile) -> None:
@@ -147,7 +146,7 @@ class _TraceFiles:
         suffix = "" if self.num_written == 1 else f"-{self.num_written}"
         path = self._path.with_name(f"{self._path.name}{suffix}")
         try:
-            _write(profiler, path, self._device, self._max_mib)
+            _write(profiler, path, self._device)
         except (OSError, RuntimeError) as error:
             _warn(f"{path}: the trace was not written: {error}")
 
@@ -161,11 +160,11 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, *of_device.get(device.type, [])]
 
 
-def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) -> None:
+def _write(profiler: profile, path: Path, device: torch.device) -> None:
     """Writes both files, each one completely or not at all.
 
     Raises:
-        OSError: a file cannot be written, or the trace is too large.
+        OSError: a file cannot be written.
     """
     order = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
     table = profiler.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)
@@ -177,12 +176,6 @@ def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) 
         compressed = partial.with_name(f"{partial.name}.json.gz")
         try:
             profiler.export_chrome_trace(str(compressed))
-            size_mib = compressed.stat().st_size / 2**20
-            if size_mib > max_mib:
-                raise OSError(
-                    f"its size is {size_mib:.1f} MiB, but the limit is {max_mib:g} MiB; record fewer "
-                    "steps, fewer ranks or no stacks, or raise the limit (--trace-max-mib, max_mib)"
-                )
             compressed.replace(path.with_name(f"{path.name}.json.gz"))
         finally:
             compressed.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Prints progress on rank 0: an updating line on a terminal, or plain lines in a batch log."""
+"""Prints messages and the progress of the training on rank 0."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import sys
 import time
 from contextlib import suppress
 from typing import TextIO
-
-from ddp_hpc.base.log_message import log_message
 
 
 class Progress:
@@ -17,15 +15,16 @@ class Progress:
         stream = stream if stream is not None else sys.stdout
         self._prints = prints and stream is not None  # stdout may have been closed
         self._stream = stream
-        self._updates_line = self._prints and self._stream.isatty()
-        self._open_line = False
         self._first_step = 0
         self._start_s = 0.0
 
     def say(self, text: str) -> None:
-        """Prints a line, or logs it (see `ddp_hpc.base.log_message`)."""
-        if self._prints and not log_message(text):
-            self._write(self._clear() + text + "\n")
+        """Prints a line."""
+        if self._prints:
+            # The training continues if the disk is full or the reader of a pipe has exited.
+            with suppress(OSError):
+                self._stream.write(f"{text}\n")
+                self._stream.flush()
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
         """Shows the progress, as in `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
@@ -38,20 +37,4 @@ class Progress:
         else:
             left_s = int((now_s - self._start_s) / (done - self._first_step) * (total - done))
             eta = f"{left_s // 3600}:{left_s % 3600 // 60:02d}:{left_s % 60:02d}"
-        text = f"epoch {epoch} step {done}/{total} loss {loss:.6f} {samples_per_s:.1f} samples/s eta {eta}"
-        if not self._updates_line:
-            self.say(text)
-            return
-        filled = 24 * done // total
-        self._write(f"{self._clear()}[{'#' * filled}{'-' * (24 - filled)}] {text}")
-        self._open_line = True
-
-    def _write(self, text: str) -> None:
-        # The training continues if the disk is full or the reader of a pipe has exited.
-        with suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
-
-    def _clear(self) -> str:
-        was_open, self._open_line = self._open_line, False
-        return "\r\x1b[K" if was_open else ""
+        self.say(f"epoch {epoch} step {done}/{total} loss {loss:.6f} {samples_per_s:.1f} samples/s eta {eta}")
