@@ -69,6 +69,9 @@ class _Settings(Conversion, total=False):
     """Whether the option may be given several times, although the type does not show it."""
     shown_default: str
     """The default in the help text, if it depends on something else."""
+    changes_losses: bool
+    """Whether a training with another value has other losses. If the value changes between two attempts of a
+    run, the log says so."""
 
 
 class Declared(_Settings):

@@ -239,6 +239,7 @@ class Trainer:
             return ""
         tick = partial(self.heartbeat.at, step, "snapshot")
         tick()
+        self.strategy.equalize()
         state = self.strategy.state()
         self.lifecycle.check_parameters(step, state, tick)
         if decision.save:
@@ -290,6 +291,7 @@ class Trainer:
             return None
         begin_s = time.monotonic()
         try:
+            self.strategy.equalize()
             result = evaluate(
                 self.strategy,
                 self.samples.test,

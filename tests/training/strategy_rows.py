@@ -1,7 +1,8 @@
 """Compares every strategy with each of its options with one process that trains on the same samples.
 
 `python -m tests.training.strategy_rows` runs all of them and writes the table of
-docs/explanation/parallel-strategies.md.
+docs/explanation/parallel-strategies.md. With an argument, such as `fsdp`, it runs only the rows whose options
+contain it, and prints them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -145,14 +147,14 @@ def distance(row: Measured, single: Measured) -> float:
     return max(abs(a - b) for a, b in zip(row.losses, single.losses, strict=True))
 
 
-def table(forks: Forks, home: Path) -> str:
-    """All rows in Markdown; each must be within its tolerance of the single process."""
+def table(forks: Forks, home: Path, rows: Sequence[Row] = ROWS) -> str:
+    """The rows in Markdown; each must be within its tolerance of the single process."""
     lines = [
         "| options | ranks | distance | allowed | MiB per rank | of one process |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     singles: dict[tuple[str, bool], Measured] = {}
-    for number, row in enumerate(ROWS):
+    for number, row in enumerate(rows):
         key = (row.like, row.tolerance == EXACT)
         for ranks in (1, 2, 4):
             if (key in singles) if ranks == 1 else not row.on(ranks):
@@ -179,11 +181,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         forks = Forks()
         try:
-            found = table(forks, Path(folder))
+            chosen = [row for row in ROWS if sys.argv[-1] in row.options] if sys.argv[1:] else ROWS
+            lines = table(forks, Path(folder), chosen)
         finally:
             forks.close()
+    if sys.argv[1:]:
+        print(lines)
+        return
     head, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}")
+    PAGE.write_text(f"{head}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class DataConfig:
         None,
         "Data file to train on (.h5, .pt or .safetensors). By default, the training uses synthetic data.",
         flag="--data",
+        changes_losses=True,
     )
     data_dir: Path = option(
         Path("data"),
@@ -44,8 +45,12 @@ class DataConfig:
         **DIRECTORY,
     )
     check_data: bool = option(False, "Check all samples for NaN and infinity before the training starts.")
-    src_key: str = option("src", "Name of the array in the data file that contains the inputs.")
-    tgt_key: str = option("tgt", "Name of the array in the data file that contains the targets.")
+    src_key: str = option(
+        "src", "Name of the array in the data file that contains the inputs.", changes_losses=True
+    )
+    tgt_key: str = option(
+        "tgt", "Name of the array in the data file that contains the targets.", changes_losses=True
+    )
     num_samples: int = option(2048, "Number of samples in the synthetic data.", above=0)
     src_shape: tuple[int, ...] | None = option(
         None, "Shape of one input in the synthetic data.", shown_default="1,512; linear: 20", **_SHAPE

@@ -25,35 +25,47 @@ class OptimizationConfig:
     """
 
     lr: float = option(
-        0.001, "Learning rate for one rank; --lr-scaling adapts it to the number of ranks.", above=0
+        0.001,
+        "Learning rate for one rank; --lr-scaling adapts it to the number of ranks.",
+        above=0,
+        changes_losses=True,
     )
-    lr_scaling: LrScaling = option("linear", "How to scale the learning rate with the number of ranks.")
+    lr_scaling: LrScaling = option(
+        "linear", "How to scale the learning rate with the number of ranks.", changes_losses=True
+    )
     warmup_steps: int = option(
         0,
         "Number of warm-up steps, during which the learning rate increases linearly to its full value.",
         at_least=0,
+        changes_losses=True,
     )
     accumulate: int = option(
         1, "Number of micro-batches whose gradients are accumulated in each step.", above=0
     )
-    clip_norm: float | None = option(None, "Clip the total norm of the gradients to this value.", above=0)
-    lr_schedule: LrSchedule = option("constant", "Learning-rate schedule after the warm-up steps.")
+    clip_norm: float | None = option(
+        None, "Clip the total norm of the gradients to this value.", above=0, changes_losses=True
+    )
+    lr_schedule: LrSchedule = option(
+        "constant", "Learning-rate schedule after the warm-up steps.", changes_losses=True
+    )
     optimizer: OptimizerName = option(
-        "adam", "Optimizer that updates the parameters; sgd uses a momentum of 0.9."
+        "adam", "Optimizer that updates the parameters; sgd uses a momentum of 0.9.", changes_losses=True
     )
     weight_decay: float = option(
         0.0,
         "Weight decay of weight matrices; it does not apply to biases and normalization layers.",
         at_least=0,
+        changes_losses=True,
     )
     fused: bool | None = option(
         None, "Use the fused implementation of the optimizer.", shown_default="on a GPU"
     )
-    amp: Amp = option("off", "Data type of mixed-precision training with torch.amp.")
+    amp: Amp = option("off", "Data type of mixed-precision training with torch.amp.", changes_losses=True)
     matmul_precision: MatmulPrecision | None = option(
         None,
         "Precision of float32 matrix products on a GPU: high uses TF32, medium uses bfloat16.",
         shown_default="torch's defaults",
+        changes_losses=True,
     )
     compile: CompileMode | None = option(
         None, "Compile the model with torch.compile in this mode.", bare_value="default"

@@ -70,25 +70,32 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Averages the gradients over the ranks of a group, in flat buckets. Collective over the group."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    average(map(local_shard, _gradients(trained)), group)
+
+
+def average(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Averages the tensors over the ranks of a group (None: all ranks), in place and in flat buckets.
+
+    Collective over the group.
+    """
     size = dist.get_world_size(group)
     bucket: list[Tensor] = []
     num_bytes = 0
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        parameter.grad = grad
-        local = local_shard(grad)
-        if bucket and (num_bytes + local.nbytes > _BUCKET_BYTES or local.dtype != bucket[0].dtype):
+    for tensor in tensors:
+        if bucket and (num_bytes + tensor.nbytes > _BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
             _reduce(bucket, group, size)
             bucket, num_bytes = [], 0
-        bucket.append(local)
-        num_bytes += local.nbytes
+        bucket.append(tensor)
+        num_bytes += tensor.nbytes
     if bucket:
         _reduce(bucket, group, size)
 
 
-def _reduce(tensors: list[Tensor], group: dist.ProcessGroup, size: int) -> None:
+def _reduce(tensors: list[Tensor], group: dist.ProcessGroup | None, size: int) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat.div_(size), group=group)
     means = torch.split(flat, [tensor.numel() for tensor in tensors])

@@ -132,8 +132,21 @@ class Strategy:
     def finish_gradients(self) -> None:
         """Reduces the gradients after the last micro-batch, if this was not part of its backward pass."""
 
+    def after_update(self) -> None:
+        """Called after each step, also if --amp fp16 has skipped the update on this rank."""
+
+    def equalize(self) -> None:
+        """Makes the parameters and the optimizer state of all replicas equal, if they can differ.
+
+        Called before a snapshot, which contains the replica of rank 0, before an evaluation, and after the
+        last step.
+        """
+
     def gradient_norm(self) -> Tensor:
-        """Returns the norm of all gradients of the whole model as a scalar tensor."""
+        """Returns the norm of all gradients of the whole model as a scalar tensor.
+
+        Whether it is finite must be the same on all ranks: with --check-gradients, all of them stop.
+        """
         return global_norm(self.parameters())
 
     def limit_gradients(self, norm: Tensor, max_norm: float) -> None:

@@ -59,7 +59,7 @@ class ParallelConfig:
         False, "DDP: allow steps that do not use all parameters (find_unused_parameters)."
     )
     compress_gradients: HalfType | None = option(
-        None, "DDP: convert the gradients to this data type for communication."
+        None, "DDP: convert the gradients to this data type for communication.", changes_losses=True
     )
     sync_batchnorm: bool = option(
         False, "DDP on GPUs: synchronize the statistics of batch normalization over all ranks."

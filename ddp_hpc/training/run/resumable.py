@@ -13,18 +13,11 @@ from typing import Any
 
 from ddp_hpc.base.errors import DataError
 from ddp_hpc.base.option_names import named
-from ddp_hpc.base.options import to_options
+from ddp_hpc.base.options import options_of, to_options
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.versions import versions
 
-# Options that affect the losses but can change between attempts; the log reports changes. (A change of an
-# option that affects the order of samples is rejected instead.)
-_LOSS_OPTIONS = (
-    "data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm",
-    "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "matmul_precision",
-    "compress_gradients",
-)  # fmt: skip
 _MAX_NUMBER = 2**63
 
 
@@ -127,8 +120,12 @@ class RunDescription:
                 "samples; the step count continues, and no sample of the epoch is used twice"
             )
         now, before = _as_json(self.config), about["config"]
+        # Options that affect the order of samples are not here: a change of them is rejected.
+        options = [option.name for option in options_of(TrainConfig) if "changes_losses" in option.declared]
         others = [
-            f"{name} {now[name]} (was {before[name]})" for name in _LOSS_OPTIONS if now[name] != before[name]
+            f"{name} {now[name]} (was {before[name]})"
+            for name in options
+            if name in before and now[name] != before[name]
         ]
         if others:
             yield f"changed options: {', '.join(others)}"
@@ -136,8 +133,8 @@ class RunDescription:
 
 def _check_form(about: Mapping[str, Any]) -> None:
     """Raises KeyError or TypeError unless a description has all entries with their types."""
-    for name in _LOSS_OPTIONS:
-        about["config"][name]
+    if not isinstance(about["config"], dict):
+        raise TypeError
     for name in ("layout", "num_samples"):
         about[name]
     _check_whole_numbers(asdict(Position(**about["position"])), at_least=0)

@@ -49,8 +49,11 @@ class ModelConfig:
         read=read_model_option,
         metavar="NAME=VALUE",
         multiple=True,
+        changes_losses=True,
     )
-    dropout: float = option(0.1, "Dropout probability of the model.", at_least=0, below=1)
+    dropout: float = option(
+        0.1, "Dropout probability of the model.", at_least=0, below=1, changes_losses=True
+    )
 
     def __post_init__(self) -> None:
         check_values(self)
