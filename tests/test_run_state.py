@@ -71,7 +71,7 @@ def test_the_old_state_is_kept_if_the_directory_is_not_writable(
 
 
 def test_an_attempt_ends_once_and_leaves_a_complete_run_complete() -> None:
-    ends = (State.REQUEUE, State.DONE, State.FAILED)
+    ends = tuple(state for state in State if state.is_final)
     assert all(State.RUNNING.may_become(later, in_same_attempt=True) for later in State)
     assert not [one for one in ends for later in State if one.may_become(later, in_same_attempt=True)]
     assert [one for one in State if not one.may_become(State.FAILED, in_same_attempt=False)] == [State.DONE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 _EXITING = 0x4  # PF_EXITING of Linux's sched.h, in the flags of /proc/PID/stat
@@ -20,6 +21,15 @@ def process_started(pid: int) -> str:
     if not fields or _is_killed(pid):
         return ""
     return fields[19]
+
+
+def process_start_s(pid: int) -> float | None:
+    """Returns the start of a process in seconds since the Unix epoch; None if it is unknown."""
+    try:
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime_s - int(process_stat(pid)[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def process_stat(pid: int) -> list[str]:

@@ -134,6 +134,8 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
             "Write a script with ddp-hpc render, or use --profile local to start ranks on this machine only."
         )
     if allocation is not THIS_MACHINE:
+        if is_guess and "writer" not in SCHEDULERS[allocation.scheduler].roles:
+            return load_site("local"), f"only this node is used, although this shell is inside {allocation}"
         if is_guess:
             return load_site(f"generic_{allocation.scheduler}"), f"inside {allocation}"
         raise RequestError(

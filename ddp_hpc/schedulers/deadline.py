@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.schedulers.registry import MONITORED, scheduler_of_job
+from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_job
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
 from ddp_hpc.schedulers.scheduler import Scheduler
 
@@ -47,7 +47,7 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     Raises:
         RequestError: one of the variables is not a time.
     """
-    of_schedulers = (scheduler.inside_job.end_time_variable for scheduler in MONITORED.values())
+    of_schedulers = (scheduler.inside_job.end_time_variable for scheduler in SCHEDULERS.values())
     for name in filter(None, ("DDP_HPC_DEADLINE", *of_schedulers)):
         if text := environ.get(name, ""):
             if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
@@ -75,8 +75,7 @@ def current_end_s(environ: Mapping[str, str]) -> float | None:
 def _ask_end_s(environ: Mapping[str, str]) -> tuple[float, str] | None:
     if not (scheduler := scheduler_of_job(environ)):
         return None
-    own = scheduler.inside_job
-    return own.read_end_s(own.job_id(environ), ask_once)
+    return scheduler.inside_job.read_end_s(environ, ask_once)
 
 
 class MovingDeadline:
@@ -106,7 +105,7 @@ class MovingDeadline:
 
 
 def kill_delay_s(environ: Mapping[str, str]) -> float | None:
-    """Returns the seconds from SIGTERM to SIGKILL at the end of the job; None without a scheduler.
+    """Returns the seconds from SIGTERM to SIGKILL at the end of the job; None if they are unknown.
 
     Raises:
         RequestError: `DDP_HPC_KILL_DELAY_S` is not a number of seconds.
@@ -116,8 +115,10 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
         if not re.fullmatch(r"\d{1,6}(\.\d*)?", text):
             raise RequestError(f"DDP_HPC_KILL_DELAY_S must be a number of seconds (got {text!r})")
         return float(text)
+    # Not 0 if the delay is unknown: ranks would end themselves at once after SIGTERM.
     own = scheduler_of_job(environ)
-    return float(kill_delay_variable(own).get("DDP_HPC_KILL_DELAY_S", 0)) if own else None
+    delay = kill_delay_variable(own).get("DDP_HPC_KILL_DELAY_S") if own else None
+    return None if delay is None else float(delay)
 
 
 def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:

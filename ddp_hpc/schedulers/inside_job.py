@@ -44,8 +44,8 @@ class InsideJob:
         """
         return None
 
-    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        """Returns the end of a running job in seconds since the Unix epoch, and the command that reported it.
+    def read_end_s(self, environ: Mapping[str, str], ask: Callable[..., str]) -> tuple[float, str] | None:
+        """Returns the end of this job in seconds since the Unix epoch, and its source: a command or variable.
 
         `ask` runs a command once and returns its output, which is empty if the command failed.
         """

@@ -51,10 +51,10 @@ def scheduler_of_site(site: Site) -> Scheduler:
     """Returns the site's scheduler.
 
     Raises:
-        RequestError: the profile contains an unknown scheduler.
+        RequestError: the profile contains an unknown scheduler, or one for which no scripts can be written.
     """
-    if site.scheduler not in SCHEDULERS:
-        known = tuple(SCHEDULERS)
+    known = tuple(name for name, scheduler in SCHEDULERS.items() if "writer" in scheduler.roles)
+    if site.scheduler not in known:
         raise RequestError(
             f"profile {site.name} has the unknown scheduler {site.scheduler!r}"
             f"{nearest(site.scheduler, known)}. Use one of {', '.join(known)}."
@@ -64,7 +64,7 @@ def scheduler_of_site(site: Site) -> Scheduler:
 
 def scheduler_of_job(environ: Mapping[str, str]) -> Scheduler | None:
     """Returns the scheduler in whose job this process runs; None outside a job."""
-    for scheduler in MONITORED.values():
+    for scheduler in SCHEDULERS.values():
         if environ.get(scheduler.inside_job.job_id_variable):
             return scheduler
     return None

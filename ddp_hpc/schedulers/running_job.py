@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.process_status import process_stat
+from ddp_hpc.base.process_status import process_start_s
 
 Say = Callable[[str], None]
 """Prints a line to the job's log."""
@@ -106,11 +106,8 @@ def started_s() -> float:
 
     A job script replaces itself with the supervisor (`exec`), so this is the start of the script.
     """
-    try:
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - (uptime_s - int(process_stat(os.getpid())[19]) / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return time.time()
+    start_s = process_start_s(os.getpid())
+    return time.time() if start_s is None else start_s
 
 
 # Variables that describe a job or a rank. A job that inherits these variables would be mistaken for a part of

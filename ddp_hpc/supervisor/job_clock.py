@@ -33,7 +33,7 @@ class JobClock:
         if (
             reported_s is None
             and job.is_job
-            and (answer := scheduler.inside_job.read_end_s(job.job_id, ask_once))
+            and (answer := scheduler.inside_job.read_end_s(job.environ, ask_once))
         ):
             reported_s = answer[0]
         self.is_reported = reported_s is not None
@@ -72,7 +72,7 @@ class JobClock:
         """Asks the scheduler for the end of the job, which a user or an administrator may have changed."""
         if self.is_reported:
             answer = self._scheduler.inside_job.read_end_s(
-                self._job.job_id, partial(ask_once, limit_s=_ASK_AGAIN_LIMIT_S)
+                self._job.environ, partial(ask_once, limit_s=_ASK_AGAIN_LIMIT_S)
             )
             if answer is not None:
                 self.end_s = answer[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_hpc.base.errors import RequestError
@@ -30,34 +28,24 @@ class PbsInsideJob(InsideJob):
     array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        from ddp_hpc.schedulers.allocation import Allocation
+        from ddp_hpc.schedulers.allocation import Allocation, read_node_file
 
         if "PBS_NODEFILE" not in environ:
             return None
-        path = Path(environ["PBS_NODEFILE"])
-        try:
-            lines = path.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(
-                f"PBS_NODEFILE={path} cannot be read ({error}). Run ddp-hpc launch on the job's first node, "
-                "in its script or in the shell of qsub -I."
-            ) from None
-        if not lines:
-            raise RequestError(f"PBS_NODEFILE={path} contains no host names. Submit the job again.")
         # The node file repeats the name of a node `mpiprocs` times.
-        repeats = Counter(lines)
+        repeats = read_node_file("PBS_NODEFILE", environ, "in its script or in the shell of qsub -I")
         return Allocation(
             scheduler=self.scheduler.name,
             job_id=environ.get("PBS_JOBID", "?"),
             num_nodes=len(repeats),
-            tasks_per_node=min(repeats.values()) if len(lines) > len(repeats) else 0,
+            tasks_per_node=min(repeats.values()) if repeats.total() > len(repeats) else 0,
         )
 
-    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+    def read_end_s(self, environ: Mapping[str, str], ask: Callable[..., str]) -> tuple[float, str] | None:
         from ddp_hpc.schedulers.job_state import clock_s
         from ddp_hpc.schedulers.pbs.query_and_cancel import TIME_FORMAT, attributes_in
 
-        attributes = attributes_in(ask("qstat", "-f", job_id))
+        attributes = attributes_in(ask("qstat", "-f", self.job_id(environ)))
         start_s = clock_s(attributes.get("stime", ""), TIME_FORMAT)
         try:
             walltime_s = parse_walltime_s(attributes.get("Resource_List.walltime", ""))

@@ -55,9 +55,9 @@ class SlurmInsideJob(InsideJob):
             or first_number(environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]),
         )
 
-    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+    def read_end_s(self, environ: Mapping[str, str], ask: Callable[..., str]) -> tuple[float, str] | None:
         # %L is the remaining walltime, [D-]HH:MM:SS; the end time (%e) would be in an unknown time zone.
-        left = ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%L").strip()
+        left = ask("squeue", "--noheader", f"--jobs={self.job_id(environ)}", "--format=%L").strip()
         hours = left if left.count(":") == 2 else f"0:{left}"  # hours are omitted below one hour
         try:
             return time.time() + parse_walltime_s(hours), "squeue"
