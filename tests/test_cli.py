@@ -166,7 +166,6 @@ def test_version_and_help_are_printed() -> None:
     [
         (["render"], "--output"),
         (["submit"], "--dry-run"),
-        (["bench", "scaling"], "--dir"),
     ],
 )
 def test_help_shows_the_options_of_a_job_in_sections(command: list[str], own: str) -> None:
