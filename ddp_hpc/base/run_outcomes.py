@@ -32,11 +32,19 @@ class State(StrEnum):
         """Whether no job resumes the run until a user has found the cause."""
         return self is State.FAILED
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `ddp-hpc status` for a run in this state, and of a job that ends with its state
+        saved or complete.
+        """
+        return _EXIT_CODES[self]
+
     def may_become(self, later: State, *, in_same_attempt: bool) -> bool:
         """Returns whether `later` may replace this state, in the attempt that wrote it or in a later one."""
         return later in (_IN_AN_ATTEMPT if in_same_attempt else _IN_A_LATER_ATTEMPT)[self]
 
 
+_EXIT_CODES = {State.RUNNING: 0, State.REQUEUE: 75, State.DONE: 0, State.FAILED: 1}
 # An attempt ends once: the first final state counts, even if something fails afterwards.
 _IN_AN_ATTEMPT = {
     State.RUNNING: (State.RUNNING, State.REQUEUE, State.DONE, State.FAILED),

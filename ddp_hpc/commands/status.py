@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, RequestError
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 if TYPE_CHECKING:
     from ddp_hpc.queue.array_report import ArrayReport
     from ddp_hpc.queue.job_report import JobReport
-
-# The exit code for each verdict; with several jobs, for the verdict of the last one.
-_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_REQUEUE}
 
 
 @click.command("status")
@@ -65,7 +63,9 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
         )
     if as_json:
         click.echo(json.dumps(objects if job is None else objects[0], indent=2))
-    click.get_current_context().exit(_EXIT_CODES.get(verdict, EXIT_FAILED))
+    # With several jobs, this is the verdict on the last one.
+    exit_codes = {"waiting": EXIT_DONE} | {state.value: state.exit_code for state in State}
+    click.get_current_context().exit(exit_codes.get(verdict, EXIT_FAILED))
 
 
 def _lines(report: JobReport | ArrayReport, is_long: bool) -> list[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.queue.job_report import (
     JobReport,
     check_run_dir,
@@ -20,7 +21,8 @@ from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
 # Each report reads the log and the run directory of a task.
 _MAX_REPORTS = 20
 # The verdict on an array is the first of these that one of its tasks has.
-_ORDER = ("failed", "running", "waiting", "requeue", "unknown", "cancelled", "done")
+_FIRST, _LAST = ("failed", "running", "waiting"), ("unknown", "cancelled", "done")
+_ORDER = (*_FIRST, *(state.value for state in State if state not in (*_FIRST, *_LAST)), *_LAST)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,8 +179,10 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    if job.exit_code == EXIT_REQUEUE or final == State.REQUEUE:
-        return "requeue"
+    if final not in ("", State.DONE, State.FAILED):
+        return final
+    if job.exit_code == EXIT_REQUEUE:
+        return State.REQUEUE
     return "unknown" if job.end == "unknown" else "failed"
 
 

@@ -170,7 +170,10 @@ def advice_while_waiting(job: JobState) -> str:
 
 def _cause(job: JobState, log: str, recorded: AttemptEnd | None) -> str:
     if job.exit_code == EXIT_REQUEUE and job.end != "cancelled":
-        return "requeue"
+        # Another cause with this exit code has its own advice.
+        if recorded is None or recorded.cause in _ORDINARY or recorded.cause.exit_code != EXIT_REQUEUE:
+            return "requeue"
+        return recorded.cause
     if job.end != "failed":
         return job.end
     own = recorded.cause if recorded is not None and recorded.cause not in _ORDINARY else ""

@@ -146,12 +146,12 @@ def outcome(code: int, end: AttemptEnd | None, first_step: int, after: SeenState
     `after` was written by this attempt, and `end` is how it ended; None if the program has written only the
     state. Launchers change exit codes, so both take precedence over `code`.
     """
-    if after.state is State.DONE:
-        return EXIT_DONE
     if after.state is State.RUNNING and end is not None and after.step > first_step and end.cause.may_resume:
         return replace(after, state=State.REQUEUE, reason=end.reason)
     if after.state is State.REQUEUE:
         return after
+    if after.state not in (None, State.RUNNING, State.FAILED):
+        return after.state.exit_code
     return end.exit_code if end is not None else code or EXIT_FAILED
 
 
