@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ddp_hpc.base.process_status import process_stat
+
 if TYPE_CHECKING:
     from tests.training.forked import Forks
 
@@ -120,6 +122,10 @@ class Ended:
     wall_s: float
 
 
+# Time for the output of processes that were killed.
+_REST_S = 10.0
+
+
 class Launch:
     """Starts real processes, each in its own process group, which is killed after the test."""
 
@@ -150,7 +156,7 @@ class Launch:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._kill(process)
-            out, err = process.communicate()
+            out, err = self._rest(process)
             pytest.fail(f"still running after {timeout_s:g} s: {process.args}\n{out}\n{err}", pytrace=False)
         return Ended(process.returncode, out, err, time.monotonic() - start)
 
@@ -169,12 +175,25 @@ class Launch:
         for process in self._started:
             self._kill(process)
             with suppress(ValueError):  # its pipes have been read and closed
-                process.communicate()
+                self._rest(process)
 
     @staticmethod
     def _kill(process: subprocess.Popen[str]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        # Launchers start ranks in process groups of their own, but in the same session.
+        for path in Path("/proc").glob("[0-9]*"):
+            if process_stat(int(path.name))[3:4] == [str(process.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.name), signal.SIGKILL)
+
+    @staticmethod
+    def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
+        """Returns the rest of the output, unless a process that is out of reach keeps the pipes open."""
+        try:
+            return process.communicate(timeout=_REST_S)
+        except subprocess.TimeoutExpired:
+            return "", f"(a process still has the pipes of {process.pid} open)"
 
 
 @pytest.fixture
