@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 WRITER = "data_gen"
 
@@ -44,31 +44,32 @@ class _Stopped(BaseException):
 
 @contextmanager
 def end_by_signal(others_are_done: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP unwind the stack before they terminate the process.
+    """Lets SIGTERM and SIGHUP unwind the stack before they terminate the process, and remembers Ctrl-C.
 
-    The process first waits for `others_are_done`, because launchers kill the other ranks when one exits.
+    Python discards the exception of a handler that runs while an object is destroyed. The process then ends
+    at the end of the block. It first waits for `others_are_done`, because launchers kill the other ranks when
+    one exits.
     Signals for which the program, such as a trainer, has set a handler are not affected.
     """
-    handled: list[signal.Signals] = []
+    replaced: dict[signal.Signals, Any] = {}
     stopped_by: list[int] = []
 
     def stop(signum: int, _: FrameType | None) -> None:
         if not stopped_by:  # A second signal must not interrupt the cleanup.
             stopped_by.append(signum)
-            raise _Stopped
+            raise KeyboardInterrupt if signum == signal.SIGINT else _Stopped
 
     try:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(signum) is signal.SIG_DFL:
-                    handled.append(signum)
-                    signal.signal(signum, stop)
+            for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                    replaced[signum] = signal.signal(signum, stop)
         yield
     finally:
         limit_s = time.monotonic() + _LINGER_S
         while stopped_by and not others_are_done() and time.monotonic() < limit_s:
             time.sleep(0.01)
-        for signum in handled:
-            signal.signal(signum, signal.SIG_DFL)
+        for signum, handler in replaced.items():
+            signal.signal(signum, handler)
         if stopped_by:
-            os.kill(os.getpid(), stopped_by[0])
+            signal.raise_signal(stopped_by[0])

@@ -119,6 +119,23 @@ def test_an_unfinished_file_cannot_be_opened(tmp_path, suffix):
     assert seen == [False, False]
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_an_object_is_destroyed_is_not_lost(signum):
+    program = (
+        "import os\n"
+        "from data_gen.signals_during_write import end_by_signal\n"
+        "class Destroyed:\n"
+        f"    def __del__(self): os.kill(os.getpid(), {int(signum)})\n"
+        "with end_by_signal():\n"
+        "    Destroyed()\n"
+        "    print('Python has discarded the exception')\n"
+        "print('written')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
+    assert ended.returncode in (-signum, 128 + signum)
+    assert ended.stdout in ("", "Python has discarded the exception\n")
+
+
 @pytest.mark.parametrize(
     ("signum", "code"),
     [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGINT, 130)],
