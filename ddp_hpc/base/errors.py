@@ -98,5 +98,5 @@ def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """Returns a hint such as ` (did you mean "walltime"?)`, or nothing if no known word is similar."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f' (did you mean "{found[0]}"?)' if found else ""
+    similar = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f' (did you mean "{similar[0]}"?)' if similar else ""

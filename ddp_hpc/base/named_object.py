@@ -21,7 +21,7 @@ def find_named(option: str, name: str) -> Callable[..., Any]:
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise RequestError(f"{option} {name}: expected package.module:name, Python names joined by dots")
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise RequestError(f"{option} {name}: cannot be imported: {describe_error(error)}") from None
@@ -32,10 +32,10 @@ def find_named(option: str, name: str) -> Callable[..., Any]:
     except Exception as error:  # the user's code may raise anything
         raise RequestError(f"{option} {name}: cannot be imported: {describe_error(error)}") from None
     for part in path.split("."):
-        if not hasattr(found, part):
-            hint = nearest(part, [known for known in vars(found) if not known.startswith("_")])
+        if not hasattr(value, part):
+            hint = nearest(part, [known for known in vars(value) if not known.startswith("_")])
             raise RequestError(f"{option} {name}: module {module_name!r} has no attribute {part!r}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise RequestError(f"{option} {name} is not a function or class (its type is {type(found).__name__})")
-    return found  # type: ignore[no-any-return]
+        value = getattr(value, part)
+    if not callable(value):
+        raise RequestError(f"{option} {name} is not a function or class (its type is {type(value).__name__})")
+    return value  # type: ignore[no-any-return]

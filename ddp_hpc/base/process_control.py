@@ -51,12 +51,12 @@ class Process:
 
 def processes() -> list[Process]:
     """Returns all processes of the machine."""
-    found = []
+    alive = []
     for path in Path("/proc").glob("[0-9]*"):
         state, parent, _, session = (process_stat(int(path.name)) or ["X", "", "", ""])[:4]
         if state not in "ZX":
-            found.append(Process(int(path.name), int(parent), int(session)))
-    return found
+            alive.append(Process(int(path.name), int(parent), int(session)))
+    return alive
 
 
 def of_session(number: int) -> list[Process]:
@@ -71,8 +71,8 @@ def descendants(*ancestors: int, without: Collection[int] = ()) -> list[Process]
     """
     everything = [process for process in processes() if process.pid not in without]
     family = set(ancestors)
-    while more := {p.pid for p in everything if p.parent in family} - family:
-        family |= more
+    while children := {p.pid for p in everything if p.parent in family} - family:
+        family |= children
     return [p for p in everything if p.pid in family and p.pid not in ancestors]
 
 

@@ -78,7 +78,7 @@ def duration(duration_s: float) -> str:
     if abs(duration_s) >= 999.5:
         return f"{duration_s:,.0f} s"
     scales = ((1, "s"), (1e3, "ms"), (1e6, "us"))
-    factor, unit = next((one for one in scales if abs(duration_s) * one[0] >= 0.9995), scales[-1])
+    factor, unit = next((scale for scale in scales if abs(duration_s) * scale[0] >= 0.9995), scales[-1])
     return f"{duration_s * factor:.3g} {unit}"
 
 

@@ -133,9 +133,9 @@ def _cancel(job: JobState, tasks: Sequence[str] = ()) -> str:
         click.echo(job.job_id)
         return ""
     with suppress(DdpHpcError):
-        now = read_jobs(job.job_id)
-        if all(one.phase == "ended" for one in now):
-            click.echo(_ended(job.job_id, now[0] if now else None), err=True)
+        jobs_now = read_jobs(job.job_id)
+        if all(job_now.phase == "ended" for job_now in jobs_now):
+            click.echo(_ended(job.job_id, jobs_now[0] if jobs_now else None), err=True)
             return ""
     return f"{refused} ({named} was not cancelled); only its owner or the site can cancel it"
 

@@ -34,11 +34,11 @@ def _different(capture: Capture, other: Capture) -> str:
             "cause a part of the difference.\n"
         )
     if calls := _other_model(capture, other):
-        name, this, that = calls
+        name, calls_here, calls_there = calls
         text += (
             f"Warning: {capture.name} and {other.name} may have trained different models or a different "
-            f"number of batches per step, since {name} ran {this:.3g} and {that:.3g} times per step, "
-            "respectively.\n"
+            f"number of batches per step, since {name} ran {calls_here:.3g} and {calls_there:.3g} times per "
+            "step, respectively.\n"
         )
     return text
 
@@ -54,15 +54,18 @@ def _other_model(capture: Capture, other: Capture) -> tuple[str, float, float] |
 
     Returns None if the numbers of calls differ by so little that the models are probably equal.
     """
-    this, that = _backward_calls(capture), _backward_calls(other)
+    calls, other_calls = _backward_calls(capture), _backward_calls(other)
     # A compiled model has a single operator instead of those of its layers.
-    if not this or not that or any("Compiled" in name for name in (*this, *that)):
+    if not calls or not other_calls or any("Compiled" in name for name in (*calls, *other_calls)):
         return None
-    differences = {name: abs(this.get(name, 0.0) - that.get(name, 0.0)) for name in sorted({*this, *that})}
-    if sum(differences.values()) <= _OTHER_MODEL * (sum(this.values()) + sum(that.values())):
+    differences = {
+        name: abs(calls.get(name, 0.0) - other_calls.get(name, 0.0))
+        for name in sorted({*calls, *other_calls})
+    }
+    if sum(differences.values()) <= _OTHER_MODEL * (sum(calls.values()) + sum(other_calls.values())):
         return None
     name = max(differences, key=lambda name: differences[name])
-    return name, this.get(name, 0.0), that.get(name, 0.0)
+    return name, calls.get(name, 0.0), other_calls.get(name, 0.0)
 
 
 def _backward_calls(capture: Capture) -> dict[str, float]:

@@ -41,13 +41,13 @@ def object_tensors(objects: Mapping[str, Stateful]) -> dict[str, Tensor]:
     Raises:
         RequestError: a state contains a value that a snapshot cannot contain.
     """
-    found: dict[str, Tensor] = {}
-    for name, one in objects.items():
+    named: dict[str, Tensor] = {}
+    for name, stateful in objects.items():
         tensors: list[Tensor] = []
-        text = json.dumps(_encoded(one.state_dict(), tensors, name))
-        found[f"{PREFIX}{name}"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        found |= {f"{PREFIX}{name}/{number}": tensor for number, tensor in enumerate(tensors)}
-    return found
+        text = json.dumps(_encoded(stateful.state_dict(), tensors, name))
+        named[f"{PREFIX}{name}"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        named |= {f"{PREFIX}{name}/{number}": tensor for number, tensor in enumerate(tensors)}
+    return named
 
 
 def object_names(saved: Iterable[str]) -> set[str]:

@@ -94,20 +94,23 @@ class TrainingState:
         writes, like `model_tensors`. Collective: every rank must call this.
         """
         of_optimizer = optimizer_tensors(self.model, self.optimizers)
-        more = object_tensors(self.objects)
+        of_objects = object_tensors(self.objects)
         if self.scaler is not None:
-            more |= _scaler_tensors(self.scaler)
+            of_objects |= _scaler_tensors(self.scaler)
         world, device = self.group.world, self.group.device
         own = generator_state(device)
         if not self.is_sharded:
             # Only rank 0 needs these, but NCCL's gather would open a connection from every rank to rank 0.
             states = self.group.gather(own.to(device))
             if world.rank == 0:
-                more[_GENERATORS] = states.cpu()
-            return self._stream({**of_optimizer, **more}, self._is_first)
-        first = self._stream(of_optimizer, lambda one: self.optimizer_is_sharded or self._is_first(one))
+                of_objects[_GENERATORS] = states.cpu()
+            return self._stream({**of_optimizer, **of_objects}, self._is_first)
+        first = self._stream(of_optimizer, lambda tensor: self.optimizer_is_sharded or self._is_first(tensor))
         # Each rank has its own objects; those of rank 0 are saved.
-        second = self._stream(more, lambda one: self._is_first(one) if is_sharded(one) else world.rank == 0)
+        second = self._stream(
+            of_objects,
+            lambda tensor: self._is_first(tensor) if is_sharded(tensor) else world.rank == 0,
+        )
         specs = {**first.specs, **second.specs, _GENERATORS: ((1, own.numel()), own.dtype)}
         place = Place((world.world_size, own.numel()), (world.rank, 0))
         tensors = chain(first.tensors, second.tensors, [(_GENERATORS, own[None])])
