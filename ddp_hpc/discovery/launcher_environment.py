@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ddp_hpc.base.errors import LaunchError
+from ddp_hpc.base.job_variables import node_file_hosts, node_file_variable
 from ddp_hpc.discovery.hostlist import expand_counts
 
 Environ = Mapping[str, str]
@@ -134,26 +134,16 @@ def _derive_pals(environ: Environ, reported: LauncherValues) -> LauncherValues:
     """
     if reported.world_size is not None:
         return reported
-    hosts = pbs_hosts(environ)
+    hosts = node_file_hosts(environ)
     if not hosts or reported.local_size is None:
         return reported
     sources = {
         **reported.sources,
-        "world_size": "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE (equal nodes assumed)",
+        "world_size": f"PALS_LOCAL_SIZE x hosts of {node_file_variable(environ)} (equal nodes assumed)",
     }
     return replace(
         reported, world_size=reported.local_size * len(hosts), num_nodes=len(hosts), sources=sources
     )
-
-
-def pbs_hosts(environ: Environ) -> list[str]:
-    """Returns the distinct hosts of PBS_NODEFILE in order; empty if the file does not exist."""
-    path = environ.get("PBS_NODEFILE")
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split() if path else []
-    except OSError:
-        return []
-    return list(dict.fromkeys(lines))
 
 
 # fmt: off

@@ -11,6 +11,7 @@ import struct
 import sys
 import time
 
+from ddp_hpc.base.job_variables import job_id_of
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers
 
 _HEAD_START_S = 1.0  # rank 0 prints first if possible
@@ -35,7 +36,7 @@ def print_once_per_node(text: str, environ: Environ) -> None:
         time.sleep(_HEAD_START_S)
     launch = environ.get("SLURM_STEP_ID") or environ.get("PALS_APID") or str(os.getppid())
     kind = hashlib.sha256(re.sub(r"\d+", "#", text).encode()).hexdigest()[:16]
-    name = f"\0ddp-hpc-{os.getuid()}-{environ.get('SLURM_JOB_ID', '')}-{launch}-{kind}"
+    name = f"\0ddp-hpc-{os.getuid()}-{job_id_of(environ)}-{launch}-{kind}"
     with socket.socket(socket.AF_UNIX) as marker:
         try:
             marker.bind(name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_hpc.base.errors import LaunchError, RequestError, nearest
+from ddp_hpc.base.job_variables import node_file_variable
 from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery import rank_communication
 from ddp_hpc.discovery.launcher_environment import (
@@ -275,10 +276,8 @@ def _no_launcher(environ: Environ) -> World:
             f"put `srun` in front of the command, or use {named('discovery')} single to run one process"
         )
     world = _single("no launcher's variables in the environment")
-    if "PBS_NODEFILE" in environ:
-        note = (
-            "this PBS job runs one rank without a launcher; to run more, put mpiexec in front of the command"
-        )
+    if node_file_variable(environ):
+        note = "this job runs one rank without a launcher; to run more, put mpiexec in front of the command"
         return replace(world, notes=(note,))
     return world
 

@@ -18,11 +18,7 @@ from ddp_hpc.launch.capacity import fit
 from ddp_hpc.launch.find_allocation import find_allocation
 from ddp_hpc.launch.rank_environment import kernel_cache_paths, launch_id, local_dir
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.render.environment_exports import (
-    Export,
-    all_exports,
-    multi_node_exports,
-)
+from ddp_hpc.render.environment_exports import Export, all_exports, multi_node_exports
 from ddp_hpc.render.launch_lines import launch_words
 from ddp_hpc.render.shell_quoting import Word, sh, sh_join
 from ddp_hpc.request.job import Job
@@ -123,32 +119,25 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
     if is_same_scheduler(site, allocation.scheduler) or not scheduler.has_queue:
         return site, why
     is_guess = not profile and not environ.get("DDP_HPC_PROFILE")
-    interactive = scheduler.commands.interactive_command
-    if not interactive:
-        known = " and ".join(
-            other.title for other in SCHEDULERS.values() if other.commands.interactive_command
-        )
-        raise RequestError(
-            f"{site.title} ({why}) uses {scheduler.title}, but ddp-hpc launch works only in allocations of "
-            f"{known}. "
-            "Write a script with ddp-hpc render, or use --profile local to start ranks on this machine only."
-        )
     if allocation is not THIS_MACHINE:
-        if is_guess and "writer" not in SCHEDULERS[allocation.scheduler].roles:
+        has_profiles = "writer" in SCHEDULERS[allocation.scheduler].roles
+        if is_guess and not has_profiles:
             return load_site("local"), f"only this node is used, although this shell is inside {allocation}"
         if is_guess:
             return load_site(f"generic_{allocation.scheduler}"), f"inside {allocation}"
+        other = f"choose one for {allocation.scheduler}" if has_profiles else "use local for this node only"
         raise RequestError(
             f"profile {site.name} ({why}) is for {site.scheduler}, but this shell is inside {allocation}. "
-            f"Omit --profile, or choose one for {allocation.scheduler}."
+            f"Omit --profile, or {other}."
         )
     if is_guess and not (site.detect.host_patterns or site.detect.environment):
         # No profile matches this machine. The command of a scheduler does not prove that this is a cluster:
         # personal machines can have it too.
         return load_site("local"), f"this shell is not in an allocation ({why})"
+    command = scheduler.commands.interactive_command
     raise RequestError(
-        f"{site.title} ({why}) uses {site.scheduler}, but this shell is not in an allocation. Get one with "
-        f"{interactive}, or use --profile local to start ranks on this machine only."
+        f"{site.title} ({why}) uses {site.scheduler}, but this shell is not in an allocation. Get one"
+        f"{command and f' with {command}'}, or use --profile local to start ranks on this machine only."
     )
 
 

@@ -7,9 +7,10 @@ import socket
 from dataclasses import dataclass
 
 from ddp_hpc.base.errors import LaunchError, RendezvousError
+from ddp_hpc.base.job_variables import JOB_VARIABLES, node_file_hosts
 from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery.hostlist import expand_hostlist
-from ddp_hpc.discovery.launcher_environment import Environ, pbs_hosts
+from ddp_hpc.discovery.launcher_environment import Environ
 from ddp_hpc.discovery.network_interfaces import (
     Interface,
     all_interfaces,
@@ -180,10 +181,10 @@ def _launch_id(environ: Environ, launcher: str) -> str:
 
 
 def _first_host(environ: Environ) -> str:
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
-        if environ.get(name):
-            return expand_hostlist(environ[name])[0]
-    return next(iter(pbs_hosts(environ)), "")
+    lists = [name for row in JOB_VARIABLES.values() for name in row.node_lists if environ.get(name)]
+    if lists:
+        return expand_hostlist(environ[lists[0]])[0]
+    return next(iter(node_file_hosts(environ)), "")
 
 
 def _list(interfaces: dict[str, str]) -> str:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import counted
 
 
@@ -35,27 +31,6 @@ class Allocation:
 
 
 THIS_MACHINE = Allocation(scheduler="local")
-
-
-def read_node_file(variable: str, environ: Mapping[str, str], where: str) -> Counter[str]:
-    """Returns how often each node is in the file that an environment variable names, in the file's order.
-
-    `where` says where the file exists on the job's first node, for the error message.
-
-    Raises:
-        RequestError: the file cannot be read, or is empty.
-    """
-    path = Path(environ[variable])
-    try:
-        lines = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(
-            f"{variable}={path} cannot be read ({error}). Run ddp-hpc launch on the job's first node, "
-            f"{where}."
-        ) from None
-    if not lines:
-        raise RequestError(f"{variable}={path} contains no host names. Submit the job again.")
-    return Counter(lines)
 
 
 def first_number(text: str) -> int:

@@ -42,7 +42,7 @@ class Commands:
     """Submits jobs and asks about them. The defaults are those of a scheduler without such commands."""
 
     interactive_command: ClassVar[str] = ""
-    """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
+    """The command that requests an interactive allocation; empty if there is none."""
     start_without_ssh: ClassVar[str] = ""
     """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_job
+from ddp_hpc.base.job_variables import JOB_VARIABLES
+from ddp_hpc.schedulers.registry import scheduler_of_job
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
 from ddp_hpc.schedulers.scheduler import Scheduler
 
@@ -35,7 +36,7 @@ def job_and_start(environ: Mapping[str, str]) -> tuple[str, str]:
     if not (scheduler := scheduler_of_job(environ)):
         return "", ""
     own = scheduler.inside_job
-    return own.job_id(environ), environ.get(own.start_variable, "")
+    return own.job_id(environ), environ.get(own.variables.start, "")
 
 
 def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadline | None:
@@ -47,14 +48,12 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     Raises:
         RequestError: one of the variables is not a time.
     """
-    of_schedulers = (scheduler.inside_job.end_time_variable for scheduler in SCHEDULERS.values())
-    for name in filter(None, ("DDP_HPC_DEADLINE", *of_schedulers)):
+    for name in ("DDP_HPC_DEADLINE", *(variables.end_s for variables in JOB_VARIABLES.values())):
         if text := environ.get(name, ""):
             if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
                 raise RequestError(
                     f"{name} must be a time in seconds since the Unix epoch, such as the output of date +%s "
-                    f"(got "
-                    f"{text!r})"
+                    f"(got {text!r})"
                 )
             return Deadline(float(text), name)
     end = _ask_end_s(environ) if may_ask else None
@@ -73,9 +72,8 @@ def current_end_s(environ: Mapping[str, str]) -> float | None:
 
 
 def _ask_end_s(environ: Mapping[str, str]) -> tuple[float, str] | None:
-    if not (scheduler := scheduler_of_job(environ)):
-        return None
-    return scheduler.inside_job.read_end_s(environ, ask_once)
+    scheduler = scheduler_of_job(environ)
+    return scheduler.inside_job.read_end_s(environ, ask_once) if scheduler else None
 
 
 class MovingDeadline:

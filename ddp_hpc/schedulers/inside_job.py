@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from ddp_hpc.base.job_variables import JOB_VARIABLES, JobVariables, read_node_file
+
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.allocation import Allocation
     from ddp_hpc.schedulers.running_job import RunningJob
@@ -14,35 +16,37 @@ if TYPE_CHECKING:
 
 
 class InsideJob:
-    """Knows the job of this process. The defaults are those of a scheduler that reports nothing about it."""
+    """Knows the job of this process. The defaults suffice if `ddp_hpc.base.job_variables` says everything."""
 
     can_requeue: ClassVar[bool] = False
     """Whether a script can requeue or resubmit itself at the end of its walltime."""
     kill_delay_s: ClassVar[int] = 0
     """The usual time between SIGTERM and SIGKILL at the end of a job; 0 if unknown."""
 
-    # Attributes for jobs, and for the commands on this machine.
-    job_id_variable: ClassVar[str] = ""
-    """The environment variable with the job id; empty if the scheduler sets no such variable."""
-    start_variable: ClassVar[str] = ""
-    """The environment variable that differs between the starts of a job that the scheduler requeues."""
-    end_time_variable: ClassVar[str] = ""
-    """The environment variable with the end of the job, in seconds since the Unix epoch."""
-    array_index_variables: ClassVar[tuple[str, ...]] = ()
-    """The environment variables with the index of a task of a job array, of which one is set."""
-
-    # Methods for jobs.
-
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        self.variables = JOB_VARIABLES.get(scheduler.name, JobVariables())
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Returns the allocation of which this process is a part; None outside a job of this scheduler.
+        """Returns the allocation of which this process is a part; None if the nodes are unknown.
+
+        By default, they are those of the node file, in which a node has a line per task (PBS: `mpiprocs`).
 
         Raises:
             RequestError: the scheduler's variables are invalid.
         """
-        return None
+        from ddp_hpc.schedulers.allocation import Allocation
+
+        if not environ.get(self.variables.node_file):
+            return None
+        lines = read_node_file(environ)
+        return Allocation(
+            scheduler=self.scheduler.name,
+            job_id=environ.get(self.variables.job_id, "?"),
+            num_nodes=len(lines),
+            # With one line per node, the job may have requested no number of tasks.
+            tasks_per_node=min(lines.values()) if lines.total() > len(lines) else 0,
+        )
 
     def read_end_s(self, environ: Mapping[str, str], ask: Callable[..., str]) -> tuple[float, str] | None:
         """Returns the end of this job in seconds since the Unix epoch, and its source: a command or variable.
@@ -60,7 +64,7 @@ class InsideJob:
 
     def array_index(self, environ: Mapping[str, str]) -> str:
         """Returns the index of this process's job in its job array; empty if the job is not in an array."""
-        values = (environ.get(name, "") for name in self.array_index_variables)
+        values = (environ.get(name, "") for name in self.variables.array_indices)
         return next((text for text in values if re.fullmatch("[0-9]{1,10}", text)), "")
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
@@ -71,4 +75,4 @@ class InsideJob:
 
     def job_id(self, environ: Mapping[str, str]) -> str:
         """Returns the ID of the job of this process; outside a job, the process ID."""
-        return environ.get(self.job_id_variable) or str(os.getpid())
+        return environ.get(self.variables.job_id) or str(os.getpid())

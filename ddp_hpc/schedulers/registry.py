@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.job_variables import JOB_VARIABLES
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -55,19 +56,17 @@ def scheduler_of_site(site: Site) -> Scheduler:
     """
     known = tuple(name for name, scheduler in SCHEDULERS.items() if "writer" in scheduler.roles)
     if site.scheduler not in known:
-        raise RequestError(
-            f"profile {site.name} has the unknown scheduler {site.scheduler!r}"
-            f"{nearest(site.scheduler, known)}. Use one of {', '.join(known)}."
-        )
+        problem = f"has the unknown scheduler {site.scheduler!r}{nearest(site.scheduler, known)}"
+        if site.scheduler in SCHEDULERS:
+            problem = f"is for {SCHEDULERS[site.scheduler].title}, for which ddp-hpc writes no job scripts"
+        raise RequestError(f"profile {site.name} {problem}. Use one of {', '.join(known)}.")
     return SCHEDULERS[site.scheduler]
 
 
 def scheduler_of_job(environ: Mapping[str, str]) -> Scheduler | None:
     """Returns the scheduler in whose job this process runs; None outside a job."""
-    for scheduler in SCHEDULERS.values():
-        if environ.get(scheduler.inside_job.job_id_variable):
-            return scheduler
-    return None
+    names = [name for name, variables in JOB_VARIABLES.items() if environ.get(variables.job_id)]
+    return SCHEDULERS[names[0]] if names else None
 
 
 def is_same_scheduler(site: Site, name: str) -> bool:

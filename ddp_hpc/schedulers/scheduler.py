@@ -26,9 +26,8 @@ class Scheduler:
 
     `name` is its name in profiles, and `title` its name in messages. `submit_program` queues a script; if
     `has_queue` is False, it runs the script immediately on this machine. `prefix` begins directives, such as
-    `#SBATCH`. `query_command` reports the state of
-    a job, and its presence on the PATH shows that this machine has the scheduler; it is empty if jobs of this
-    scheduler cannot be monitored.
+    `#SBATCH`. `query_command` reports the state of a job, and its presence on the PATH shows that this
+    machine has the scheduler; it is empty if jobs of this scheduler cannot be monitored.
 
     Each of the `roles` is the class ROLE in the module of this name in `ddp_hpc.schedulers.NAME`. The
     defaults of all roles are in the modules of these names in `ddp_hpc.schedulers`. Modules are imported when

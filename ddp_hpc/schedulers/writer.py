@@ -30,7 +30,7 @@ class ScriptWriter:
     """Writes directives. The defaults are those of a machine without a scheduler."""
 
     template: ClassVar[str]
-    launchers: ClassVar[tuple[str, ...]] = ()
+    launchers: ClassVar[tuple[str, ...]] = ("mpiexec",)
     first_node_in_shell: ClassVar[str] = ""
     """The node of rank 0 as a bash expression; empty if `render --standalone` is not supported."""
     job_number_in_shell: ClassVar[str] = ""

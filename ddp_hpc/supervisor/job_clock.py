@@ -30,12 +30,9 @@ class JobClock:
     ) -> None:
         self._job, self._scheduler = job, scheduler
         reported_s = job.end_s()
-        if (
-            reported_s is None
-            and job.is_job
-            and (answer := scheduler.inside_job.read_end_s(job.environ, ask_once))
-        ):
-            reported_s = answer[0]
+        if reported_s is None and job.is_job:
+            answer = scheduler.inside_job.read_end_s(job.environ, ask_once)
+            reported_s = answer[0] if answer else None
         self.is_reported = reported_s is not None
         by_directive_s = None if walltime_s is None else started_s() + walltime_s
         self.end_s = reported_s if reported_s is not None else by_directive_s

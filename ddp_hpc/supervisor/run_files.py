@@ -55,7 +55,7 @@ def array_run_dir(run_dir: Path, index: str, script: str, scheduler: Scheduler) 
 
     If the script itself derives DDP_HPC_RUN_DIR from the index, its directory is not changed.
     """
-    names = "|".join(scheduler.inside_job.array_index_variables)
+    names = "|".join(scheduler.inside_job.variables.array_indices)
     is_own = re.search(rf"^\s*export\s+DDP_HPC_RUN_DIR=.*\b(?:{names})\b", script, re.MULTILINE)
     return run_dir if is_own else run_dir / f"task-{index}"
 

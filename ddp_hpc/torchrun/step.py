@@ -15,9 +15,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.base.job_variables import job_id_of, read_node_file
 from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.visible_gpus import gpus_here
 from ddp_hpc.discovery.world import short_hostname
@@ -68,7 +69,7 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
         raise RequestError(
             f"DDP_HPC_RDZV_BACKEND is '{backend}'; set it to ddp-hpc or c10d, or unset it to use the default"
         )
-    num_nodes = environ.get("SLURM_STEP_NUM_NODES") or _nodes_of_pbs(environ) or "1"
+    num_nodes = environ.get("SLURM_STEP_NUM_NODES") or str(len(read_node_file(environ)) or 1)
     numbers = {
         "num_nodes": num_nodes,
         "min_nodes": environ.get("DDP_HPC_MIN_NODES") or num_nodes,
@@ -157,7 +158,7 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
     conf = f"join_timeout={step.timeout_s}"
     if step.backend == "c10d":
         conf += f",is_host={int(rendezvous.node_rank == 0)}"
-    job = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or "ddp-hpc"
+    job = job_id_of(environ) or "ddp-hpc"
     number = environ.get("SLURM_STEP_ID")
     return [
         *(python, "-m", "ddp_hpc.torchrun"),
@@ -193,19 +194,6 @@ def _program(arguments: list[str]) -> list[str]:
     if words[0] == "-m" and not "".join(words[1:2]):
         raise RequestError("-m was given without a module; write -m MODULE")
     return words
-
-
-def _nodes_of_pbs(environ: Mapping[str, str]) -> str:
-    if not (file := environ.get("PBS_NODEFILE")):
-        return ""
-    try:
-        # The file can contain the name of a node several times, once per rank.
-        return str(len(set(Path(file).read_text().split())))
-    except OSError as error:
-        raise RequestError(
-            f"the node list PBS_NODEFILE={file} cannot be read: {error.strerror}; run the script inside the "
-            "job"
-        ) from None
 
 
 def _ranks_per_node(environ: Mapping[str, str]) -> str:

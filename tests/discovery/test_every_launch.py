@@ -163,5 +163,5 @@ def test_a_pbs_job_without_a_launcher_is_one_process_with_a_note() -> None:
     (world,) = discover_all([{"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nonexistent"}])
     assert place(world) == (0, 1, 0, 1)
     assert world.notes == (
-        "this PBS job runs one rank without a launcher; to run more, put mpiexec in front of the command",
+        "this job runs one rank without a launcher; to run more, put mpiexec in front of the command",
     )

@@ -7,7 +7,6 @@ from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
     batch_shell_tasks,
     in_slurm_step,
-    pbs_hosts,
     peek_rank,
     present_launchers,
     read_launcher_values,
@@ -106,14 +105,6 @@ def test_special_slurm_steps_have_no_ranks(step: str, is_task: bool) -> None:
 )
 def test_a_batch_shell_has_a_job_but_no_step(environ: dict[str, str], num_tasks: int) -> None:
     assert batch_shell_tasks(environ) == num_tasks
-
-
-def test_each_host_of_a_node_file_counts_once(tmp_path) -> None:
-    file = tmp_path / "nodes"
-    file.write_text("a\na\nb\na\n\n")
-    assert pbs_hosts({"PBS_NODEFILE": str(file)}) == ["a", "b"]
-    assert pbs_hosts({"PBS_NODEFILE": str(tmp_path / "missing")}) == []
-    assert pbs_hosts({}) == []
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,7 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.directive_values import (
-    Directives,
-    refuse_unused,
-)
+from ddp_hpc.schedulers.directive_values import Directives, refuse_unused
 from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.job_variables import JOB_VARIABLES
 from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import clock_s
@@ -22,7 +23,7 @@ _ARRAY_LIMIT_S = 5.0
 _DROP_CHECK_S = 5.0
 # The variables that qsub itself needs.
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "LANG", "TZ", "PBS_CONF_FILE")
-_INDICES = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
+_INDICES = JOB_VARIABLES["pbs"].array_indices
 _JOB_ID = re.compile(r"^[0-9]+(?:\.[A-Za-z0-9.-]+)?$", re.MULTILINE)
 # JOB_SUBSTATE_RERUN of OpenPBS's job.h: qrerun, or a preemption after which PBS runs the job again.
 _RERUN = "60"
@@ -45,7 +46,7 @@ class PbsJob(RunningJob):
 
     def _query(self, limit_s: float, job_id: str = "") -> dict[str, str]:
         """Returns the attributes that `qstat -f` prints for this or another job; empty if qstat fails."""
-        if "PBS_JOBID" not in self.environ:
+        if not self.is_job:
             return {}
         try:
             return attributes_in(commands.run(("qstat", "-f", job_id or self.job_id), limit_s).out)

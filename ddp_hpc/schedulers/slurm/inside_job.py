@@ -26,27 +26,23 @@ class SlurmInsideJob(InsideJob):
 
     can_requeue = True
     kill_delay_s = 30
-    job_id_variable = "SLURM_JOB_ID"
-    start_variable = "SLURM_RESTART_COUNT"
-    end_time_variable = "SLURM_JOB_END_TIME"
-    array_index_variables = ("SLURM_ARRAY_TASK_ID",)
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 
-        if "SLURM_JOB_ID" not in environ:
+        if not (job_id := environ.get(self.variables.job_id)):
             return None
         text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
         if not first_number(text):
             raise RequestError(
-                f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; it must be the number of "
-                "nodes. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
+                f"job {job_id} has SLURM_JOB_NUM_NODES={text[:40]!r}; it must be the number of nodes. "
+                f"Run ddp-hpc launch in the shell of sbatch or salloc, or unset {self.variables.job_id}."
             )
         # Every job has SLURM_TASKS_PER_NODE, but it is the number of CPUs if no tasks were requested.
         requested = "SLURM_NTASKS" in environ
         return Allocation(
             scheduler=self.scheduler.name,
-            job_id=environ["SLURM_JOB_ID"],
+            job_id=job_id,
             num_nodes=first_number(text),
             tasks_per_node=smallest_count(environ.get("SLURM_TASKS_PER_NODE", "")) if requested else 0,
             cpus_per_node=smallest_count(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),

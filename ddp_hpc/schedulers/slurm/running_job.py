@@ -27,10 +27,6 @@ class SlurmJob(RunningJob):
         if self.is_job and shutil.which("scancel"):
             self.forwards_term = f"scancel --signal={{signal}} {job_id}"
 
-    def end_s(self) -> float | None:
-        text = self.environ.get("SLURM_JOB_END_TIME", "")
-        return float(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
-
     def stop_cause(self, limit_s: float) -> StopCause:
         # Seen with Slurm 22.05 and 26.05 while the batch script handled SIGTERM: the reason is TimeLimit at
         # the time limit, Restarts is incremented for a requeue, and after scancel the job is COMPLETING.
