@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from data_gen.mpi_ranks import connected_ranks
-from data_gen.progress import report_progress
+from data_gen.progress import shown_progress
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
 from ddp_hpc.base.errors import (
     EXIT_DONE,
@@ -280,7 +280,8 @@ def _write(
                 ),
             )
         try:
-            result = write(report_progress(f"writing {path.name}"), comm)
+            with shown_progress(f"writing {path.name}") as progress:
+                result = write(progress, comm)
         except ModuleNotFoundError as error:
             raise RequestError(
                 f"writing {path} requires {error.name}, which is not installed; "
