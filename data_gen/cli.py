@@ -66,14 +66,7 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
     help="Distribution of the values. uniform: values in [0, 1). learnable: tgt is a fixed linear "
-    "map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
-    "vocabulary size, except that a tenth of tgt is random.",
-)
-@click.option(
-    "--vocab-size",
-    type=int,
-    default=_DEFAULT.vocab_size,
-    help="Vocabulary size for --distribution tokens.",
+    "map of src plus small noise.",
 )
 @_seed_option
 @_output_option
@@ -91,7 +84,6 @@ def cli(context: click.Context, /, output: Path | None, force: bool, **fields: A
         data/synthetic-2048-1x512-20x512-float32-seed0-dc1ba503.h5, 84.0 MiB
     python -m data_gen --src-shape 20 --tgt-shape 1 --distribution learnable
         for --model linear
-    python -m data_gen --src-shape 128 --tgt-shape 128 --dtype int32 --distribution tokens
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
