@@ -87,7 +87,7 @@ def cli(context: click.Context, /, output: Path | None, force: bool, **fields: A
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
-    python -m data_gen text --suffix .py sources
+    python -m data_gen text sources/*.py
         bytes of text, for --model decoder
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     if context.invoked_subcommand is not None:
@@ -161,23 +161,13 @@ def idx(images: Path, labels: Path, output: Path | None, **options: Any) -> None
 
 
 @cli.command()
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--length", type=int, default=128, help="Number of bytes per sample.")
 @click.option("--test-share", type=float, default=0.05, help="Fraction of the samples used for testing.")
-@click.option(
-    "--suffix",
-    "suffixes",
-    multiple=True,
-    default=[".txt"],
-    help="Suffix of the files to read in directories; may be repeated.",
-)
-@click.option(
-    "--exclude", multiple=True, metavar="NAME", help="Skip subdirectories with this name; may be repeated."
-)
 @_output_option
 @_force_option
 def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
-    """Convert text files, or all text files in directories, to samples of bytes for --model decoder.
+    """Convert text files to samples of bytes for --model decoder.
 
     src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are sorted by
     path, and a zero byte marks the end of each file. The test samples are ten separate sections of the text,
@@ -185,7 +175,7 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
 
     \b
     python -m data_gen text book.txt                            data/text.h5
-    python -m data_gen text --suffix .py --exclude tests src -o sources.h5
+    python -m data_gen text $(git ls-files '*.py') -o sources.h5
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "text.h5"
 
