@@ -62,7 +62,7 @@ def command(as_json: bool, **options: Any) -> None:
         of_profile = _node_of(machine.profile, bool(memory_gib))
         gpus_per_node, memory_gib = gpus_per_node or of_profile[0], memory_gib or of_profile[1]
     gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0 if the nodes of the site differ
-    gpu_memory_bytes = memory_gib and int(memory_gib * GIB)
+    gpu_memory_bytes = int((memory_gib or 0) * GIB) or None
     by_size = training.params_of_layers + (training.vocab or 0) * training.hidden
     if not by_size // 2 <= training.params <= by_size * 2:
         click.echo(
