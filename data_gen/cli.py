@@ -200,11 +200,6 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
     default="tgt",
     help="Name of the array to read as tgt, if INPUT is one file with both arrays.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "float64", "float16", "bfloat16"]),
-    help="Convert floating-point arrays to this type; integers are not converted.",
-)
 @_force_option
 def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """Convert HDF5, .pt, .safetensors, .npy and .npz files to HDF5, .pt or .safetensors.
@@ -215,7 +210,7 @@ def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     \b
     python -m data_gen convert images.npy labels.npy train.h5
     python -m data_gen convert --src-key x --tgt-key y theirs.npz train.safetensors
-    python -m data_gen convert --dtype bfloat16 train.h5 small.pt
+    python -m data_gen convert train.h5 train.pt
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
 
     def write(progress: Progress) -> GenerateResult:

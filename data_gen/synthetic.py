@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import CHUNKS_IN_FLIGHT, Chunk, GenerateResult, Progress, write_file
@@ -126,8 +125,11 @@ def _draw_uniform(stream: np.random.Generator, out: NDArray[Any], dtype: str) ->
 
 
 def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Converts the values to `dtype`, rounding to nearest; bfloat16 is returned as its bits."""
-    return to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype, copy=False)
+    """Converts finite values to `dtype`, rounding as torch does; bfloat16 is returned as its bits."""
+    if dtype != BFLOAT16:
+        return values.astype(dtype, copy=False)
+    bits = values.astype(np.float32, copy=False).view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
 def _uniform(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
