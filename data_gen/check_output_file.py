@@ -83,8 +83,7 @@ class OutputFile:
                 f"{self.path} exists, and it is damaged or was not written by data_gen ({error}). {hint}"
             ) from None
         requested = self.contents.recipe
-        if recipe != requested:
-            keys = [key for key in sorted({*recipe, *requested}) if recipe.get(key) != requested.get(key)]
+        if keys := [key for key in sorted({*recipe, *requested}) if recipe.get(key) != requested.get(key)]:
             if "kind" in keys:  # files of different kinds have different keys
                 keys = ["kind"]
             differences = ", ".join(

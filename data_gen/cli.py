@@ -11,30 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from data_gen.mpi_ranks import connected_ranks
-from data_gen.progress import report_progress
+from data_gen.progress import shown_progress
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
-from ddp_hpc.base.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    DdpHpcError,
-    ReportedElsewhereError,
-    RequestError,
-    stop_together,
-)
+from ddp_hpc.base.errors import EXIT_DONE, EXIT_INTERRUPTED, DdpHpcError, RequestError
 from ddp_hpc.base.option_names import on_command_line
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.base.version import __version__
-from ddp_hpc.discovery.launcher_environment import peek_rank
+from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_launcher_values
 
 if TYPE_CHECKING:
     from data_gen.writer import GenerateResult, Progress
-    from ddp_hpc.discovery.rank_communication import Comm
 
 _DEFAULT = Recipe()
 _DIRECTORY = Path("data")
-_TIMEOUT_S = 1800.0
 
 _output_option = click.option(
     "-o",
@@ -76,28 +66,14 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
     help="Distribution of the values. uniform: values in [0, 1). learnable: tgt is a fixed linear "
-    "map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
-    "vocabulary size, except that a tenth of tgt is random.",
-)
-@click.option(
-    "--vocab-size",
-    type=int,
-    default=_DEFAULT.vocab_size,
-    help="Vocabulary size for --distribution tokens.",
+    "map of src plus small noise.",
 )
 @_seed_option
 @_output_option
 @_force_option
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=1.0),
-    default=_TIMEOUT_S,
-    help="Time in seconds to wait for the other ranks if several ranks write the file together.",
-)
 @click.version_option(__version__, prog_name="data_gen")
 @click.pass_context
-def cli(context: click.Context, /, output: Path | None, force: bool, timeout_s: float, **fields: Any) -> None:
+def cli(context: click.Context, /, output: Path | None, force: bool, **fields: Any) -> None:
     """Write a data file for training. If no command is given, the file contains synthetic data.
 
     An existing file with the same contents is reused. If any other file exists, the program ends with an
@@ -106,15 +82,12 @@ def cli(context: click.Context, /, output: Path | None, force: bool, timeout_s: 
     \b
     python -m data_gen
         data/synthetic-2048-1x512-20x512-float32-seed0-dc1ba503.h5, 84.0 MiB
-    mpiexec -n 4 python -m data_gen --num-samples 65536 --output /scratch/$USER/big.h5
-        four ranks write one file together
     python -m data_gen --src-shape 20 --tgt-shape 1 --distribution learnable
         for --model linear
-    python -m data_gen --src-shape 128 --tgt-shape 128 --dtype int32 --distribution tokens
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
-    python -m data_gen text --suffix .py sources
+    python -m data_gen text sources/*.py
         bytes of text, for --model decoder
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     if context.invoked_subcommand is not None:
@@ -128,12 +101,12 @@ def cli(context: click.Context, /, output: Path | None, force: bool, timeout_s: 
     recipe = Recipe(**fields)
     path = output or _DIRECTORY / default_file_name(recipe)
 
-    def write(progress: Progress, comm: Comm) -> GenerateResult:
+    def write(progress: Progress) -> GenerateResult:
         from data_gen.synthetic import generate
 
-        return generate(recipe, path, force=force, progress=progress, comm=comm)
+        return generate(recipe, path, force=force, progress=progress)
 
-    _write(path, write, timeout_s)
+    _write(path, write)
 
 
 @cli.command()
@@ -150,7 +123,7 @@ def digits(seed: int, output: Path | None, force: bool) -> None:
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "digits.h5"
 
-    def write(progress: Progress, _: Comm) -> GenerateResult:
+    def write(progress: Progress) -> GenerateResult:
         from data_gen.digits import write_digits
 
         return write_digits(path, seed=seed, force=force, progress=progress)
@@ -179,7 +152,7 @@ def idx(images: Path, labels: Path, output: Path | None, **options: Any) -> None
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / f"{images.name.removesuffix('.gz')}.h5"
 
-    def write(progress: Progress, _: Comm) -> GenerateResult:
+    def write(progress: Progress) -> GenerateResult:
         from data_gen.convert_idx import convert_idx
 
         return convert_idx(images, labels, path, **options, progress=progress)
@@ -188,23 +161,13 @@ def idx(images: Path, labels: Path, output: Path | None, **options: Any) -> None
 
 
 @cli.command()
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--length", type=int, default=128, help="Number of bytes per sample.")
 @click.option("--test-share", type=float, default=0.05, help="Fraction of the samples used for testing.")
-@click.option(
-    "--suffix",
-    "suffixes",
-    multiple=True,
-    default=[".txt"],
-    help="Suffix of the files to read in directories; may be repeated.",
-)
-@click.option(
-    "--exclude", multiple=True, metavar="NAME", help="Skip subdirectories with this name; may be repeated."
-)
 @_output_option
 @_force_option
 def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
-    """Convert text files, or all text files in directories, to samples of bytes for --model decoder.
+    """Convert text files to samples of bytes for --model decoder.
 
     src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are sorted by
     path, and a zero byte marks the end of each file. The test samples are ten separate sections of the text,
@@ -212,11 +175,11 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
 
     \b
     python -m data_gen text book.txt                            data/text.h5
-    python -m data_gen text --suffix .py --exclude tests src -o sources.h5
+    python -m data_gen text $(git ls-files '*.py') -o sources.h5
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "text.h5"
 
-    def write(progress: Progress, _: Comm) -> GenerateResult:
+    def write(progress: Progress) -> GenerateResult:
         from data_gen.text import write_text
 
         return write_text(inputs, path, **options, progress=progress)
@@ -237,11 +200,6 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
     default="tgt",
     help="Name of the array to read as tgt, if INPUT is one file with both arrays.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "float64", "float16", "bfloat16"]),
-    help="Convert floating-point arrays to this type; integers are not converted.",
-)
 @_force_option
 def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """Convert HDF5, .pt, .safetensors, .npy and .npz files to HDF5, .pt or .safetensors.
@@ -252,10 +210,10 @@ def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     \b
     python -m data_gen convert images.npy labels.npy train.h5
     python -m data_gen convert --src-key x --tgt-key y theirs.npz train.safetensors
-    python -m data_gen convert --dtype bfloat16 train.h5 small.pt
+    python -m data_gen convert train.h5 train.pt
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
 
-    def write(progress: Progress, _: Comm) -> GenerateResult:
+    def write(progress: Progress) -> GenerateResult:
         from data_gen.convert import convert
 
         return convert(inputs, output, **options, progress=progress)
@@ -263,38 +221,33 @@ def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     _write(output, write)
 
 
-def _write(
-    path: Path, write: Callable[[Progress, Comm], GenerateResult], timeout_s: float | None = None
-) -> None:
-    """Runs `write` on all ranks and prints the result on rank 0. Collective: every rank must call this.
+def _write(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
+    """Runs `write` and prints the result."""
+    _refuse_several_ranks(os.environ)
+    try:
+        with shown_progress(f"writing {path.name}") as progress:
+            result = write(progress)
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"writing {path} requires {error.name}, which is not installed; run {install_command('train')}"
+        ) from error
+    size = format_bytes(result.num_bytes)
+    if result.reused:
+        click.echo(f"reusing the existing file with the same contents ({size})", err=True)
+    else:
+        click.echo(f"{size} written in {result.elapsed_s:.2f} s", err=True)
+    click.echo(str(result.path))
 
-    If `timeout_s` is None, several ranks are an error.
-    """
-    with connected_ranks(timeout_s or _TIMEOUT_S) as comm:
-        if timeout_s is None and comm.size > 1:
-            stop_together(
-                comm.rank,
-                RequestError(
-                    f"this command writes {path} with one process, but {comm.size} ranks were started; "
-                    "run it without mpiexec"
-                ),
-            )
-        try:
-            result = write(report_progress(f"writing {path.name}"), comm)
-        except ModuleNotFoundError as error:
+
+def _refuse_several_ranks(environ: Environ) -> None:
+    """Raises RequestError if a launcher has started several processes, which would all write the file."""
+    for launcher in present_launchers(environ)[:1]:
+        num_ranks = read_launcher_values(launcher, environ).world_size
+        if num_ranks != 1:
             raise RequestError(
-                f"writing {path} requires {error.name}, which is not installed; "
-                f"run {install_command('train')}"
-            ) from error
-        if comm.rank != 0:
-            return
-        size = format_bytes(result.num_bytes)
-        if result.reused:
-            click.echo(f"reusing the existing file with the same contents ({size})", err=True)
-        else:
-            by = f" by {comm.size} ranks" if comm.size > 1 else ""
-            click.echo(f"{size} written in {result.elapsed_s:.2f} s{by}", err=True)
-        click.echo(str(result.path))
+                f"{launcher.title} started {num_ranks or 'several'} ranks, but data_gen writes a file with "
+                "one process; run it without a launcher. (A training writes synthetic data with all ranks.)"
+            )
 
 
 def main() -> None:
@@ -304,13 +257,11 @@ def main() -> None:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)
     except click.ClickException as error:
         code, line = error.exit_code, f"error: {' '.join(error.format_message().split())}"
-    except ReportedElsewhereError as error:
-        code = error.exit_code
     except DdpHpcError as error:
         code, line = error.exit_code, f"error: {error}"
     except (click.Abort, KeyboardInterrupt):
         code, line = EXIT_INTERRUPTED, "interrupted: nothing was written"
-    # An invalid request fails on every rank, so only rank 0 prints it.
+    # If a launcher has started several ranks, all of them fail, and only rank 0 prints the error.
     if line and peek_rank(os.environ) == 0:
         click.echo(line, err=True)
     sys.exit(code)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.bfloat16 import from_bfloat16, to_bfloat16
 from data_gen.formats import ITEM_BYTES, Array, Contents, format_of, infos_of, plain_text
 from data_gen.recipe import MAX_AXES
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
@@ -20,7 +19,6 @@ from ddp_hpc.base import data_file_layout
 from ddp_hpc.base.data_file_layout import (
     ATTR_NUM_CLASSES,
     ATTR_SOURCE,
-    BFLOAT16,
     SRC,
     TEST_SRC,
     TEST_TGT,
@@ -32,7 +30,6 @@ from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.data.open_file import check_readable_file, open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 
-FLOATS = ("float32", "float64", "float16", BFLOAT16)
 NPZ_SUFFIX = ".npz"
 _BLOCK_BYTES = 8 * 1024 * 1024
 # Limit for the text of a library's error: NumPy quotes the header that it cannot read.
@@ -45,15 +42,14 @@ def convert(
     *,
     src_key: str = SRC,
     tgt_key: str = TGT,
-    dtype: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> GenerateResult:
     """Writes the samples of `inputs` to a file whose format is given by the suffix of `output`.
 
     `inputs` is one .h5, .hdf5, .pt, .safetensors or .npz file with both arrays, or two .npy files, src and
-    tgt. num_classes and a test split are preserved. `dtype` is one of `FLOATS` and applies to floating-point
-    arrays only. The arrays of an .npz file are loaded into memory.
+    tgt. The types of the arrays, num_classes and a test split are preserved. The arrays of an .npz file are
+    loaded into memory.
 
     An existing file made from the same inputs is reused. Inputs are identified by real path, inode, size and
     modification time, which requires no second pass over the data and is the same on every node.
@@ -68,14 +64,12 @@ def convert(
     identities = [_identity(path) for path in inputs]
     where = ", ".join(plain_text(path.name) for path in inputs)
     samples = _open(inputs, where, src_key, tgt_key)
-    infos = infos_of(samples)
-    arrays = {name: _array(where, name, info, dtype) for name, info in infos.items()}
+    arrays = {name: _array(where, name, info) for name, info in infos_of(samples).items()}
     recipe = {
         "kind": "converted",
         **{key: [identity[key] for identity in identities] for key in identities[0]},
         "src_key": src_key,
         "tgt_key": tgt_key,
-        "dtype": dtype,
         "format_version": data_file_layout.FORMAT_VERSION,
     }
     attributes: dict[str, int | str] = {ATTR_SOURCE: f"converted from {where}"}
@@ -86,9 +80,8 @@ def convert(
     def chunks() -> Iterator[Chunk]:
         firsts = dict.fromkeys(arrays, 0)
         for name, block in _blocks(samples):
-            values = _cast(where, infos[name], arrays[name].dtype, block)
-            yield name, firsts[name], values
-            firsts[name] += values.size
+            yield name, firsts[name], block
+            firsts[name] += block.size
         if [_identity(path) for path in inputs] != identities:
             raise DataError(f"{where} changed while it was read; retry when no program is writing it")
 
@@ -159,34 +152,13 @@ def _blocks(samples: Samples) -> Iterator[tuple[str, NDArray[Any]]]:
                 yield from zip(names, split.read(numbers), strict=True)
 
 
-def _array(where: str, name: str, info: ArrayInfo, dtype: str | None) -> Array:
-    own = info.dtype_name
-    target = dtype if dtype is not None and own in FLOATS else own
-    if target not in ITEM_BYTES:
-        raise DataError(f"{where}: {info.key} has dtype {own}; save it as one of {', '.join(ITEM_BYTES)}")
+def _array(where: str, name: str, info: ArrayInfo) -> Array:
+    if info.dtype_name not in ITEM_BYTES:
+        raise DataError(
+            f"{where}: {info.key} has dtype {info.dtype_name}; save it as one of {', '.join(ITEM_BYTES)}"
+        )
     if len(info.shape) > MAX_AXES:
         raise DataError(
             f"{where}: samples of {info.key} have {len(info.shape)} axes; at most {MAX_AXES} are supported"
         )
-    return Array(name, (info.num_samples, *info.shape), target)
-
-
-def _cast(where: str, info: ArrayInfo, dtype: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Converts the values to `dtype`, where bfloat16 is represented by uint16."""
-    if info.dtype_name == dtype:
-        return values
-    try:
-        with np.errstate(over="raise"):
-            if info.bfloat16:
-                values = from_bfloat16(values)
-            if dtype != BFLOAT16:
-                return values.astype(dtype)
-            values = values.astype(np.float32)
-            bits = to_bfloat16(values)
-            if np.isinf(from_bfloat16(bits)).sum() > np.isinf(values).sum():
-                raise FloatingPointError
-            return bits
-    except FloatingPointError:
-        raise DataError(
-            f"{where}: {info.key} has values too large for {dtype}; choose another --dtype"
-        ) from None
+    return Array(name, (info.num_samples, *info.shape), info.dtype_name)

@@ -25,7 +25,8 @@ from ddp_hpc.base.version import __version__
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 
-ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
+_OTHER = {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8}
+ITEM_BYTES = {**DTYPE_BYTES, **_OTHER, "uint64": 8}
 # Maximum number of characters quoted from a library's error message.
 _MAX_REASON = 200
 # The page size, to which memory-mapped arrays and direct I/O must be aligned.

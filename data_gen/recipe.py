@@ -11,13 +11,8 @@ from math import prod
 from ddp_hpc.base.data_file_layout import FORMAT_VERSION
 from ddp_hpc.base.errors import RequestError, nearest
 
-_FLOATS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-_INTEGERS = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8}
-DTYPE_BYTES = {**_FLOATS, **_INTEGERS}
-DISTRIBUTIONS = ("uniform", "learnable", "tokens")
-
-# `synthetic` draws 32-bit random numbers below ten times the vocabulary size.
-MAX_VOCAB = 2**28
+DTYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+DISTRIBUTIONS = ("uniform", "learnable")
 
 # HDF5 and NumPy 1 support up to 32 axes, including the sample axis.
 MAX_AXES = 31
@@ -45,11 +40,7 @@ class Recipe:
     dtype: str = "float32"
     seed: int = 0
     distribution: str = "uniform"
-    """`uniform`: src and tgt in [0, 1). `learnable`: src in [0, 1), and tgt a linear map of src plus noise.
-    `tokens`: integers with tgt = (3 * src + 1) mod vocab_size, except for a tenth of the elements of tgt,
-    which are random."""
-    vocab_size: int = 256
-    """Number of different tokens, which are 0 to vocab_size - 1. Used only by the distribution `tokens`."""
+    """`uniform`: src and tgt in [0, 1). `learnable`: tgt is a linear map of this src plus noise."""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -65,7 +56,6 @@ class Recipe:
             if (value := getattr(self, name)) not in known:
                 hint = nearest(value, known)
                 raise RequestError(f"{name} {value!r} is not one of {', '.join(known)}{hint}")
-        self._check_kind_of_values()
         if not 0 <= self.seed <= MAX_SEED:
             raise RequestError(f"seed must be in the range 0 to 2**63 - 1 (got {self.seed})")
         map_entries = prod(self.src_shape) * prod(self.tgt_shape)
@@ -76,40 +66,10 @@ class Recipe:
                 "Use smaller shapes or --distribution uniform."
             )
 
-    def _check_kind_of_values(self) -> None:
-        is_tokens = self.distribution == "tokens"
-        dtypes = _INTEGERS if is_tokens else _FLOATS
-        if self.dtype not in dtypes:
-            raise RequestError(
-                f"{self.distribution} values cannot have dtype {self.dtype}; use {', '.join(dtypes)}"
-                + ("" if is_tokens else ", or --distribution tokens")
-            )
-        if not is_tokens:
-            if self.vocab_size != type(self).vocab_size:
-                raise RequestError(
-                    f"vocab_size {self.vocab_size} applies only to the distribution tokens, not to "
-                    f"{self.distribution}; omit it, or use --distribution tokens"
-                )
-            return
-        most = min(MAX_VOCAB, 2 ** (8 * _INTEGERS[self.dtype] - (self.dtype != "uint8")))
-        if not 2 <= self.vocab_size <= most:
-            raise RequestError(
-                f"vocab_size must be in the range 2 to {most} for dtype {self.dtype} (got {self.vocab_size})"
-            )
-        if self.tgt_shape != self.src_shape:
-            src, tgt = (",".join(map(str, shape)) for shape in (self.src_shape, self.tgt_shape))
-            raise RequestError(
-                f"tgt_shape {tgt} differs from src_shape {src}; for --distribution tokens, the two shapes "
-                "must be equal"
-            )
-
     @property
     def fields(self) -> dict[str, object]:
         """The recipe as stored in the file, with JSON types only."""
         as_json: dict[str, object] = json.loads(json.dumps({"kind": "synthetic", **asdict(self)}))
-        # Only tokens depend on vocab_size.
-        if self.distribution != "tokens":
-            del as_json["vocab_size"]
         return as_json
 
     @property

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import CHUNKS_IN_FLIGHT, Chunk, GenerateResult, Progress, write_file
-from ddp_hpc.base.data_file_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
+from ddp_hpc.base.data_file_layout import ATTR_SEED, BFLOAT16, SRC, TGT
 from ddp_hpc.discovery.rank_communication import Comm, SingleComm
 
 _BLOCK_BYTES = 32 * 1024 * 1024
@@ -39,9 +38,6 @@ _NOISE = 0.01
 # Uniform values are rounded down to multiples of 2**-11 or 2**-8, which these types represent exactly;
 # rounding to nearest could return 1.0.
 _STEPS = {"float16": 2048.0, BFLOAT16: 256.0}
-
-# With the distribution `tokens`, one in this number of targets is random.
-_NOISE_SHARE = 10
 
 
 def generate(
@@ -81,10 +77,7 @@ def contents(recipe: Recipe) -> Contents:
             Array(TGT, (recipe.num_samples, *recipe.tgt_shape), recipe.dtype),
         ),
         recipe=recipe.fields,
-        attributes={
-            ATTR_SEED: recipe.seed,
-            **({ATTR_NUM_CLASSES: recipe.vocab_size} if recipe.distribution == "tokens" else {}),
-        },
+        attributes={ATTR_SEED: recipe.seed},
     )
 
 
@@ -99,11 +92,7 @@ def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
     num_blocks = -(-recipe.num_samples // step)
     first, last = (-(-each * num_blocks // size) for each in (rank, rank + 1))
     blocks = range(first, last)
-    if recipe.distribution == "learnable":
-        return _learnable(recipe, blocks)
-    if recipe.distribution == "tokens":
-        return _tokens(recipe, blocks)
-    return _uniform(recipe, blocks)
+    return (_learnable if recipe.distribution == "learnable" else _uniform)(recipe, blocks)
 
 
 def block_samples(recipe: Recipe) -> int:
@@ -136,8 +125,11 @@ def _draw_uniform(stream: np.random.Generator, out: NDArray[Any], dtype: str) ->
 
 
 def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Converts the values to `dtype`, rounding to nearest; bfloat16 is returned as its bits."""
-    return to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype, copy=False)
+    """Converts finite values to `dtype`, rounding as torch does; bfloat16 is returned as its bits."""
+    if dtype != BFLOAT16:
+        return values.astype(dtype, copy=False)
+    bits = values.astype(np.float32, copy=False).view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
 def _uniform(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
@@ -175,23 +167,3 @@ def _learnable(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
             tgt = (src.astype(np.float64) @ weights) * scale + _NOISE * (2.0 * noise - 1.0)
             yield SRC, first * num_src, _cast(src, recipe.dtype)
             yield TGT, first * num_tgt, _cast(tgt, recipe.dtype)
-
-
-def _tokens(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
-    """Generates random src, and tgt = (3 * src + 1) mod vocab_size, except for a random tenth of tgt."""
-    dtype, vocab = np.dtype(recipe.dtype), np.uint32(recipe.vocab_size)
-    per_sample = prod(recipe.src_shape)
-    for block in blocks:
-        start, stop = _span(recipe, block)
-        src_stream, noise_stream = _stream(recipe, _SRC_KEY, block), _stream(recipe, _TGT_KEY, block)
-        end = stop * per_sample
-        for first in range(start * per_sample, end, _BUFFER_ELEMENTS):
-            num = min(_BUFFER_ELEMENTS, end - first)
-            # 32-bit numbers are drawn for every dtype. For smaller types, NumPy keeps unused bits for the
-            # next call, so the data would depend on the size of each call.
-            src = src_stream.integers(0, vocab, num, dtype=np.uint32)
-            # The numbers are below 10 * vocab_size. The tenth of them that are valid tokens replace targets.
-            noise = noise_stream.integers(0, _NOISE_SHARE * recipe.vocab_size, num, dtype=np.uint32)
-            tgt = np.where(noise < vocab, noise, (3 * src + 1) % vocab)
-            yield SRC, first, src.astype(dtype)
-            yield TGT, first, tgt.astype(dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -42,16 +41,13 @@ def write_text(
     *,
     length: int = 128,
     test_share: float = 0.05,
-    suffixes: Sequence[str] = (".txt",),
-    exclude: Sequence[str] = (),
     force: bool = False,
     progress: Progress | None = None,
 ) -> GenerateResult:
     """Writes src and tgt (N, length) uint8 of the bytes of `inputs`, with `test_share` of them in `test/`.
 
-    For a directory, all files with one of `suffixes` are read, except in subdirectories named in
-    `exclude`. A file is read only once, even if it is passed several times. The result depends on the
-    text and not on the location of the files. The whole text is kept in memory.
+    A file is read only once, even if it is passed several times. The result depends on the text and not
+    on the location of the files. The whole text is kept in memory.
 
     Raises:
         DataError: an input is missing, empty or unreadable, or the text is shorter than a sample.
@@ -62,7 +58,7 @@ def write_text(
         raise RequestError(f"--length must be at least 1 (got {length})")
     if not 0 <= test_share <= _MAX_TEST_SHARE:
         raise RequestError(f"--test-share must be in the range 0 to {_MAX_TEST_SHARE} (got {test_share})")
-    files = find_files(inputs, suffixes, exclude)
+    files = _real_paths(inputs)
     text = b"".join(_read(file) + END_OF_FILE for file in files)
     num_samples, num_test = _count_samples(len(text), length, test_share)
     windows = np.frombuffer(text, np.uint8, num_samples * (length + 1)).reshape(num_samples, length + 1)
@@ -109,51 +105,10 @@ def _count_samples(num_bytes: int, length: int, test_share: float) -> tuple[int,
     return num_samples, num_test
 
 
-def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
-    """Returns the sorted real paths of the text files, without duplicates.
-
-    Raises:
-        DataError: an input does not exist or cannot be read, or a directory contains no such file.
-    """
-    names: set[str] = set()
-    for path in inputs:
-        files = [path]
-        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
-            files = _in_directory(path, suffixes, exclude)
-            if not files:
-                raise DataError(
-                    f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it, or set "
-                    "--suffix"
-                )
-        names |= {os.path.realpath(file) for file in files if check_readable_file(file).st_size}
+def _real_paths(inputs: Sequence[Path]) -> list[Path]:
+    """Returns the sorted real paths of the files that are not empty, without duplicates."""
+    names = {os.path.realpath(path) for path in inputs if check_readable_file(path).st_size}
     return [Path(name) for name in sorted(names)]
-
-
-def _in_directory(directory: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise DataError(
-            f"{error.filename} cannot be read: {error.strerror}; change its permissions, or exclude it with "
-            "--exclude"
-        )
-
-    files = []
-    for parent, subdirectories, names in os.walk(directory, onerror=refuse):
-        subdirectories[:] = [name for name in subdirectories if name not in exclude]
-        files += [Path(parent, name) for name in names if name.endswith(tuple(suffixes))]
-    return [file for file in files if _is_regular_or_unreadable(file)]
-
-
-def _is_regular_or_unreadable(file: Path) -> bool:
-    """Returns False for sockets and dangling links, which editors create.
-
-    Returns True for a file without read permission, so that reading it reports the error.
-    """
-    try:
-        return stat.S_ISREG(file.stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
 
 
 def _read(path: Path) -> bytes:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ddp_hpc.data.step_shards import Position, Share
 
-# tests/data/test_order_statistics.py detects patterns in the order of one epoch with up to 5 rounds, and in
-# several hundred epochs with up to 6 rounds. Two more rounds weaken the patterns by sqrt(num_samples).
+# tests/data/test_order_statistics.py detects patterns in several hundred epochs with up to 6 rounds. Two more
+# rounds weaken the patterns by sqrt(num_samples).
 ROUNDS = 8
 # The order of up to this number of samples is stored. It takes half a megabyte, and half a millisecond to
 # shuffle.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ddp_hpc.base.errors import LaunchError, RendezvousError
+from ddp_hpc.base.errors import LaunchError
 from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery.lost_rank_grace import LostRankGrace
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 A = TypeVar("A")
 
-_POLL_S = 0.002
 _FINALIZE_ANSWER_S = 2.0  # Hydra's proxy usually answers within a millisecond
 # Slurm's PMI-1 server, which does not kill the other ranks, does not set this variable.
 _OF_HYDRA = "PMI_HOSTNAME"
@@ -155,24 +154,6 @@ class MpiComm:
     def barrier(self, what: str) -> None:  # noqa: ARG002 - an MPI barrier has no name
         """Returns once all ranks have called it. Collective: every rank must call this."""
         self._comm.Barrier()
-
-    def wait_for_all(self, what: str, timeout_s: float) -> None:
-        """Returns once all ranks have called it. Collective: every rank must call this.
-
-        MPI's own waits are busy loops without a time limit. This method sleeps between its tests, so Python
-        can handle signals, and other processes can use the core.
-
-        Raises:
-            RendezvousError: some ranks did not call it within `timeout_s`; `what` names the barrier.
-        """
-        request, end = self._comm.Ibarrier(), time.monotonic() + timeout_s
-        while not request.Test():
-            if time.monotonic() > end:
-                raise RendezvousError(
-                    f"rank {self.rank} waited {timeout_s:g} s for {what}; check the log for errors, "
-                    "or raise the time limit"
-                )
-            time.sleep(_POLL_S)
 
     def node_layout(self) -> tuple[int, int, int, int]:
         """Returns local rank, local size, node rank and number of nodes.

@@ -9,13 +9,19 @@ with one hidden layer and fused attention, without tensor parallelism.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
 
-from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.options import check_values, option
 
 MAX_RANKS = 2**20
 GIB = 2**30
+
+_POWERS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_LARGEST = 10**18
+_MOST_GIB = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,35 +70,68 @@ STRATEGIES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """A model and its training settings; `batch` is the number of samples per rank and micro-batch.
+def read_count(flag: str, text: str) -> int:
+    """Converts a whole number of at least 1, also written as 7e9 or 7B.
 
     Raises:
-        RequestError: a size is below 1, or a name is unknown.
+        RequestError: the text is not such a number.
+    """
+    power = _POWERS.get(text[-1:].lower())
+    try:
+        # A float would be infinite for 1e400.
+        number = Decimal(text if power is None else text[:-1]) * (power or 1)
+        if text.isascii() and 1 <= number <= _LARGEST and number == int(number):
+            return int(number)
+    except InvalidOperation:
+        pass
+    raise RequestError(
+        f"{flag} must be a whole number from 1 to 1e18, such as 7000000000, 7e9 or 7B (got {text[:40]!r})"
+    )
+
+
+def _count(help_text: str, default: int | None = 0, shown_default: str = "") -> Any:
+    return option(default, help_text, read=read_count, metavar="N", at_least=1, shown_default=shown_default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A model and its training settings.
+
+    Raises:
+        OptionError: a size is below 1, or a name is unknown.
     """
 
-    params: int
-    layers: int
-    hidden: int
-    seq: int
-    batch: int
-    ffn: int | None = None  # width of the MLP; None: 4 x hidden
-    vocab: int | None = None  # None: no output layer over a vocabulary
-    dtype: str = "fp32"
-    optimizer: str = "adam"
-    dropout: bool = False
-    checkpointing: bool = False
-    fused: bool = False  # Adam's fused kernel, which needs no temporary tensors
-    overhead_bytes: int = 2 * GIB
+    params: int = _count("Number of model parameters, for example 7000000000, 7e9 or 7B.")
+    layers: int = _count("Number of Transformer layers.")
+    hidden: int = _count("Hidden size of the model.")
+    seq: int = _count("Sequence length.")
+    batch: int = _count("Number of samples per rank and micro-batch.")
+    ffn: int | None = _count("Width of the MLP in each layer.", None, "4 x hidden")
+    vocab: int | None = _count("Vocabulary size. If it is given, the estimate includes the logits.", None)
+    dtype: Literal["fp32", "bf16", "amp", "mixed"] = option(
+        "fp32",
+        "Training precision. amp: autocast with float32 parameters; mixed: bfloat16 with a float32 master "
+        "copy.",
+    )
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = option("adam", "Optimizer used for training.")
+    dropout: bool = option(False, "Include the memory of the dropout masks.")
+    checkpointing: bool = option(
+        False, "Activation checkpointing: keep only the layers' inputs and recompute the rest."
+    )
+    fused: bool = option(
+        False,
+        "Assume Adam with fused=True, which needs no temporary buffers; ddp_hpc.train uses it on GPUs.",
+    )
+    overhead_gib: float = option(
+        2.0,
+        "Memory per GPU in GiB that is reserved for the CUDA context, NCCL and fragmentation.",
+        metavar="GIB",
+        at_least=0,
+        below=_MOST_GIB,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("params", "layers", "hidden", "seq", "batch", "ffn", "vocab"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RequestError(f"--{name} must be at least 1 (got {value})")
-        _check_name("--dtype", self.dtype, PRECISIONS)
-        _check_name("--optimizer", self.optimizer, OPTIMIZERS)
+        check_values(self)
 
     @property
     def precision(self) -> Precision:
@@ -103,6 +142,38 @@ class Training:
     def params_of_layers(self) -> int:
         """The number of parameters in all layers: four matrices of the attention and two of the MLP each."""
         return self.layers * self.hidden * (4 * self.hidden + 2 * (self.ffn or 4 * self.hidden))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The GPUs for which the memory is estimated. None: from the profile, or unknown.
+
+    Raises:
+        OptionError: a number is out of range, or the strategy is unknown.
+    """
+
+    strategy: Literal["single", "ddp", "zero1", "fsdp", "fsdp-offload"] | None = option(
+        None, "Show only this strategy."
+    )
+    ranks: int | None = _count("Number of ranks, one per GPU.", None, "the number of GPUs per node")
+    profile: str = option(
+        "",
+        "Site profile that defines the number of GPUs per node and the memory per GPU; see `ddp-hpc profiles "
+        "list`.",
+        metavar="NAME",
+    )
+    gpus_per_node: int | None = _count("Number of GPUs per node.", None, "from the profile, or 1")
+    gpu_memory_gib: float | None = option(
+        None,
+        "Memory per GPU in GiB. If it is known, the output shows which strategies fit.",
+        metavar="GIB",
+        above=0,
+        below=_MOST_GIB,
+        shown_default="from the profile",
+    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +198,6 @@ class Footprint:
         """The total GPU memory in bytes."""
         everywhere: int = sum(asdict(self).values())
         return everywhere - self.host_bytes
-
-
-def _check_name(option: str, name: str, known: Iterable[str]) -> None:
-    names = list(known)
-    if name not in names:
-        raise RequestError(
-            f"{option} must be one of {', '.join(names)} (got {name[:40]!r}){nearest(name[:40], names)}"
-        )
 
 
 def layer_activation_bytes(training: Training) -> int:
@@ -191,7 +254,6 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
     The sum is an upper bound: in the backward pass, gradients are allocated while activations are freed, but
     both are counted in full.
     """
-    _check_name("--strategy", strategy, STRATEGIES)
     how, precision = STRATEGIES[strategy], training.precision
     shard = -(-training.params // ranks)
     held = shard if how.shards_all else training.params
@@ -216,7 +278,7 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
         **(dict.fromkeys(states, 0) if how.offloads else states),
         **passing,
         optimizer_step_bytes=step,
-        overhead_bytes=training.overhead_bytes,
+        overhead_bytes=int(training.overhead_gib * GIB),
         host_bytes=sum(states.values()) if how.offloads else 0,
     )
 

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.library.batch import map_values
-from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader, prepare_worker
-from ddp_hpc.training.process_group.errors_of_torch import explain_lost_worker
+from ddp_hpc.training.input.batch_loader import DeviceCopies, Loader
+from ddp_hpc.training.input.worker_processes import CHECK_S, WorkerProcesses, prepare_worker
 
 Indices: TypeAlias = NDArray[np.int64]
 Wanted: TypeAlias = Iterator[tuple[int, Indices]]
@@ -107,16 +106,12 @@ class DatasetSource:
             multiprocessing_context=options.multiprocessing_context,
             worker_init_fn=partial(_start_worker, options.worker_init_fn),
             pin_memory=device.type == "cuda",
-            timeout=self.timeout_s,
+            timeout=CHECK_S,
             # Otherwise, the DataLoader would draw its seed from the default generator, which dropout uses.
             generator=torch.Generator(),
         )
-        try:
-            yield from loader
-        except RuntimeError as error:
-            if text := explain_lost_worker(error):
-                raise DdpHpcError(f"reading with {options.num_workers} workers: {text}") from None
-            raise
+        workers = WorkerProcesses(options.num_workers, "the dataset", self.timeout_s)
+        return workers.batches(lambda: iter(loader))
 
 
 class _SeededReads(Dataset[Any]):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from data_gen import Recipe, default_file_name, generate
-from data_gen.progress import report_progress
+from data_gen.progress import shown_progress
 from ddp_hpc.base.errors import DataError, RequestError, stop_together
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.data.check_finite import first_bad_sample
@@ -105,13 +105,13 @@ def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Pa
 def _copy(path: Path, directory: Path, shows_progress: bool) -> Staged:
     """Copies the file and, if requested, shows the progress of a long copy."""
     begin_s = time.monotonic()
-    report = report_progress(f"copying {path.name}")
+    with shown_progress(f"copying {path.name}") as report:
 
-    def show(done_bytes: int, total_bytes: int) -> None:
-        if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
-            report(done_bytes, total_bytes)
+        def show(done_bytes: int, total_bytes: int) -> None:
+            if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
+                report(done_bytes, total_bytes)
 
-    return stage_file(path, directory, progress=show)
+        return stage_file(path, directory, progress=show)
 
 
 def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
@@ -151,6 +151,7 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
         distribution="learnable" if config.model.name == "linear" else "uniform",
     )
     path = config.data.data_dir / default_file_name(recipe)
-    made = generate(recipe, path, progress=report_progress(f"making {path.name}"), comm=group.comm)
+    with shown_progress(f"making {path.name}") as report:
+        made = generate(recipe, path, progress=report, comm=group.comm)
     progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
     return path

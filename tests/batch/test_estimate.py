@@ -183,7 +183,7 @@ def test_the_estimate_is_slightly_above_the_measured_peak_of_a_step(dtype, shape
     measured = num_params(model) * (4 + 8) + max(top, left + step_top)
 
     training = training_of(
-        model, shape, vocab=vocab, dtype=dtype, checkpointing=checkpointing, overhead_bytes=0
+        model, shape, vocab=vocab, dtype=dtype, checkpointing=checkpointing, overhead_gib=0.0
     )
     assert measured <= footprint(training, "single", 1).total_bytes <= 1.25 * measured
 

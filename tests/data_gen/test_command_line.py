@@ -40,7 +40,7 @@ def test_options_become_the_recipe(tmp_path, run_generator):
         (["--sede", "1"], "No such option"),
         (["--num-samples", "0"], "num_samples must be at least 1 (got 0)"),
         (["--src-shape", "1x512"], "shape '1x512'"),
-        (["--dtype", "int64"], "uniform values cannot have dtype int64"),
+        (["--dtype", "int64"], "'int64' is not one of 'float32'"),
         (["--output", "file.npz"], "unknown suffix '.npz'"),
         (["--seed", "1", "digits"], "put options for digits after that word"),
         (["idx", "images", "labels"], "no such file: images"),

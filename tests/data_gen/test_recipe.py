@@ -48,7 +48,7 @@ def test_every_field_changes_fingerprint_and_name(field):
         ({"tgt_shape": (20, 0)}, "(got 20,0)"),
         ({"tgt_shape": (1,) * 32}, "1 to 31 sizes"),
         ({"dtype": "float31"}, 'did you mean "float32"'),
-        ({"distribution": "gauss"}, "is not one of uniform, learnable, tokens"),
+        ({"distribution": "gauss"}, "is not one of uniform, learnable"),
         ({"seed": 2**63}, "range 0 to 2**63 - 1"),
         ({"distribution": "learnable", "src_shape": (5000,), "tgt_shape": (5000,)}, "25000000 entries"),
     ],

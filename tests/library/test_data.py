@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import signal
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data._utils import signal_handling
 
 import ddp_hpc
 from ddp_hpc.data.sample_order import EpochOrder
+from ddp_hpc.library.sample_sources import DatasetSource, WorkerOptions
 from tests.library.test_one_process import _at_home, _ends_with, no_launcher
 
 __all__ = ["_at_home", "no_launcher"]
@@ -147,6 +153,43 @@ def test_a_loop_that_was_left_can_continue(workers: int) -> None:
         loader = world.loader(Squares(), batch_size=4, epochs=2, workers=workers)
         first = next(batch.step for batch in loader)
         assert [first, *(batch.step for batch in loader)] == [1, 2, 3, 4, 5, 6]
+
+
+def _exits(_: int) -> None:
+    os._exit(3)
+
+
+def test_a_worker_that_exits_before_torch_knows_it_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's handler of SIGCHLD misses it, and torch itself looks for it only after the `timeout`."""
+    register = signal_handling._set_worker_pids
+
+    def register_late(*args: Any) -> None:
+        for worker in multiprocessing.active_children():
+            worker.join()
+        register(*args)
+
+    monkeypatch.setattr(signal_handling, "_set_worker_pids", register_late)
+    handler = signal.getsignal(signal.SIGCHLD)
+    begin_s = time.monotonic()
+    with _ends_with(1, timeout_s=100) as world:
+        list(world.loader(DataLoader(Squares(), num_workers=1, worker_init_fn=_exits)))
+    assert time.monotonic() - begin_s < 90
+    assert signal.getsignal(signal.SIGCHLD) is handler
+    assert "reading the dataset with workers 1: DataLoader worker" in capsys.readouterr().err
+
+
+class Unreadable(Squares):
+    def __getitem__(self, index: int) -> Any:
+        raise TimeoutError("DataLoader timed out")
+
+
+def test_an_exception_in_a_worker_has_its_type_and_traceback() -> None:
+    with pytest.raises(TimeoutError, match=r"^Caught TimeoutError in DataLoader worker process 0.\n"):
+        list(DatasetSource(Unreadable().__getitem__, 10, 60.0, WorkerOptions(1)).batches(
+            iter([(0, np.arange(2))]), torch.device("cpu")
+        ))  # fmt: skip
 
 
 X = torch.zeros(3, 1)

@@ -26,7 +26,7 @@ def text(tmp_path_factory):
     """A directory with text.h5: the sources of Python's json module as bytes."""
     folder = tmp_path_factory.mktemp("text")
     sources = Path(json.__file__).parent
-    write_text([sources], folder / "text.h5", length=32, suffixes=[".py"])
+    write_text(list(sources.glob("*.py")), folder / "text.h5", length=32)
     return folder
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -28,10 +26,9 @@ from torch import Tensor
 
 from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.base.option_names import named
-from ddp_hpc.base.process_control import STOP_SIGNALS, die_with_parent
 from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
-from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
-from ddp_hpc.training.process_group.errors_of_torch import explain_lost_worker
+from ddp_hpc.data.samples import ArrayInfo, Samples
+from ddp_hpc.training.input.worker_processes import CHECK_S, WorkerProcesses, prepare_worker, timed_out
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -42,8 +39,6 @@ T = TypeVar("T")
 _READ_BATCHES = 64
 _READ_BYTES = 2**20
 _JOIN_S = 1.0
-# While the workers read a batch, this is the interval of checks for workers that have exited.
-_CHECK_S = 1.0
 # sun_path has 108 bytes (unix(7)), and multiprocessing appends file names to the directory.
 _MAX_SOCKET_DIRECTORY = 60
 
@@ -141,7 +136,9 @@ class Loader:
         try:
             slot = ready.get(timeout=self.timeout_s)
         except queue.Empty:
-            raise self._timed_out("the file system did not answer") from None
+            raise timed_out(
+                self.timeout_s, str(self.samples.path), "the file system did not answer"
+            ) from None
         if isinstance(slot, BaseException):
             raise slot
         return slot
@@ -156,49 +153,19 @@ class Loader:
             multiprocessing_context="spawn",
             prefetch_factor=max(1, self.ahead),
             pin_memory=self.device.type == "cuda",
-            timeout=_CHECK_S,
+            timeout=CHECK_S,
             worker_init_fn=prepare_worker,
             # Otherwise, the DataLoader would draw its seed from the default generator, which dropout uses.
             generator=torch.Generator(),
         )
         copies = DeviceCopies(self.device)
-        batches = self._of_workers(lambda: _started(loader))
-        try:
-            while (batch := self._of_workers(lambda: next(batches, None))) is not None:  # noqa: F821
+        workers = WorkerProcesses(self.workers, str(self.samples.path), self.timeout_s)
+        with closing(workers.batches(lambda: _started(loader))) as batches:
+            for batch in batches:
                 if isinstance(batch, DataError):
                     raise batch
                 src, tgt = copies.of(batch)
                 yield src, tgt
-        finally:
-            # The traceback of an error would keep the workers alive, and Python would wait for them at exit.
-            del batches
-
-    def _of_workers(self, call: Callable[[], T]) -> T:
-        """Returns the result of a call that needs the workers; repeats it until `timeout_s` has passed."""
-        end_s = time.monotonic() + self.timeout_s
-        while True:
-            try:
-                return call()
-            except (RuntimeError, OSError, EOFError) as error:
-                is_late = "timed out" in str(error)
-                if is_late and time.monotonic() < end_s:
-                    continue
-                # A worker that exits during a batch appears as a closed socket. Workers also fail to start if
-                # there are too many open files.
-                text = explain_lost_worker(error)
-                if not (is_late or text) and isinstance(error, RuntimeError):
-                    raise
-                reason = text or first_line(error)
-            break
-        if is_late:
-            raise self._timed_out(f"{self.workers} workers did not answer")
-        raise DdpHpcError(f"reading {self.samples.path} with {named('workers')} {self.workers}: {reason}")
-
-    def _timed_out(self, reason: str) -> DdpHpcError:
-        return DdpHpcError(
-            f"waited {self.timeout_s:g} s for samples of {self.samples.path}: {reason}. "
-            f"Check the file system, or raise {named('timeout')}"
-        )
 
 
 def batches_at_once(batch_bytes: int) -> int:
@@ -330,36 +297,8 @@ def _as_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def prepare_worker(_: int) -> None:
-    """Makes a worker ignore signals: the rank handles them, and still needs its workers in order to save.
-
-    The kernel kills the worker when the rank exits (prctl(2)).
-    """
-    for sig in STOP_SIGNALS:
-        signal.signal(sig, signal.SIG_IGN)
-    die_with_parent()
-    # After a sudden exit of the rank, multiprocessing would print a traceback of a lost connection.
-    report = sys.excepthook
-    sys.excepthook = lambda kind, *rest: None if issubclass(kind, OSError | EOFError) else report(kind, *rest)
-
-
 def _started(loader: Iterable[T]) -> Iterator[T]:
-    """Starts the workers of the loader and returns its iterator.
-
-    torch's handler of SIGCHLD, which would raise an error at any place of this program when a worker exits,
-    is removed again: torch also looks for workers that have exited when it waits for a batch.
-    """
-    handler = signal.getsignal(signal.SIGCHLD)
-    with _hidden_main_script():
-        iterator = iter(loader)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)  # None: a handler that is written in C
-    return iterator
-
-
-@contextmanager
-def _hidden_main_script() -> Iterator[None]:
-    """Prevents processes that are spawned in the `with` block from running the main script again.
+    """Starts the workers of the loader and returns its iterator, without running the main script again.
 
     Spawned processes run it to find their functions, but the functions of the workers are in this package,
     and most scripts have no `if __name__ == "__main__":`.
@@ -368,7 +307,7 @@ def _hidden_main_script() -> Iterator[None]:
     hidden: dict[str, Any] = {name: script.pop(name) for name in ("__file__", "__spec__") if name in script}
     script["__spec__"] = None
     try:
-        yield
+        return iter(loader)
     finally:
         script.update(hidden)
 
