@@ -100,6 +100,11 @@ class Cause(StrEnum):
         return _CONSEQUENCES[self].state is State.FAILED
 
     @property
+    def is_vague(self) -> bool:
+        """Whether the log of the job or the first error can show a cause that says more."""
+        return _CONSEQUENCES[self].is_vague
+
+    @property
     def may_resume(self) -> bool:
         """Whether another job resumes the run if this attempt has saved a snapshot."""
         return _CONSEQUENCES[self].resumes
@@ -120,21 +125,25 @@ class _Consequence(NamedTuple):
     state: State | None
     resumes: bool = False
     advice: str = ""
+    is_vague: bool = False
 
 
 _FIX_ERROR = "fix the error shown above, then submit it again"
 _CONSEQUENCES = {
-    Cause.DONE: _Consequence(exit_code=0, state=State.DONE),
+    Cause.DONE: _Consequence(exit_code=0, state=State.DONE, is_vague=True),
     Cause.STOPPED: _Consequence(
-        exit_code=75, state=State.REQUEUE, resumes=True, advice="submit the script again"
+        exit_code=75, state=State.REQUEUE, resumes=True, advice="submit the script again", is_vague=True
     ),
-    Cause.FAILED: _Consequence(exit_code=1, state=State.FAILED, advice=_FIX_ERROR),
-    Cause.EXITED: _Consequence(exit_code=1, state=State.FAILED, resumes=True, advice=_FIX_ERROR),
+    Cause.FAILED: _Consequence(exit_code=1, state=State.FAILED, advice=_FIX_ERROR, is_vague=True),
+    Cause.EXITED: _Consequence(
+        exit_code=1, state=State.FAILED, resumes=True, advice=_FIX_ERROR, is_vague=True
+    ),
     Cause.LOST_RANK: _Consequence(
         exit_code=1,
         state=State.FAILED,
         resumes=True,
         advice="submit it again; if the same node fails again, exclude it and report it to the site",
+        is_vague=True,
     ),
     Cause.HANG: _Consequence(
         exit_code=1,
@@ -148,7 +157,9 @@ _CONSEQUENCES = {
         resumes=True,
         advice="increase --walltime, or save snapshots more often",
     ),
-    Cause.REFUSED: _Consequence(exit_code=2, state=None, advice="correct the request, then submit it again"),
-    Cause.SIGNALLED: _Consequence(exit_code=143, state=None, resumes=True),
+    Cause.REFUSED: _Consequence(
+        exit_code=2, state=None, advice="correct the request, then submit it again", is_vague=True
+    ),
+    Cause.SIGNALLED: _Consequence(exit_code=143, state=None, resumes=True, is_vague=True),
     Cause.INTERRUPTED: _Consequence(exit_code=130, state=None),
 }

@@ -19,7 +19,7 @@ from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
-# Causes about which the scheduler and the log say as much.
+# Recorded causes that are no reason for the failure of a job, or say no more than that it has failed.
 _ORDINARY = (Cause.DONE, Cause.STOPPED, Cause.FAILED, Cause.EXITED)
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"
@@ -77,7 +77,6 @@ _TEXTS = {
         "PBS dropped it without a message, and it never ran",
         "submit it again without the dependency, or after a job that ddp-hpc status knows",
     ),
-    "failed": _Text("", Cause.FAILED.advice),
     "unknown": _Text(
         "PBS has no record of how it ended, or whether it ran",
         "check its log and its results; if it has not completed its work, submit it again",
@@ -176,8 +175,8 @@ def _cause(job: JobState, log: str, recorded: AttemptEnd | None) -> str:
         return recorded.cause
     if job.end != "failed":
         return job.end
-    own = recorded.cause if recorded is not None and recorded.cause not in _ORDINARY else ""
-    return cause_in(log) or own or "failed"
+    own = Cause.FAILED if recorded is None or recorded.cause in _ORDINARY else recorded.cause
+    return own if not own.is_vague else cause_in(log) or own
 
 
 def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool) -> str:
@@ -189,7 +188,7 @@ def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool
     if cause in ("walltime", "requeue", "deadline"):
         return text  # Slurm sets an exit code even if the job did not run before its deadline
     code, number = job.exit_code, job.signal
-    if cause in ("failed", *Cause) and failure is not None and failure.exit_code is not None:
+    if cause in tuple(Cause) and failure is not None and failure.exit_code is not None:
         # The exit code of the job can be that of a rank that was terminated because of this failure.
         code, number = failure.exit_code, None
     return ", ".join(filter(None, (text, _code(code, number))))

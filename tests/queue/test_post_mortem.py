@@ -176,6 +176,17 @@ def test_the_recorded_cause_says_what_to_do() -> None:
     assert _with_record(Cause.REFUSED, 2).remedy == "correct the request, then submit it again"
 
 
+def test_only_a_vague_recorded_cause_gives_way_to_the_log() -> None:
+    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    shown = {
+        cause: failed(log, recorded=AttemptEnd(cause=cause, exit_code=1, reason="")).cause for cause in Cause
+    }
+    assert shown.pop(Cause.HANG) == "hang"
+    assert shown.pop(Cause.OUT_OF_TIME) == "out of time"
+    assert shown.pop(Cause.INTERRUPTED) == "interrupted"
+    assert set(shown.values()) == {"gpu memory"}
+
+
 def test_a_lost_rank_is_not_reported_as_an_intended_stop() -> None:
     lost = "it lost a rank or a node after it had saved a snapshot"
     assert _with_record(Cause.LOST_RANK, 75).what == lost

@@ -1,4 +1,4 @@
-"""Which errors of torch mean that another process has ended."""
+"""Which errors of torch and of the operating system have a known cause."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.process_group import errors_of_torch
-from ddp_hpc.training.process_group.errors_of_torch import Lost, explain_lost_contact, lost_process
+from ddp_hpc.training.process_group.errors_of_torch import (
+    KnownError,
+    explain_lost_contact,
+    known_cause,
+    known_error,
+)
 
 LIBRARIES = sorted((Path(torch.__file__).parent / "lib").glob("libtorch_*.so"))
 GLOO = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1\nframe #0"
@@ -19,14 +26,14 @@ OWN = "NCCL error in: x.cpp:1, invalid usage\nLast error:\nDuplicate GPU"
 
 
 @pytest.mark.parametrize(
-    ("error", "lost"),
+    ("error", "cause"),
     [
-        (RuntimeError(GLOO), Lost.RANK),
-        (dist.DistBackendError(REMOTE), Lost.RANK),
-        (dist.DistNetworkError("The client socket has timed out"), Lost.RANK),
-        (dist.DistStoreError("wait timeout after 300000ms"), Lost.RANK),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), Lost.WORKER),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. "), Lost.WORKER_BY_SIGTERM),
+        (RuntimeError(GLOO), Cause.LOST_RANK),
+        (dist.DistBackendError(REMOTE), Cause.LOST_RANK),
+        (dist.DistNetworkError("The client socket has timed out"), Cause.LOST_RANK),
+        (dist.DistStoreError("wait timeout after 300000ms"), Cause.LOST_RANK),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), Cause.FAILED),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. "), Cause.SIGNALLED),
         # not caused by another process
         (dist.DistBackendError(OWN), None),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
@@ -34,8 +41,39 @@ OWN = "NCCL error in: x.cpp:1, invalid usage\nLast error:\nDuplicate GPU"
         (TimeoutError("timed out"), None),
     ],
 )
-def test_an_error_names_the_process_that_was_lost(error: Exception, lost: Lost | None) -> None:
-    assert lost_process(error) is lost
+def test_an_error_shows_its_cause_by_its_type_or_its_message(error: Exception, cause: Cause | None) -> None:
+    row = known_error(error)
+    assert (row and row.cause) is cause
+
+
+@pytest.fixture
+def new_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for errors that torch raises, with a cause that is not vague."""
+    row = KnownError(Cause.HANG, types=("MemoryError",))
+    monkeypatch.setattr(errors_of_torch, "KNOWN_ERRORS", (*errors_of_torch.KNOWN_ERRORS, row))
+
+
+@pytest.mark.usefixtures("new_row")
+def test_the_cause_of_an_error_is_known_through_wrappers_that_hide_it() -> None:
+    def wrapped(inner: Exception, outer: Exception, *, hides: bool) -> Exception:
+        try:
+            try:
+                raise inner
+            except Exception as error:
+                raise outer from (None if hides else error)
+        except Exception as error:
+            return error
+
+    hidden = wrapped(MemoryError(), RequestError("the factory raised it"), hides=True)
+    assert known_cause(hidden) is Cause.HANG
+    assert known_cause(wrapped(hidden, DdpHpcError("failed"), hides=False)) is Cause.HANG
+    assert known_cause(RequestError("no such file")) is None
+    # A lost rank says less than the error of this package that was raised for it.
+    assert known_cause(wrapped(RuntimeError(GLOO), DdpHpcError("not saved"), hides=True)) is None
+    circle = ValueError()
+    circle.__cause__ = KeyError()
+    circle.__cause__.__cause__ = circle
+    assert known_cause(circle) is None
 
 
 def test_lost_contact_is_one_line_with_the_last_error_of_nccl() -> None:
@@ -44,7 +82,10 @@ def test_lost_contact_is_one_line_with_the_last_error_of_nccl() -> None:
 
 
 def test_the_types_exist_in_the_installed_torch() -> None:
-    assert all(hasattr(dist, name) for name in errors_of_torch.TYPES_OF_LOST_RANKS)
+    of_ranks = [row for row in errors_of_torch.KNOWN_ERRORS if row.cause is Cause.LOST_RANK]
+    names = [name for row in of_ranks for name in row.types]
+    assert names
+    assert all(hasattr(dist, name) for name in names)
 
 
 @pytest.mark.parametrize(

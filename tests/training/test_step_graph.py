@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.optimization import step_graph
 from ddp_hpc.training.optimization.step_graph import CapturedStep, StepGraph
+from ddp_hpc.training.process_group import errors_of_torch
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec
 
@@ -107,6 +109,10 @@ def test_a_step_that_cannot_be_captured_is_an_error_of_one_line(monkeypatch):
         steps.run(2, iter([batch(1)]), compute)
     assert "\n" not in str(caught.value)
     assert "omit --cuda-graph" in str(caught.value)
+    row = errors_of_torch.KnownError(Cause.HANG, library="not permitted", words=("capturing",))
+    monkeypatch.setattr(errors_of_torch, "KNOWN_ERRORS", (row,))
+    with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+        steps.run(2, iter([batch(1)]), compute)
 
 
 TOKENS = SampleSpec((6,), (6,), 10)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.base.errors import DataError, DdpHpcError, RendezvousError
+from ddp_hpc.base.errors import DataError, DdpHpcError, RendezvousError, RequestError
 from ddp_hpc.base.run_outcomes import Cause
+from ddp_hpc.training.process_group import errors_of_torch
+from ddp_hpc.training.process_group.errors_of_torch import KnownError
 from ddp_hpc.training.run.parts import Parts
 from ddp_hpc.training.run.verdict import verdict
 
@@ -45,3 +47,17 @@ def test_a_script_gets_its_own_traceback_as_the_message() -> None:
     found = verdict(ValueError("odd"), Parts(in_script=True), 1.0)
     assert found.text.splitlines()[-1] == "ValueError: odd"
     assert not found.traceback_text
+
+
+@pytest.mark.parametrize("in_script", [False, True])
+def test_an_error_with_a_known_cause_ends_with_its_advice(
+    monkeypatch: pytest.MonkeyPatch, in_script: bool
+) -> None:
+    row = KnownError(Cause.HANG, types=("MemoryError",))
+    monkeypatch.setattr(errors_of_torch, "KNOWN_ERRORS", (row,))
+    request = RequestError("the factory raised MemoryError")
+    request.__context__ = MemoryError()
+    for error in (MemoryError(), request):
+        found = verdict(error, Parts(in_script=in_script), 1.0)
+        assert found.cause is Cause.HANG
+        assert found.text.endswith(f"MemoryError; {Cause.HANG.advice}")

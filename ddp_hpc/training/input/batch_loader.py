@@ -29,6 +29,7 @@ from ddp_hpc.base.option_names import named
 from ddp_hpc.base.user_code_exceptions import describe_error, traceback_of
 from ddp_hpc.data.samples import ArrayInfo, Samples
 from ddp_hpc.training.input.worker_processes import CHECK_S, WorkerProcesses, prepare_worker, timed_out
+from ddp_hpc.training.process_group.errors_of_torch import known_cause
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -276,6 +277,7 @@ class _Reads(torch.utils.data.Dataset[Batch | DataError]):
         except Exception as error:
             problem = DataError(f"a worker process ({named('workers')}) raised {describe_error(error)}")
             problem.traceback_text = traceback_of(error)
+            problem.cause = known_cause(error) or problem.cause  # pickling loses the first error
             return problem
         return as_tensor(src, self._samples.src), as_tensor(tgt, self._samples.tgt)
 

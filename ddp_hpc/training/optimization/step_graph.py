@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.training.process_group.errors_of_torch import known_cause
 
 if TYPE_CHECKING:
     from ddp_hpc.training.optimization.config import OptimizationConfig
@@ -112,6 +113,8 @@ class StepGraph:
         except RuntimeError as error:
             # torch raises a second error at the end of a capture that has failed.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            if known_cause(first):
+                raise first from None
             reason = next(iter(str(first).splitlines()), type(first).__name__)
             raise DdpHpcError(
                 f"--cuda-graph: the step cannot be captured: {reason}. The model or the loss must not read "

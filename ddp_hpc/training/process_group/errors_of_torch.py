@@ -1,4 +1,4 @@
-"""Which errors of torch mean that another process has ended, from the type of the error and its message.
+"""Which errors of torch, of other libraries and of the operating system have a known cause.
 
 This module does not import torch, because it also handles errors that occur before torch is imported.
 """
@@ -7,53 +7,76 @@ from __future__ import annotations
 
 import errno
 import os
-from enum import Enum
+from typing import NamedTuple
+
+from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_outcomes import Cause
 
 
-class Lost(Enum):
-    """The process whose end has caused an error."""
+class KnownError(NamedTuple):
+    """Errors with the same cause: those with a class or base class in `types`, and each RuntimeError whose
+    message contains `library` and one of `words`, in any case.
+    """
 
-    RANK = "another rank"
-    WORKER = "a worker process of a DataLoader"
-    WORKER_BY_SIGTERM = "a worker process that received the SIGTERM of the job"
+    cause: Cause
+    types: tuple[str, ...] = ()
+    library: str = ""
+    words: tuple[str, ...] = ()
 
 
-# Errors of torch's store and its sockets, which have types of their own since torch 2.1.
-TYPES_OF_LOST_RANKS = ("DistNetworkError", "DistStoreError")
-# The texts of strerror(3), which gloo and NCCL insert into their messages.
-_LOST_CONNECTION = tuple(
-    os.strerror(number).lower() for number in (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
-)
-# torch raises all other errors as RuntimeError or DistBackendError with the message of a library. A message
-# belongs to a row if it contains the first word and one of the others. Checked with torch 2.8 to 2.13;
-# tests/training/test_errors_of_torch.py checks the words with the installed torch.
-MESSAGES = (
-    # torch/csrc/DataLoader.cpp, in a handler of SIGCHLD: anywhere in the main thread.
-    (Lost.WORKER_BY_SIGTERM, "DataLoader worker", ("is killed by signal: Terminated",)),
-    (Lost.WORKER, "DataLoader worker", ("is killed by signal: ", "exited unexpectedly")),
+# gloo and NCCL insert the texts of strerror(3) into their messages.
+_NUMBERS = (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
+_LOST_CONNECTION = ("timed out", "timeout", *(os.strerror(number) for number in _NUMBERS))
+# torch/csrc/DataLoader.cpp, in a handler of SIGCHLD: anywhere in the main thread.
+_WORKER = "DataLoader worker"
+# The first row that fits counts. torch raises most errors as RuntimeError or DistBackendError with the
+# message of a library: checked with torch 2.8 to 2.13, and in tests/training/test_errors_of_torch.py.
+KNOWN_ERRORS = (
+    # Errors of torch's store and its sockets, which have types of their own since torch 2.1.
+    KnownError(Cause.LOST_RANK, types=("DistNetworkError", "DistStoreError")),
+    # A worker process (--workers) received the SIGTERM of the job shortly before this process.
+    KnownError(Cause.SIGNALLED, library=_WORKER, words=("is killed by signal: Terminated",)),
+    KnownError(Cause.FAILED, library=_WORKER, words=("is killed by signal: ", "exited unexpectedly")),
     # gloo/transport/tcp/pair.cc and unbound_buffer.cc, whose paths are part of the message.
-    (Lost.RANK, "gloo", ("Connection closed by peer", "Timed out", "timeout", *_LOST_CONNECTION)),
+    KnownError(Cause.LOST_RANK, library="gloo", words=("Connection closed by peer", *_LOST_CONNECTION)),
     # ncclGetErrorString and the warnings of NCCL's sockets, in ProcessGroupNCCL.cpp and NCCLUtils.cpp.
-    (Lost.RANK, "NCCL", ("remote process", "Connection closed", "timed out", "timeout", *_LOST_CONNECTION)),
+    KnownError(
+        Cause.LOST_RANK, library="NCCL", words=("remote process", "Connection closed", *_LOST_CONNECTION)
+    ),
 )
 
 
-def lost_process(error: BaseException) -> Lost | None:
-    """Returns the process whose end has caused this error; None for all other errors."""
-    if not isinstance(error, RuntimeError):
-        return None
-    if type(error).__name__ in TYPES_OF_LOST_RANKS:
-        return Lost.RANK
-    text = str(error).lower()
-    for lost, library, words in MESSAGES:
-        if library.lower() in text and any(word.lower() in text for word in words):
-            return lost
+def known_error(error: BaseException) -> KnownError | None:
+    """Returns the row of this error, without the errors that led to it; None if it has none."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    for row in KNOWN_ERRORS:
+        has_words = row.library.lower() in text and any(word.lower() in text for word in row.words)
+        if has_words or names.intersection(row.types):
+            return row
+    return None
+
+
+def known_cause(error: BaseException) -> Cause | None:
+    """Returns the first cause that is not vague of this error and of those that led to it; None without one.
+
+    Errors that `from None` hides count, too: wrappers of users' code raise a RequestError with its message.
+    """
+    link: BaseException | None = error
+    for _ in range(100):  # the errors can form a circle
+        if link is None:
+            break
+        row = link if isinstance(link, DdpHpcError) else known_error(link)
+        if row is not None and not row.cause.is_vague:
+            return row.cause
+        link = link.__cause__ or link.__context__
     return None
 
 
 def explain_lost_worker(error: BaseException) -> str:
     """Describes torch's error about a worker that exited, in one line; empty for all other errors."""
-    if lost_process(error) not in (Lost.WORKER, Lost.WORKER_BY_SIGTERM):
+    row = known_error(error)
+    if row is None or row.library != _WORKER:
         return ""
     first_line = str(error).strip().partition("\n")[0].rstrip()
     return f"{first_line} (if a job runs out of memory, the kernel kills such processes first)"
@@ -61,7 +84,8 @@ def explain_lost_worker(error: BaseException) -> str:
 
 def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
     """Returns one line for an error that another rank's exit or hang has caused; empty for other errors."""
-    if lost_process(error) is not Lost.RANK:
+    row = known_error(error)
+    if row is None or row.cause is not Cause.LOST_RANK:
         return ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # Below the line `Last error:`, torch appends NCCL's last warning, which is the actual cause (torch's

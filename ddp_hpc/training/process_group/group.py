@@ -23,6 +23,7 @@ from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.check_placement import check_placement
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
+from ddp_hpc.training.process_group.errors_of_torch import known_cause
 from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.process_group.group_store import Store, group_store
 from ddp_hpc.training.process_group.link import Link
@@ -95,6 +96,8 @@ def failing_together(comm: Comm, world: World) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
+        if known_cause(error):
+            raise  # the others get the text only, and the request is not what is wrong
         problem = str(error)
     agree(comm, world, problem)
 

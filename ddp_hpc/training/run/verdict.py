@@ -19,10 +19,10 @@ from ddp_hpc.base.user_code_exceptions import (
     write_traceback,
 )
 from ddp_hpc.training.process_group.errors_of_torch import (
-    Lost,
     explain_lost_contact,
     explain_lost_worker,
-    lost_process,
+    known_cause,
+    known_error,
 )
 from ddp_hpc.training.run.parts import Parts
 
@@ -44,17 +44,23 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> Verdict:
     if isinstance(error, KeyboardInterrupt):
         return _of(Cause.INTERRUPTED, "interrupted")
     if isinstance(error, DdpHpcError):
-        text = str(error)
-        if error.traceback_text:
-            return _of(error.cause, _at(error, text, whole=False), error.traceback_text)
-        return _of(error.cause, text)
-    if known := _known_error(error, parts, timeout_s):
-        return known
-    inner = _without_context_managers(error)
-    if parts.in_script:
-        return _of(Cause.FAILED, traceback_of(inner).rstrip())
-    text = _at(error, describe_error(error), whole=True)
-    return _of(Cause.FAILED, text, traceback_of(inner) if isinstance(error, Exception) else "")
+        own = known_cause(error) or error.cause
+        text = str(error) if own is type(error).cause else _with_advice(str(error), own)
+        text = _at(error, text, whole=False) if error.traceback_text else text
+        return _of(own, text, error.traceback_text)
+    if lost := _lost_process(error, parts, timeout_s):
+        return lost
+    cause = known_cause(error)
+    trace = traceback_of(_without_context_managers(error)).rstrip()
+    text = trace if parts.in_script else _at(error, describe_error(error), whole=cause is None)
+    text = text if cause is None else _with_advice(text, cause)
+    keeps_trace = isinstance(error, Exception) and not parts.in_script
+    return _of(cause or Cause.FAILED, text, trace if keeps_trace else "")
+
+
+def _with_advice(text: str, cause: Cause) -> str:
+    """Appends what to do to the last line, unless the text contains it."""
+    return text if cause.advice in text else f"{text}; {cause.advice}"
 
 
 def _of(cause: Cause, text: str, traceback_text: str = "") -> Verdict:
@@ -75,19 +81,15 @@ def _of_exit(error: SystemExit) -> Verdict:
     return Verdict(cause=cause, exit_code=code, text=f"a rank called sys.exit with exit code {code}")
 
 
-def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> Verdict | None:
+def _lost_process(error: BaseException, parts: Parts, timeout_s: float) -> Verdict | None:
     """Returns the verdict on an exception of torch that the end of another process has caused, in one line;
     None for all other exceptions.
     """
-    lost = lost_process(error)
-    if lost is Lost.WORKER_BY_SIGTERM:
-        # A worker process (--workers) received the SIGTERM of the job shortly before this process.
-        return _of_exit(SystemExit(128 + signal.SIGTERM))
-    if lost is Lost.WORKER:
-        return _of(Cause.FAILED, explain_lost_worker(error))
-    if lost is Lost.RANK and parts.watch is not None:
+    if text := explain_lost_worker(error):
+        is_signalled = (row := known_error(error)) is not None and row.cause is Cause.SIGNALLED
+        return _of_exit(SystemExit(128 + signal.SIGTERM)) if is_signalled else _of(Cause.FAILED, text)
+    if parts.watch is not None and (text := explain_lost_contact(error, timeout_s)):
         gone = parts.heartbeat.gone_ranks() if parts.heartbeat is not None else ""
-        text = explain_lost_contact(error, timeout_s)
         return _of(Cause.LOST_RANK, f"{gone} is gone: {text}" if gone else text)
     return None
 
