@@ -30,7 +30,7 @@ _LOST_CONNECTION = ("timed out", "timeout", *(os.strerror(number) for number in 
 # torch/csrc/DataLoader.cpp, in a handler of SIGCHLD: anywhere in the main thread.
 _WORKER = "DataLoader worker"
 # The first row that fits counts. torch raises most errors as RuntimeError or DistBackendError with a message
-# of a library: checked with torch 2.8 to 2.13. tests/training/test_errors_of_torch.py checks the installed one.
+# of a library: checked with torch 2.8 to 2.13. tests/training/test_errors_of_torch.py checks this one.
 KNOWN_ERRORS = (
     # Errors of torch's store and its sockets, which have types of their own since torch 2.1.
     KnownError(Cause.LOST_RANK, types=("DistNetworkError", "DistStoreError")),
