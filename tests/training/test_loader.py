@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -13,8 +15,10 @@ import pytest
 import torch
 
 from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.training.input.batch_loader import Loader
+from ddp_hpc.training.input.batch_loader import Loader, _Reads
+from ddp_hpc.training.process_group import errors_of_torch
 from tests.training.runs import run
 
 CPU = torch.device("cpu")
@@ -167,6 +171,17 @@ if __name__ == "__main__":
     os.truncate(path, 100)
     drain(batches)
 """
+
+
+def test_an_error_in_a_worker_keeps_its_known_cause(monkeypatch):
+    row = errors_of_torch.KnownError(Cause.HANG, types=("MemoryError",))
+    monkeypatch.setattr(errors_of_torch, "KNOWN_ERRORS", (row,))
+
+    def read(_):
+        raise MemoryError("in a worker")
+
+    sent = pickle.loads(pickle.dumps(_Reads(SimpleNamespace(read=read))[np.arange(2)]))
+    assert errors_of_torch.known_cause(sent) is Cause.HANG
 
 
 @pytest.mark.check

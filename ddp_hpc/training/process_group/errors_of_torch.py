@@ -29,8 +29,8 @@ _NUMBERS = (errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
 _LOST_CONNECTION = ("timed out", "timeout", *(os.strerror(number) for number in _NUMBERS))
 # torch/csrc/DataLoader.cpp, in a handler of SIGCHLD: anywhere in the main thread.
 _WORKER = "DataLoader worker"
-# The first row that fits counts. torch raises most errors as RuntimeError or DistBackendError with the
-# message of a library: checked with torch 2.8 to 2.13, and in tests/training/test_errors_of_torch.py.
+# The first row that fits counts. torch raises most errors as RuntimeError or DistBackendError with a message
+# of a library: checked with torch 2.8 to 2.13. tests/training/test_errors_of_torch.py checks this one.
 KNOWN_ERRORS = (
     # Errors of torch's store and its sockets, which have types of their own since torch 2.1.
     KnownError(Cause.LOST_RANK, types=("DistNetworkError", "DistStoreError")),
@@ -46,15 +46,18 @@ KNOWN_ERRORS = (
 )
 
 
-def known_error(error: BaseException) -> KnownError | None:
-    """Returns the row of this error, without the errors that led to it; None if it has none."""
+OTHER_ERROR = KnownError(Cause.FAILED)
+
+
+def known_error(error: BaseException) -> KnownError:
+    """Returns the row of this error, without regard to those that led to it; OTHER_ERROR if it has none."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
     for row in KNOWN_ERRORS:
         has_words = row.library.lower() in text and any(word.lower() in text for word in row.words)
         if has_words or names.intersection(row.types):
             return row
-    return None
+    return OTHER_ERROR
 
 
 def known_cause(error: BaseException) -> Cause | None:
@@ -66,17 +69,16 @@ def known_cause(error: BaseException) -> Cause | None:
     for _ in range(100):  # the errors can form a circle
         if link is None:
             break
-        row = link if isinstance(link, DdpHpcError) else known_error(link)
-        if row is not None and not row.cause.is_vague:
-            return row.cause
+        cause = (link if isinstance(link, DdpHpcError) else known_error(link)).cause
+        if not cause.is_vague:
+            return cause
         link = link.__cause__ or link.__context__
     return None
 
 
 def explain_lost_worker(error: BaseException) -> str:
     """Describes torch's error about a worker that exited, in one line; empty for all other errors."""
-    row = known_error(error)
-    if row is None or row.library != _WORKER:
+    if known_error(error).library != _WORKER:
         return ""
     first_line = str(error).strip().partition("\n")[0].rstrip()
     return f"{first_line} (if a job runs out of memory, the kernel kills such processes first)"
@@ -84,8 +86,7 @@ def explain_lost_worker(error: BaseException) -> str:
 
 def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
     """Returns one line for an error that another rank's exit or hang has caused; empty for other errors."""
-    row = known_error(error)
-    if row is None or row.cause is not Cause.LOST_RANK:
+    if known_error(error).cause is not Cause.LOST_RANK:
         return ""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # Below the line `Last error:`, torch appends NCCL's last warning, which is the actual cause (torch's

@@ -86,8 +86,8 @@ def _lost_process(error: BaseException, parts: Parts, timeout_s: float) -> Verdi
     None for all other exceptions.
     """
     if text := explain_lost_worker(error):
-        is_signalled = (row := known_error(error)) is not None and row.cause is Cause.SIGNALLED
-        return _of_exit(SystemExit(128 + signal.SIGTERM)) if is_signalled else _of(Cause.FAILED, text)
+        by_sigterm = known_error(error).cause is Cause.SIGNALLED
+        return _of_exit(SystemExit(128 + signal.SIGTERM)) if by_sigterm else _of(Cause.FAILED, text)
     if parts.watch is not None and (text := explain_lost_contact(error, timeout_s)):
         gone = parts.heartbeat.gone_ranks() if parts.heartbeat is not None else ""
         return _of(Cause.LOST_RANK, f"{gone} is gone: {text}" if gone else text)
