@@ -144,7 +144,7 @@ def _import_torch() -> None:
     gc.enable()
 
 
-def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> str:
+def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts) -> bool:
     """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
     from ddp_hpc.training.optimization.step_graph import check_device
     from ddp_hpc.training.run.lifecycle import manage_run
@@ -175,8 +175,8 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
         heartbeat.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} in this attempt)" if result.resumed_from else ""
-    if result.stopped:
-        progress.say(f"Stopping: {result.stopped}. State saved; run the same command again to resume.")
+    if result.stopped is not None:
+        progress.say(result.stopped.line("State saved"))
     how = f"stopped: {result.steps} of {result.total_steps}" if result.stopped else f"done: {result.steps}"
     progress.say(
         f"{how} steps{here}, {result.samples:,} samples in {result.wall_s:.1f} s, "
@@ -195,7 +195,7 @@ def _train(config: TrainConfig, group: Group, heartbeat: Heartbeat, parts: Parts
         and (trained or not config.telemetry.summary.exists())
     ):
         write_summary(config, group, samples, result)
-    return result.stopped
+    return result.stopped is not None
 
 
 def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[Trace]:

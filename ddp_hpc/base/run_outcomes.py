@@ -7,7 +7,7 @@ a state or a cause, add a member and a row: see CONTRIBUTING.md.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class State(StrEnum):
@@ -25,39 +25,53 @@ class State(StrEnum):
     @property
     def is_final(self) -> bool:
         """Whether the attempt that wrote this state has ended."""
-        return self is not State.RUNNING
+        return _STATES[self].ends_in is not None
 
     @property
     def is_failure(self) -> bool:
         """Whether no job resumes the run until a user has found the cause."""
-        return self is State.FAILED
+        return _STATES[self].ends_in == "failure"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped on purpose before it was complete, with its state saved."""
+        return _STATES[self].ends_in == "stop"
+
+    @property
+    def is_resumed_by_job(self) -> bool:
+        """Whether another job resumes the run by itself. If not, a user can resume it."""
+        return _STATES[self].is_resumed_by_job
 
     @property
     def exit_code(self) -> int:
         """The exit code of `ddp-hpc status` for a run in this state, and of a job that ends with its state
         saved or complete.
         """
-        return _EXIT_CODES[self]
+        return _STATES[self].exit_code
 
     def may_become(self, later: State, *, in_same_attempt: bool) -> bool:
         """Returns whether `later` may replace this state, in the attempt that wrote it or in a later one."""
-        return later in (_IN_AN_ATTEMPT if in_same_attempt else _IN_A_LATER_ATTEMPT)[self]
+        if in_same_attempt:
+            # An attempt ends once: the first final state counts, even if something fails afterwards.
+            return not self.is_final
+        # An attempt that fails before it begins leaves a complete run complete.
+        return later is State.RUNNING or (self is not State.DONE and (later.is_stopped or later.is_failure))
 
 
-_EXIT_CODES = {State.RUNNING: 0, State.REQUEUE: 75, State.DONE: 0, State.FAILED: 1}
-# An attempt ends once: the first final state counts, even if something fails afterwards.
-_IN_AN_ATTEMPT = {
-    State.RUNNING: (State.RUNNING, State.REQUEUE, State.DONE, State.FAILED),
-    State.REQUEUE: (),
-    State.DONE: (),
-    State.FAILED: (),
-}
-# An attempt that fails before it begins leaves a complete run complete.
-_IN_A_LATER_ATTEMPT = {
-    State.RUNNING: (State.RUNNING, State.REQUEUE, State.FAILED),
-    State.REQUEUE: (State.RUNNING, State.REQUEUE, State.FAILED),
-    State.DONE: (State.RUNNING,),
-    State.FAILED: (State.RUNNING, State.REQUEUE, State.FAILED),
+class _StateRow(NamedTuple):
+    """What follows from a state; see the properties of `State`."""
+
+    exit_code: int
+    ends_in: Literal["success", "stop", "failure"] | None
+    """How the attempt that wrote the state has ended; None if it has not ended."""
+    is_resumed_by_job: bool = False
+
+
+_STATES = {
+    State.RUNNING: _StateRow(exit_code=0, ends_in=None),
+    State.REQUEUE: _StateRow(exit_code=75, ends_in="stop", is_resumed_by_job=True),
+    State.DONE: _StateRow(exit_code=0, ends_in="success"),
+    State.FAILED: _StateRow(exit_code=1, ends_in="failure"),
 }
 
 
@@ -118,6 +132,17 @@ class Cause(StrEnum):
         return State.REQUEUE if row.resumes and has_progressed else row.state
 
 
+class Stop(NamedTuple):
+    """Why an attempt ends on purpose: the cause of its end, and the reason in one line."""
+
+    cause: Cause
+    reason: str
+
+    def line(self, saved: str) -> str:
+        """Returns the line about a run that stops early; `saved` is what was saved."""
+        return f"Stopping: {self.reason}. {saved}; run the same command again to resume."
+
+
 class _Consequence(NamedTuple):
     """What follows from a cause; see the properties of `Cause`. `state` is None if it does not change."""
 
@@ -163,3 +188,5 @@ _CONSEQUENCES = {
     Cause.SIGNALLED: _Consequence(exit_code=143, state=None, resumes=True, is_vague=True),
     Cause.INTERRUPTED: _Consequence(exit_code=130, state=None),
 }
+COMPLETE = Stop(Cause.DONE, "training complete")
+REQUESTED = Stop(Cause.STOPPED, "the program requested it")

@@ -16,6 +16,7 @@ from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.base.option_names import OptionError, naming
 from ddp_hpc.base.options import argument_names
 from ddp_hpc.base.process_control import STOP_SIGNALS
+from ddp_hpc.base.run_outcomes import REQUESTED
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.run.end import end_stopped, fail
@@ -259,7 +260,7 @@ def _end_without_error(end: SystemExit, world: ConnectedWorld) -> SystemExit:
     if end.code and end.code != EXIT_REQUEUE:
         raise end
     if end.code == EXIT_REQUEUE and not world.stopped:
-        world.stopped = "the program requested it"
+        world.stopped = REQUESTED.reason
     return end
 
 

@@ -16,14 +16,13 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, SupportsIndex
 
-from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
-from ddp_hpc.base.run_outcomes import Cause, State
-from ddp_hpc.base.run_state import RunState, write_state
+from ddp_hpc.base.run_outcomes import REQUESTED, Stop
+from ddp_hpc.base.run_state import write_state
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
 from ddp_hpc.schedulers.deadline import current_end_s, find_deadline
 from ddp_hpc.training.health.rank_report import RankReport
-from ddp_hpc.training.run.record import record_end
+from ddp_hpc.training.run.record import record_stop
 from ddp_hpc.training.run.stop_protocol import MOST_STEPS_OF_SCRIPT, ExchangeSchedule, OwnRequest
 
 # SIGINT is not among these signals, because Ctrl-C interrupts the program as usual.
@@ -59,7 +58,7 @@ class JobDeadline:
         self._own = OwnRequest(ends, partial(current_end_s, environ) if self._is_first else None)
         self._calls = 0
         self._exchanges = ExchangeSchedule(1, most_steps=MOST_STEPS_OF_SCRIPT)
-        self._reason = ""
+        self._stop: Stop | None = None
         self._replaced: dict[int, Any] = {}
         self.handle_signals()
 
@@ -88,7 +87,7 @@ class JobDeadline:
     @property
     def reason(self) -> str:
         """Why the program must stop; empty until `should_stop` has returned True."""
-        return self._reason
+        return self._stop.reason if self._stop is not None else ""
 
     def should_stop(self) -> bool:
         """Returns whether the program must save a checkpoint and stop, with the same result on all ranks.
@@ -102,8 +101,8 @@ class JobDeadline:
             RequestError: WORLD_SIZE is greater than 1, and there is no process group.
         """
         self._calls += 1
-        if self._reason or not self._exchanges.is_due(self._calls):
-            return bool(self._reason)
+        if self._stop is not None or not self._exchanges.is_due(self._calls):
+            return self._stop is not None
         interval_s = self._exchanges.mean_step_s(self._calls)
         request = float(self._own.number(self._margin_s))
         own = RankReport(
@@ -114,9 +113,9 @@ class JobDeadline:
         self._exchanges.exchanged(self._calls, max(report.step_s for report in reports))
         for rank, report in enumerate(reports):
             if report.stop_request:
-                self._reason = self._own.explain(int(report.stop_request), rank, self._margin_s)
+                self._stop = self._own.stop_for(int(report.stop_request), rank, self._margin_s)
                 break
-        return bool(self._reason)
+        return self._stop is not None
 
     def requeue(self, step: SupportsIndex) -> NoReturn:
         """Ends the program after it has saved a checkpoint, so that another job resumes it.
@@ -146,11 +145,9 @@ class JobDeadline:
             rank = group.get_rank()
         if rank:
             raise SystemExit(EXIT_DONE)
-        reason = self.reason or "the program requested it"
-        _record(number, reason, self._environ)
-        _complain(
-            f"Stopping at step {number}: {reason}. Checkpoint saved; run the same command again to resume."
-        )
+        stop = self._stop or REQUESTED
+        _record(number, stop, self._environ)
+        _complain(stop.line(f"Checkpoint of step {number} saved"))
         # torchrun restarts ranks that exit with a code other than 0; the supervisor reads the file `state`.
         raise SystemExit(EXIT_DONE if torchrun else EXIT_REQUEUE)
 
@@ -198,7 +195,7 @@ def _device(group: ModuleType, torch: ModuleType) -> Any:
     return torch.device("cpu") if is_on_cpu else torch.accelerator.current_accelerator()
 
 
-def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
+def _record(step: int, stop: Stop, environ: Mapping[str, str]) -> None:
     """Writes the state of the run for the supervisor of the job. Without one, nothing is written."""
     if progress := environ.get("DDP_HPC_PROGRESS_FILE", ""):
         try:
@@ -207,9 +204,7 @@ def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
             _complain(f"warning: {progress}: cannot be written: {error}")
     if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
         try:
-            end = AttemptEnd(cause=Cause.STOPPED, exit_code=EXIT_REQUEUE, reason=reason, step=step)
-            record_end(environ, end, replace=True)
-            write_state(Path(run_dir), RunState(State.REQUEUE, step, reason))
+            write_state(Path(run_dir), record_stop(environ, stop, step))
         except DdpHpcError as error:  # the exit code still requests that the job is run again
             _complain(f"warning: {error}")
 

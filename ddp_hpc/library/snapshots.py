@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.base.options import read_directory
+from ddp_hpc.base.run_outcomes import REQUESTED, Stop
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.library.connected_world import ConnectedWorld, current_world
 from ddp_hpc.library.loader import WorldLoader, with_config
@@ -52,7 +53,8 @@ class Snapshots:
         self._world, self._lifecycle, self._loader = world, lifecycle, loader
         self._state = state
         self._num_samples = None if loader is None else loader.num_samples
-        self._stop, self._is_compared = "", False
+        self._stop: Stop | None = None
+        self._is_compared = False
 
     def resume(self) -> None:
         """Restores the newest valid snapshot, if any. Collective: every rank must call this."""
@@ -83,9 +85,9 @@ class Snapshots:
         # Without a directory, nothing is saved, and signals end the script.
         if self._lifecycle.directories is None:
             return False
-        if self._stop or not (self._exchanges.is_due(step) or self._lifecycle.saves_at(step)):
+        if self._stop is not None or not (self._exchanges.is_due(step) or self._lifecycle.saves_at(step)):
             self._world.at(step, "script")
-            return bool(self._stop)
+            return self._stop is not None
         step_s = self._exchanges.mean_step_s(step)
         self._world.at(step, "exchange")
         own = torch.tensor(
@@ -99,11 +101,11 @@ class Snapshots:
         if decision.save:
             self._save()
         self._world.at(step, "script")
-        return bool(self._stop)
+        return self._stop is not None
 
-    def stop(self, reason: str) -> None:
+    def stop_on_request(self) -> None:
         """Makes `finish` write the state of a run that another job must resume."""
-        self._stop = self._stop or reason
+        self._stop = self._stop or REQUESTED
 
     def finish(self) -> None:
         """Saves the last step if necessary, and writes the final state to the run directory. Collective."""
@@ -111,7 +113,7 @@ class Snapshots:
             return
         if self._saved != self._position:
             self._save()
-        if 0 < self.start == self._position.step and not self._stop:
+        if 0 < self.start == self._position.step and self._stop is None:
             self._world.progress.say(
                 f"note: no step was left to do after step {self.start}; for a new run, use another directory "
                 "for the snapshots; to continue this run, increase the number of steps"
@@ -119,11 +121,9 @@ class Snapshots:
         tick = partial(self._world.at, self._position.step, "snapshot")
         self._lifecycle.finish(self._position, self._stop, tick)
         self._world.at(self._position.step, RESTING)
-        if self._stop:
-            self._world.stopped = self._stop
-            self._world.progress.say(
-                f"Stopping: {self._stop}. State saved; run the same command again to resume."
-            )
+        if self._stop is not None:
+            self._world.stopped = self._stop.reason
+            self._world.progress.say(self._stop.line("State saved"))
 
     def _save(self) -> None:
         tick = partial(self._world.at, self._position.step, "snapshot")
@@ -210,7 +210,7 @@ def snapshots(
             yield run_snapshots
         except SystemExit as end:
             if end.code == EXIT_REQUEUE:
-                run_snapshots.stop("the program requested it")
+                run_snapshots.stop_on_request()
             if end.code in (None, EXIT_DONE, EXIT_REQUEUE):
                 run_snapshots.finish()
             raise

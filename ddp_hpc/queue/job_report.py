@@ -179,8 +179,8 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    if final not in ("", State.DONE, State.FAILED):
-        return final
+    if state is not None and state.state.is_stopped:
+        return state.state
     if job.exit_code == EXIT_REQUEUE:
         return State.REQUEUE
     return "unknown" if job.end == "unknown" else "failed"

@@ -52,6 +52,12 @@ def begin_attempt(
     if seen.state is State.DONE:
         what = f"the training of {seen.step} steps is complete" if seen.step else "the program has completed"
         return NothingToDo(EXIT_DONE, f"{what}; attempt {number} has nothing to do")
+    if seen.state is not None and seen.state.is_stopped and not seen.state.is_resumed_by_job:
+        reason = f": {seen.reason}" if seen.reason else ""
+        return NothingToDo(
+            seen.state.exit_code,
+            f"the run is {seen.state}{at_step(seen.step)}{reason}; to resume it, submit the script again",
+        )
     # A requeued job runs even after a failure: the requeue was requested, and the failure may have been
     # caused by a lost node.
     if not is_requeued:
@@ -123,7 +129,7 @@ def _exited(code: int, reason: str) -> AttemptEnd:
 
 def end_of_program(program: AttemptEnd, after: SeenState) -> AttemptEnd:
     """Returns the end of an attempt whose program has led to the state `after`."""
-    if after.state is State.REQUEUE:
+    if after.state is State.REQUEUE:  # the only state of a program that has stopped
         return replace(program, cause=Cause.STOPPED, reason=after.reason)
     # For example, exit code 75 without a checkpoint.
     if after.state is State.FAILED and not program.cause.is_failure:
@@ -141,17 +147,17 @@ def end_without_record(code: int, launcher: str) -> AttemptEnd:
 
 
 def outcome(code: int, end: AttemptEnd | None, first_step: int, after: SeenState) -> SeenState | int:
-    """Returns the state of a run that another job can resume, or the exit code of the job.
+    """Returns the state of a run that has stopped and can be resumed, or the exit code of the job.
 
     `after` was written by this attempt, and `end` is how it ended; None if the program has written only the
     state. Launchers change exit codes, so both take precedence over `code`.
     """
     if after.state is State.RUNNING and end is not None and after.step > first_step and end.cause.may_resume:
         return replace(after, state=State.REQUEUE, reason=end.reason)
-    if after.state is State.REQUEUE:
+    if after.state is not None and after.state.is_stopped:
         return after
-    if after.state not in (None, State.RUNNING, State.FAILED):
-        return after.state.exit_code
+    if after.state is State.DONE:
+        return EXIT_DONE
     return end.exit_code if end is not None else code or EXIT_FAILED
 
 
@@ -203,6 +209,7 @@ LAUNCHER_HUNG = NoJob(why="nothing is submitted, because the ranks may hang agai
 def why_no_job(
     stop: Stop,
     *,
+    state: State,
     has_progressed: bool,
     attempt: Attempt,
     max_attempts: int,
@@ -211,6 +218,8 @@ def why_no_job(
 ) -> NoJob | None:
     """Returns why this job does not request another one; None if it does."""
     title, nothing = scheduler.title, "so nothing is submitted"
+    if not state.is_resumed_by_job:
+        return NoJob(why=f"the run is {state}, {nothing}")
     if stop == "requeued":
         return NoJob(why=f"{title} runs this job again, which resumes the run", needs_command=False)
     if stop == "cancelled":

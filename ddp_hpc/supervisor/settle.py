@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ddp_hpc.base.attempt_end import AttemptEnd, rank_0_end
-from ddp_hpc.base.errors import EXIT_REQUEUE, EXIT_WRONG_REQUEST, DdpHpcError
+from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord, is_cancelled, record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
@@ -72,7 +72,7 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         program = _program_end(ended, recorded, files)
         after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
         files.write_end(attempt, decisions.end_of_program(program, after))
-        if after.state is not State.REQUEUE:
+        if after.state is None or not after.state.is_stopped:
             if ended.end.was_ended and after.state is not None and after.state.is_failure:
                 _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
             return program.exit_code
@@ -153,8 +153,11 @@ class _NextJob:
             DdpHpcError: the attempt made no progress.
         """
         settings, attempt = self._settings, self._attempt
+        state = self._state.state
+        assert state is not None
         refusal = decisions.why_no_job(
             stop,
+            state=state,
             # A program that does not record its step is only resumed after progress.
             has_progressed=self._state.step > attempt.first_step or not self._state.is_step_known,
             attempt=attempt,
@@ -166,7 +169,7 @@ class _NextJob:
             self._submit()
         else:
             self.refuse(refusal)
-        return EXIT_REQUEUE
+        return state.exit_code
 
     def refuse(self, refusal: decisions.NoJob) -> None:
         """Prints why no job is requested and how to resume.

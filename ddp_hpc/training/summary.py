@@ -44,7 +44,7 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "memory": {"state_bytes": result.state_bytes, "peak_bytes": result.peak_bytes},
         "steps": result.steps,
         "resumed_from": result.resumed_from,
-        "stopped": result.stopped or None,
+        "stopped": result.stopped.reason if result.stopped is not None else None,
         "samples": result.samples,
         "samples_per_s": result.samples_per_s,
         "wall_s": result.wall_s,

@@ -18,6 +18,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
+from ddp_hpc.base.run_outcomes import Stop
 from ddp_hpc.data.sample_order import EpochOrder, sample_numbers
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left
@@ -81,8 +82,8 @@ class Result:
     """Bytes of the parameters, gradients and optimizer state on this rank."""
     peak_bytes: int
     """Peak memory of this rank: device memory, or that of the process on a CPU."""
-    stopped: str
-    """The reason why the run stopped early with its state saved; empty if it did not stop early."""
+    stopped: Stop | None
+    """Why the run stopped early with its state saved; None if it did not stop early."""
 
     def share_of_peak(self, world_size: int) -> float | None:
         """The achieved fraction of the peak FLOP/s of all devices; None if either rate is unknown."""
@@ -135,17 +136,18 @@ class Trainer:
 
     def run(self) -> Result:
         """Runs all remaining steps. Collective: every rank must call this."""
-        start_s, stop = time.perf_counter(), ""
+        start_s = time.perf_counter()
+        stop: Stop | None = None
         for _, shares in self._steps():
             epoch = self.position.epoch
             self._step(shares)
             is_last = self.position.step == self.total
             stop = self._exchange_and_save(is_last)
-            if stop:
+            if stop is not None:
                 break
             if self.position.epoch > epoch and not is_last:
                 self.test = self._evaluate(epoch + 1)
-        if not stop:  # if an earlier attempt ended during an evaluation, this repeats the evaluation
+        if stop is None:  # if an earlier attempt ended during an evaluation, this repeats the evaluation
             self.test = self._evaluate(self.position.epoch + (self.position.begin > 0))
         return self._finish(time.perf_counter() - start_s, stop)
 
@@ -221,8 +223,8 @@ class Trainer:
         self.trace.step()
         self.position = self.position.after(shares[0], self.samples.num_samples)
 
-    def _exchange_and_save(self, is_last: bool) -> str:
-        """Exchanges results if due, logs and saves; returns the reason to stop, or an empty string."""
+    def _exchange_and_save(self, is_last: bool) -> Stop | None:
+        """Exchanges results if due, logs and saves; returns why the run stops now, or None."""
         step, every = self.position.step, self.config.telemetry.log_every
         saves = self.lifecycle.saves_at(step)
         known = step - self.pending.delay  # the loss of this step can be sent without waiting for the device
@@ -236,7 +238,7 @@ class Trainer:
             if waits and self.pending.is_sent:
                 decision = decision.combined_with(self._receive(is_last))
         if not (decision.save or is_last):
-            return ""
+            return None
         tick = partial(self.heartbeat.at, step, "snapshot")
         tick()
         self.strategy.equalize()
@@ -307,7 +309,7 @@ class Trainer:
         self.progress.say(f"epoch {epoch}/{self.config.epochs} test: {result}")
         return result
 
-    def _finish(self, wall_s: float, stop: str) -> Result:
+    def _finish(self, wall_s: float, stop: Stop | None) -> Result:
         """Closes the outputs, completes the last snapshot, and returns the result."""
         config, position, device = self.config, self.position, self.group.device
         self.batches.close()

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.option_names import named
+from ddp_hpc.base.run_outcomes import Stop
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.schedulers.deadline import Deadline, current_end_s, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
@@ -30,6 +31,7 @@ from ddp_hpc.training.run.record import RunRecord, record_done_without_snapshots
 from ddp_hpc.training.run.restore import on_all_ranks, restore
 from ddp_hpc.training.run.resumable import Losses, RunDescription
 from ddp_hpc.training.run.save_schedule import CONTINUE, Decision, SaveSchedule, decide
+from ddp_hpc.training.run.stop_protocol import OwnRequest
 from ddp_hpc.training.run.stop_requests import StopRequests
 from ddp_hpc.training.snapshots.host_buffer import num_bytes_of
 from ddp_hpc.training.snapshots.joint_save import JointSave
@@ -170,7 +172,7 @@ class RunLifecycle:
             self._stop_requests.measured(step_s=step_s)
         due = self._directory is not None and self._schedule.is_overdue()
         stop_request = float(self._stop_requests.stop_request())
-        return RankReport(stop_request, float(due), step_s, own_s, self._stop_requests.deadline_s)
+        return RankReport(stop_request, float(due), step_s, own_s, self._stop_requests.own.deadline_s)
 
     def evaluated(self, evaluation_s: float) -> None:
         """Records the duration of an evaluation, during which the run cannot stop."""
@@ -240,7 +242,7 @@ class RunLifecycle:
             for _ in chain(model.tensors, training.tensors):
                 pass
 
-    def finish(self, position: Position, stop: str, tick: Callable[[], None]) -> None:
+    def finish(self, position: Position, stop: Stop | None, tick: Callable[[], None]) -> None:
         """Waits for the last save and writes the final state to the run directory. Collective.
 
         `tick` is called every few seconds meanwhile.
@@ -327,9 +329,8 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
         return
     stacks = directories.stacks / f"rank{group.world.rank:05d}-at-the-end.txt"
     watching = StopRequests(
-        deadline,
+        OwnRequest(deadline, partial(current_end_s, environ) if is_rank_0 else None),
         delay_s,
-        ask=partial(current_end_s, environ) if is_rank_0 else None,
         stacks=stacks,
         end_before_kill=partial(end_before_kill, parts),
         is_lost=parts.is_lost,

@@ -15,7 +15,7 @@ from pathlib import Path
 from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.attempt_end import AttemptEnd, place_of_end, remove_end, write_end
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_outcomes import COMPLETE, State, Stop
 from ddp_hpc.base.run_state import RunState, read_state, write_state
 from ddp_hpc.base.toml_options import as_toml
 from ddp_hpc.training.config import TrainConfig
@@ -66,16 +66,11 @@ class RunRecord:
             if not (self._has_failed or is_rank_lost):
                 self._write(State.RUNNING, step, "saved a snapshot")
 
-    def ended(self, step: int, stop: str) -> None:
-        """Records that the training is complete, or with a reason in `stop`, that another job resumes it."""
-        cause = Cause.STOPPED if stop else Cause.DONE
-        reason = stop or "training complete"
+    def ended(self, step: int, stop: Stop | None) -> None:
+        """Records that the training is complete, or why it stops early with its state saved."""
         if self._is_rank_0:
-            end = AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=reason, step=step)
-            record_end(os.environ, end, replace=True)
-        state = cause.state_of_run(has_progressed=True)
-        assert state is not None
-        self._write(state, step, reason)
+            ended = record_stop(os.environ, stop or COMPLETE, step)
+            self._write(ended.state, ended.step, ended.reason)
 
     def failing(self) -> None:
         """From now on, snapshots that become complete no longer change the state."""
@@ -115,6 +110,16 @@ class RunRecord:
             write_state(self._run, RunState(state, step, reason))
         except DdpHpcError as error:
             self._say(f"WARNING: {error}. Job scripts will not see step {step}")
+
+
+def record_stop(environ: Mapping[str, str], stop: Stop, step: int) -> RunState:
+    """Records that this attempt ends on purpose, with its state saved; returns the state of the run."""
+    cause = stop.cause
+    end = AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=stop.reason, step=step)
+    record_end(environ, end, replace=True)
+    state = cause.state_of_run(has_progressed=True)
+    assert state is not None
+    return RunState(state, step, stop.reason)
 
 
 def record_end(environ: Mapping[str, str], end: AttemptEnd, *, replace: bool = False) -> None:

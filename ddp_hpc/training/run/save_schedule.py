@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from ddp_hpc.base.run_outcomes import Stop
 from ddp_hpc.training.health.rank_report import RankReports
 from ddp_hpc.training.run.stop_requests import StopRequests
 
@@ -14,15 +15,15 @@ class Decision:
     """The decision that all ranks make after a step."""
 
     save: bool
-    stop: str
-    """The reason why the run stops after this step; empty if it continues."""
+    stop: Stop | None
+    """Why the run stops after this step; None if it continues."""
 
     def combined_with(self, later: Decision) -> Decision:
         """Returns what both decisions request."""
         return Decision(save=self.save or later.save, stop=self.stop or later.stop)
 
 
-CONTINUE = Decision(save=False, stop="")
+CONTINUE = Decision(save=False, stop=None)
 
 
 @dataclass
@@ -55,5 +56,5 @@ def decide(
     """
     stop_request, rank = reports.first_stop_request()
     is_due = reports.save_due() or schedule.is_due_at(step)
-    stop = requests.explain(stop_request, rank, requests.margin_s()) if stop_request and not is_last else ""
-    return Decision(save=is_due or is_last or bool(stop), stop=stop)
+    stop = requests.stop_for(stop_request, rank) if stop_request and not is_last else None
+    return Decision(save=is_due or is_last or stop is not None, stop=stop)

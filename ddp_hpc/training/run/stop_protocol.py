@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 
+from ddp_hpc.base.run_outcomes import Cause, Stop
 from ddp_hpc.schedulers.deadline import Deadline, MovingDeadline
 
 EXCHANGE_S = 1.0
 """The interval at which ranks exchange their requests, but at most once per step."""
+# Requests: 0 means none, numbers below 1000 are those of signals, and greater ones are below.
 TIME_LIMIT = 1000
-"""The request of rank 0 if the end of the job is near. Other requests are signal numbers; 0 means none."""
+"""The request of rank 0 if the end of the job is near."""
 # Later steps of a script can be much slower than the first ones.
 MOST_STEPS_OF_SCRIPT = 100
 
@@ -83,11 +85,12 @@ class OwnRequest:
         self._deadline.at_s = deadline_s
         return True
 
-    def explain(self, request: int, rank: int, margin_s: float) -> str:
-        """Describes the request of a rank for a message."""
-        if request != TIME_LIMIT:
-            return f"rank {rank} received {signal.Signals(request).name}"
-        return f"the job's time limit is near ({self.source}; stopping {margin_s:.0f} s early to save)"
+    def stop_for(self, request: int, rank: int, margin_s: float) -> Stop:
+        """Returns why the run stops for this request of a rank."""
+        if request == TIME_LIMIT:
+            near = f"the job's time limit is near ({self.source}; stopping {margin_s:.0f} s early to save)"
+            return Stop(Cause.STOPPED, near)
+        return Stop(Cause.STOPPED, f"rank {rank} received {signal.Signals(request).name}")
 
 
 def _nothing() -> None:

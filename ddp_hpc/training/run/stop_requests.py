@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_hpc.base.process_control import STOP_SIGNALS
-from ddp_hpc.schedulers.deadline import Deadline
+from ddp_hpc.base.run_outcomes import Stop
 from ddp_hpc.training.run.last_resort import ERROR_REPORT_S, LastResort
 from ddp_hpc.training.run.stop_protocol import EXCHANGE_S, OwnRequest
 
@@ -23,25 +23,24 @@ _SAME_SIGNAL_S = 1.0
 _SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
 
 
-class StopRequests(OwnRequest):
+class StopRequests:
     """The stop requests of a run with snapshots. A context manager, which restores the old signal handlers.
 
-    `ask` is that of `OwnRequest`, and `stacks` and `end_before_kill` are those of `LastResort`: the process
+    `own` is the request of this rank. `stacks` and `end_before_kill` are those of `LastResort`: the process
     ends itself if it still runs shortly before the scheduler's SIGKILL. `is_lost` is whether another rank has
     failed.
     """
 
     def __init__(
         self,
-        deadline: Deadline | None,
+        own: OwnRequest,
         kill_delay_s: float | None,
         *,
-        ask: Callable[[], float | None] | None,
         stacks: Path | None,
         end_before_kill: Callable[[str], None],
         is_lost: Callable[[], bool],
     ) -> None:
-        super().__init__(deadline, ask)
+        self.own = own
         self._kill_delay_s = kill_delay_s
         self._last_resort = LastResort(stacks, end_before_kill)
         self.is_lost = is_lost
@@ -61,11 +60,15 @@ class StopRequests(OwnRequest):
 
     def stop_request(self) -> int:
         """Returns this rank's request, see `OwnRequest.number`."""
-        return self.number(self.margin_s())
+        return self.own.number(self.margin_s())
+
+    def stop_for(self, request: int, rank: int) -> Stop:
+        """Returns why the run stops for this request of a rank."""
+        return self.own.stop_for(request, rank, self.margin_s())
 
     def move_deadline(self, deadline_s: float) -> bool:
         """Takes over the end of the job that rank 0 has learned; returns whether it has changed."""
-        if not self.follow(deadline_s):
+        if not self.own.follow(deadline_s):
             return False
         self._end_at_deadline()
         return True
@@ -99,15 +102,15 @@ class StopRequests(OwnRequest):
             raise SystemExit(128 + signum)
         now_s = time.monotonic()
         # A terminal sends Ctrl-C to the ranks and to the launcher, which forwards it to them again.
-        is_second = self.signal and now_s - self._signalled_s > _SAME_SIGNAL_S
+        is_second = self.own.signal and now_s - self._signalled_s > _SAME_SIGNAL_S
         if signum == signal.SIGINT and is_second:
             raise KeyboardInterrupt
-        self.signal, self._signalled_s = signum, now_s
+        self.own.signal, self._signalled_s = signum, now_s
         if signum in _LAST_WARNINGS and self._kill_delay_s is not None:
             when = f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}"
             self._last_resort.end_in(self._kill_delay_s, when, once=True)
 
     def _end_at_deadline(self) -> None:
-        if deadline_s := self.deadline_s:
+        if deadline_s := self.own.deadline_s:
             left_s = deadline_s - time.time() + (self._kill_delay_s or 0.0)
-            self._last_resort.end_in(left_s, f"at the job's time limit ({self.source})")
+            self._last_resort.end_in(left_s, f"at the job's time limit ({self.own.source})")
