@@ -88,7 +88,7 @@ def cli(context: click.Context, /, output: Path | None, force: bool, **fields: A
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
-    python -m data_gen text sources/*.py
+    python -m data_gen text book.txt
         bytes of text, for --model decoder
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     if context.invoked_subcommand is not None:
@@ -170,7 +170,7 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
 
     \b
     python -m data_gen text book.txt                            data/text.h5
-    python -m data_gen text $(git ls-files '*.py') -o sources.h5
+    python -m data_gen text $(git ls-files src) -o sources.h5
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "text.h5"
     with _writing(path) as progress:
