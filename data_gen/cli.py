@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def cli(context: click.Context, /, output: Path | None, force: bool, **fields: A
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
-    python -m data_gen text sources/*.py
+    python -m data_gen text book.txt
         bytes of text, for --model decoder
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     if context.invoked_subcommand is not None:
@@ -100,13 +101,11 @@ def cli(context: click.Context, /, output: Path | None, force: bool, **fields: A
         return
     recipe = Recipe(**fields)
     path = output or _DIRECTORY / default_file_name(recipe)
-
-    def write(progress: Progress) -> GenerateResult:
+    with _writing(path) as progress:
         from data_gen.synthetic import generate
 
-        return generate(recipe, path, force=force, progress=progress)
-
-    _write(path, write)
+        result = generate(recipe, path, force=force, progress=progress)
+    _print(result)
 
 
 @cli.command()
@@ -122,13 +121,11 @@ def digits(seed: int, output: Path | None, force: bool) -> None:
     python -m data_gen digits --output digits.pt
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "digits.h5"
-
-    def write(progress: Progress) -> GenerateResult:
+    with _writing(path) as progress:
         from data_gen.digits import write_digits
 
-        return write_digits(path, seed=seed, force=force, progress=progress)
-
-    _write(path, write)
+        result = write_digits(path, seed=seed, force=force, progress=progress)
+    _print(result)
 
 
 @cli.command()
@@ -151,13 +148,11 @@ def idx(images: Path, labels: Path, output: Path | None, **options: Any) -> None
         --output data/mnist.h5
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / f"{images.name.removesuffix('.gz')}.h5"
-
-    def write(progress: Progress) -> GenerateResult:
+    with _writing(path) as progress:
         from data_gen.convert_idx import convert_idx
 
-        return convert_idx(images, labels, path, **options, progress=progress)
-
-    _write(path, write)
+        result = convert_idx(images, labels, path, **options, progress=progress)
+    _print(result)
 
 
 @cli.command()
@@ -175,16 +170,14 @@ def text(inputs: tuple[Path, ...], output: Path | None, **options: Any) -> None:
 
     \b
     python -m data_gen text book.txt                            data/text.h5
-    python -m data_gen text $(git ls-files '*.py') -o sources.h5
+    python -m data_gen text $(git ls-files src) -o sources.h5
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "text.h5"
-
-    def write(progress: Progress) -> GenerateResult:
+    with _writing(path) as progress:
         from data_gen.text import write_text
 
-        return write_text(inputs, path, **options, progress=progress)
-
-    _write(path, write)
+        result = write_text(inputs, path, **options, progress=progress)
+    _print(result)
 
 
 @cli.command()
@@ -212,25 +205,27 @@ def convert(inputs: tuple[Path, ...], output: Path, **options: Any) -> None:
     python -m data_gen convert --src-key x --tgt-key y theirs.npz train.safetensors
     python -m data_gen convert train.h5 train.pt
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-
-    def write(progress: Progress) -> GenerateResult:
+    with _writing(output) as progress:
         from data_gen.convert import convert
 
-        return convert(inputs, output, **options, progress=progress)
+        result = convert(inputs, output, **options, progress=progress)
+    _print(result)
 
-    _write(output, write)
 
-
-def _write(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
-    """Runs `write` and prints the result."""
+@contextmanager
+def _writing(path: Path) -> Iterator[Progress]:
+    """Yields a callback that shows the progress of writing; reports a library that is missing."""
     _refuse_several_ranks(os.environ)
     try:
         with shown_progress(f"writing {path.name}") as progress:
-            result = write(progress)
+            yield progress
     except ModuleNotFoundError as error:
         raise RequestError(
             f"writing {path} requires {error.name}, which is not installed; run {install_command('train')}"
         ) from error
+
+
+def _print(result: GenerateResult) -> None:
     size = format_bytes(result.num_bytes)
     if result.reused:
         click.echo(f"reusing the existing file with the same contents ({size})", err=True)

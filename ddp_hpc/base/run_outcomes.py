@@ -138,9 +138,9 @@ class Stop(NamedTuple):
     cause: Cause
     reason: str
 
-    def line(self, saved: str) -> str:
+    def line(self, saved: str, at: str = "") -> str:
         """Returns the line about a run that stops early; `saved` is what was saved."""
-        return f"Stopping: {self.reason}. {saved}; run the same command again to resume."
+        return f"Stopping{at}: {self.reason}. {saved}; run the same command again to resume."
 
 
 class _Consequence(NamedTuple):

@@ -40,23 +40,18 @@ def combine(
     Raises:
         DataError: the arrays of a split differ in length, or those of the two splits in shape or dtype.
     """
+
+    def split(src: ArrayInfo, tgt: ArrayInfo) -> Samples:
+        check_pair(path, src, tgt)
+        return Samples(path=path, src=src, tgt=tgt, num_classes=num_classes, **vars(access(src, tgt)))
+
     src, tgt, *test = infos.values()
-    check_pair(path, src, tgt)
-    way = access(src, tgt)
-    test_samples, other_files = None, way.other_files
+    samples = split(src, tgt)
     if test:
-        check_pair(path, *test)
+        samples.test = split(*test)
         _check_test(path, (src, tgt), test)
-        test_way = access(*test)
-        other_files |= test_way.other_files
-        test_samples = Samples(
-            path=path, src=test[0], tgt=test[1], num_classes=num_classes, reader=test_way.reader,
-            open_arrays=test_way.open_arrays,
-        )  # fmt: skip
-    return Samples(
-        path=path, src=src, tgt=tgt, num_classes=num_classes, reader=way.reader,
-        open_arrays=way.open_arrays, test=test_samples, other_files=other_files,
-    )  # fmt: skip
+        samples.other_files |= samples.test.other_files
+    return samples
 
 
 def keys_of(src_key: str, tgt_key: str) -> list[str]:

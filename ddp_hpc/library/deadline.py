@@ -147,7 +147,7 @@ class JobDeadline:
             raise SystemExit(EXIT_DONE)
         stop = self._stop or REQUESTED
         _record(number, stop, self._environ)
-        _complain(stop.line(f"Checkpoint of step {number} saved"))
+        _complain(stop.line("Checkpoint saved", f" at step {number}"))
         # torchrun restarts ranks that exit with a code other than 0; the supervisor reads the file `state`.
         raise SystemExit(EXIT_DONE if torchrun else EXIT_REQUEUE)
 

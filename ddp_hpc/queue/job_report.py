@@ -35,7 +35,7 @@ class JobReport:
     run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
     None if the run directory contains the state of a later job. `resume` is the shell command that the job
     has left because no other job resumes the run; empty without one. `advice` is set if the job can never
-    start, `warning` if its ranks may have trained separately.
+    start, or has ended and the scheduler no longer knows it, `warning` if its ranks may have trained separately.
     """
 
     job_id: str
@@ -116,10 +116,18 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         logs=tuple(map(str, paths)),
         progress=None if job and job.phase == "waiting" else progress_in(last_attempt(log)),
         log_age_s=age_s(paths, time.time()) if job and job.phase == "running" else 0.0,
-        advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
+        advice=_advice(job, evidence),
         warning=warning_in(read_head(paths) + log),
         post_mortem=examine(job, evidence) if job else None,
     )
+
+
+def _advice(job: JobState | None, evidence: Evidence) -> str:
+    """Returns what to do, if this does not follow from a post-mortem."""
+    if job is not None:
+        return advice_while_waiting(job) if job.phase == "waiting" else ""
+    is_left = evidence.recorded is not None and not (evidence.next_job or evidence.has_command)
+    return evidence.recorded.cause.advice if is_left and evidence.recorded is not None else ""
 
 
 def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:

@@ -89,6 +89,7 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
     job = report.job
     if job is None:
         yield "job", f"{report.job_id}: {report.verdict}; the scheduler no longer knows it"
+        yield "action", report.advice
     else:
         named = f" ({job.name} of {job.owner})" if job.name else ""
         on = f" on {job.nodes}" if job.nodes else ""

@@ -127,6 +127,20 @@ def test_which_attempt_begins_or_why_none_does(
         assert str(found).startswith(expected)
 
 
+@pytest.mark.parametrize("state", State)
+def test_every_state_decides_what_a_job_does_that_finds_it(state: State) -> None:
+    """A state that no job resumes by itself ends a queued job, and asks for none."""
+    begun = _begun("18", SeenState(state, 60, "why"), "3")
+    given = {"has_progressed": True, "attempt": ATTEMPT, "max_attempts": 20, "may_submit": True}
+    refusal = why_no_job("", state=state, scheduler=SCHEDULERS["slurm"], **given)  # type: ignore[arg-type]
+    if state.is_resumed_by_job:
+        assert (begun, refusal) == ((3, "18", 60), None)
+    else:
+        assert refusal is not None
+        assert refusal.why == f"the run is {state}, so nothing is submitted"
+        assert isinstance(begun, str) == state.is_final
+
+
 def _begun(job_id: str, seen: SeenState, number: str) -> tuple[int, str, int] | str:
     """Returns the attempt that begins, or the message why none does."""
     try:
@@ -135,7 +149,7 @@ def _begun(job_id: str, seen: SeenState, number: str) -> tuple[int, str, int] | 
         return str(error)
     if isinstance(begun, Attempt):
         return begun.number, begun.job_id, begun.first_step
-    assert begun.code == (0 if seen.state is State.DONE else 75)
+    assert begun.code == (75 if seen.state is None or not seen.state.is_final else seen.state.exit_code)
     return begun.message
 
 
@@ -177,6 +191,7 @@ def test_why_no_other_job_is_requested(
     stop: decisions.Stop, more: dict[str, object], why: str | None
 ) -> None:
     given = {
+        "state": State.REQUEUE,
         "has_progressed": True,
         "attempt": ATTEMPT,
         "max_attempts": 20,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.base.process_control import STOP_SIGNALS
-from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.run_outcomes import Cause, State, Stop
 from ddp_hpc.base.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
-from ddp_hpc.training.run.stop_protocol import TIME_LIMIT
+from ddp_hpc.training.run.stop_protocol import TIME_LIMIT, OwnRequest
 from ddp_hpc.training.run.stop_requests import StopRequests
 
 from .forked import Forks
@@ -166,9 +166,8 @@ def _stopping(
     ask: Callable[[], float | None] = lambda: None,
 ) -> StopRequests:
     return StopRequests(
-        deadline,
+        OwnRequest(deadline, ask if rank == 0 else None),
         kill_delay_s,
-        ask=ask if rank == 0 else None,
         stacks=None,
         end_before_kill=pytest.fail,
         is_lost=lambda: False,
@@ -190,9 +189,8 @@ def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     assert stopping.stop_request() == 0
     stopping.measured(step_s=22)
     assert stopping.stop_request() == TIME_LIMIT
-    assert stopping.explain(TIME_LIMIT, 0, stopping.margin_s()) == (
-        "the job's time limit is near (squeue; stopping 107 s early to save)"
-    )
+    near = "the job's time limit is near (squeue; stopping 107 s early to save)"
+    assert stopping.stop_for(TIME_LIMIT, 0) == Stop(Cause.STOPPED, near)
 
 
 def test_a_job_that_was_extended_trains_on_until_its_new_end() -> None:
@@ -245,5 +243,5 @@ def test_signal_handlers_of_the_program_are_restored() -> None:
     with _stopping(None) as stopping:
         signal.raise_signal(signal.SIGUSR2)
         assert stopping.stop_request() == signal.SIGUSR2
-        assert stopping.explain(stopping.stop_request(), 5, 0.0) == "rank 5 received SIGUSR2"
+        assert stopping.stop_for(stopping.stop_request(), 5).reason == "rank 5 received SIGUSR2"
     assert [signal.getsignal(sig) for sig in STOP_SIGNALS] == before
