@@ -205,13 +205,13 @@ def test_a_job_that_was_extended_trains_on_until_its_new_end() -> None:
     first, other = (_stopping(Deadline(end_s, "qstat"), 10.0, rank, ask) for rank in (0, 1))
     with first, other:
         assert first.stop_request() == 0  # 20 s are left, and the margin is 13 s
-        _until(lambda: first.deadline_s == end_s + 3600)
+        _until(lambda: first.own.deadline_s == end_s + 3600)
         first.measured(step_s=5.0)
         assert (first.stop_request(), len(asked)) == (0, 1)
-        assert other.deadline_s == end_s
+        assert other.own.deadline_s == end_s
         for one in (first, other):
             one.move_deadline(first.deadline_s)
-        assert other.deadline_s == end_s + 3600
+        assert other.own.deadline_s == end_s + 3600
         assert (
             min(*first._last_resort._ends.values(), *other._last_resort._ends.values())
             > time.monotonic() + 3600
