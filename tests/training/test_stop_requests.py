@@ -210,7 +210,7 @@ def test_a_job_that_was_extended_trains_on_until_its_new_end() -> None:
         assert (first.stop_request(), len(asked)) == (0, 1)
         assert other.own.deadline_s == end_s
         for one in (first, other):
-            one.move_deadline(first.deadline_s)
+            one.move_deadline(first.own.deadline_s)
         assert other.own.deadline_s == end_s + 3600
         assert (
             min(*first._last_resort._ends.values(), *other._last_resort._ends.values())
