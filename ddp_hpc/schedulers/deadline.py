@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.job_variables import JOB_VARIABLES
@@ -60,20 +61,21 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
     return Deadline(*end) if end else None
 
 
-def current_end_s(environ: Mapping[str, str]) -> float | None:
+def current_end_s(environ: Mapping[str, str], *, limit_s: float | None = None) -> float | None:
     """Asks the scheduler for the end of this job, which can have been changed since its start.
 
-    None if the deadline was set by the user, or if the scheduler does not answer.
+    None if the deadline was set by the user, or if the scheduler does not answer within `limit_s`.
     """
     if environ.get("DDP_HPC_DEADLINE") and not environ.get(REPORTED_BY):
         return None
-    end = _ask_end_s(environ)
+    end = _ask_end_s(environ, limit_s)
     return end[0] if end else None
 
 
-def _ask_end_s(environ: Mapping[str, str]) -> tuple[float, str] | None:
+def _ask_end_s(environ: Mapping[str, str], limit_s: float | None = None) -> tuple[float, str] | None:
     scheduler = scheduler_of_job(environ)
-    return scheduler.inside_job.read_end_s(environ, ask_once) if scheduler else None
+    ask = partial(ask_once, limit_s=limit_s)
+    return scheduler.inside_job.read_end_s(environ, ask) if scheduler else None
 
 
 class MovingDeadline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.job_variables import JOB_VARIABLES
 from ddp_hpc.base.process_status import process_start_s
 
 Say = Callable[[str], None]
@@ -73,12 +71,6 @@ class RunningJob:
     def is_job(self) -> bool:
         """Whether this process runs in a job of a scheduler; otherwise `job_id` is the process ID."""
         return self.job_id != str(os.getpid())
-
-    def end_s(self) -> float | None:
-        """Returns the end of the job in seconds since the Unix epoch; None if no variable reports it."""
-        texts = [self.environ.get(variables.end_s, "") for variables in JOB_VARIABLES.values()]
-        ends_s = [float(text) for text in texts if self.is_job and re.fullmatch("[0-9]{1,10}", text)]
-        return ends_s[0] if ends_s else None
 
     def stop_cause(self, limit_s: float) -> StopCause:
         """Asks the scheduler, for at most `limit_s`, why this job has received SIGTERM."""

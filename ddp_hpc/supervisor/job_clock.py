@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 
-from ddp_hpc.schedulers.deadline import ask_once, kill_delay_s
+from ddp_hpc.schedulers.deadline import current_end_s, find_deadline, kill_delay_s
 from ddp_hpc.schedulers.running_job import RunningJob, StopCause, started_s
 from ddp_hpc.schedulers.scheduler import Scheduler
 
@@ -22,20 +21,20 @@ class JobClock:
     """The end of this job, in seconds since the Unix epoch.
 
     `walltime_s` is the walltime of the directives, which counts if the scheduler does not report the end.
-    `is_reported` is whether it does.
+    `is_reported` is whether it does, or the user has set `DDP_HPC_DEADLINE`.
+
+    Raises:
+        RequestError: a variable for the end of the job does not contain a time.
     """
 
     def __init__(
         self, job: RunningJob, scheduler: Scheduler, walltime_s: float | None, environ: Mapping[str, str]
     ) -> None:
-        self._job, self._scheduler = job, scheduler
-        reported_s = job.end_s()
-        if reported_s is None and job.is_job:
-            answer = scheduler.inside_job.read_end_s(job.environ, ask_once)
-            reported_s = answer[0] if answer else None
-        self.is_reported = reported_s is not None
+        self._job, self._environ = job, environ
+        deadline = find_deadline(environ) if job.is_job else None
+        self.is_reported = deadline is not None
         by_directive_s = None if walltime_s is None else started_s() + walltime_s
-        self.end_s = reported_s if reported_s is not None else by_directive_s
+        self.end_s = deadline.at_s if deadline is not None else by_directive_s
         self._kill_delay_s = kill_delay_s(environ) if scheduler.has_queue else None
         self.stopped_s: float | None = None
         """The time of the last SIGTERM of the scheduler or of a user; None if there was none."""
@@ -68,11 +67,9 @@ class JobClock:
     def ask_again(self) -> None:
         """Asks the scheduler for the end of the job, which a user or an administrator may have changed."""
         if self.is_reported:
-            answer = self._scheduler.inside_job.read_end_s(
-                self._job.environ, partial(ask_once, limit_s=_ASK_AGAIN_LIMIT_S)
-            )
-            if answer is not None:
-                self.end_s = answer[0]
+            end_s = current_end_s(self._environ, limit_s=_ASK_AGAIN_LIMIT_S)
+            if end_s is not None:
+                self.end_s = end_s
 
     def stop(self) -> None:
         """Records that SIGTERM has arrived, and asks the scheduler for the cause in the background."""
