@@ -91,6 +91,8 @@ class Cause(StrEnum):
     """A rank has made no progress for too long."""
     OUT_OF_TIME = "out of time"
     """A rank did not stop in time, and ended itself shortly before the scheduler would have killed it."""
+    OUT_OF_MEMORY = "out of memory"
+    """A rank could not allocate memory, on its GPU or its host."""
     REFUSED = "refused"
     """The request is wrong, and the attempt has not begun."""
     SIGNALLED = "signalled"
@@ -181,6 +183,12 @@ _CONSEQUENCES = {
         state=State.FAILED,
         resumes=True,
         advice="increase --walltime, or save snapshots more often",
+    ),
+    # Another attempt would need the same memory, so no job resumes the run.
+    Cause.OUT_OF_MEMORY: _Consequence(
+        exit_code=78,
+        state=State.FAILED,
+        advice="lower --batch-size, or halve it and double --accumulate; then submit it again",
     ),
     Cause.REFUSED: _Consequence(
         exit_code=2, state=None, advice="correct the request, then submit it again", is_vague=True

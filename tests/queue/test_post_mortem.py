@@ -173,6 +173,12 @@ def test_the_recorded_cause_says_what_to_do() -> None:
     assert (found.cause, found.rank, found.host) == ("hang", 1, "n2")
     assert "raise --hang-timeout" in found.remedy
     assert found.lines == ("rank 1 is stuck",)
+    found = _with_record(Cause.OUT_OF_MEMORY, 78)
+    assert (found.cause, found.what, found.remedy) == (
+        "out of memory",
+        "exit code 78",
+        Cause.OUT_OF_MEMORY.advice,
+    )
     assert _with_record(Cause.REFUSED, 2).remedy == "correct the request, then submit it again"
 
 
@@ -183,6 +189,7 @@ def test_only_a_vague_recorded_cause_gives_way_to_the_log() -> None:
     }
     assert shown.pop(Cause.HANG) == "hang"
     assert shown.pop(Cause.OUT_OF_TIME) == "out of time"
+    assert shown.pop(Cause.OUT_OF_MEMORY) == "out of memory"
     assert shown.pop(Cause.INTERRUPTED) == "interrupted"
     assert set(shown.values()) == {"gpu memory"}
 

@@ -9,6 +9,8 @@ from pathlib import Path
 # ddp_hpc.train sets this later, but here torch has been imported by then.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+import torch
+
 from ddp_hpc import train
 from ddp_hpc.training import step
 from ddp_hpc.training.process_group import group
@@ -28,6 +30,8 @@ def one_step(self, position, *rest):
             time.sleep(1)  # rank 0 has begun its save, which takes 2 s
         if kind in ("raise", "while_saving"):
             raise ValueError("planted in one rank")
+        if kind == "out_of_memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if kind == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise ValueError("planted in one rank")
         if kind == "kill":

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DataError, DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.process_group import errors_of_torch
 from ddp_hpc.training.process_group.errors_of_torch import (
@@ -35,6 +35,9 @@ OWN = "NCCL error in: x.cpp:1, invalid usage\nLast error:\nDuplicate GPU"
         (dist.DistStoreError("wait timeout after 300000ms"), Cause.LOST_RANK),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), Cause.FAILED),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. "), Cause.SIGNALLED),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Cause.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), Cause.OUT_OF_MEMORY),
+        (MemoryError(), Cause.OUT_OF_MEMORY),
         # not caused by another process
         (dist.DistBackendError(OWN), None),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
@@ -47,11 +50,23 @@ def test_an_error_shows_its_cause_by_its_type_or_its_message(error: Exception, c
     assert (None if row is OTHER_ERROR else row.cause) is cause
 
 
+def test_the_allocator_of_the_host_raises_an_error_with_a_known_cause() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert known_cause(caught.value) is Cause.OUT_OF_MEMORY
+
+
+def test_a_damaged_file_is_not_a_lack_of_memory() -> None:
+    damaged = DataError("data.h5 is not a valid HDF5 file")
+    damaged.__context__ = MemoryError()
+    assert known_cause(damaged) is None
+
+
 @pytest.fixture
 def new_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row for errors that torch raises, with a cause that is not vague."""
     row = KnownError(Cause.HANG, types=("MemoryError",))
-    monkeypatch.setattr(errors_of_torch, "KNOWN_ERRORS", (*errors_of_torch.KNOWN_ERRORS, row))
+    monkeypatch.setattr(errors_of_torch, "KNOWN_ERRORS", (row, *errors_of_torch.KNOWN_ERRORS))
 
 
 @pytest.mark.usefixtures("new_row")

@@ -103,6 +103,18 @@ def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     _assert_recorded(tmp_path, cause=Cause.FAILED, exit_code=1, rank=rank, exception=exception)
 
 
+def test_a_rank_that_is_out_of_memory_is_reported_with_an_advice_and_saves_nothing(tmp_path, forks):
+    job = _forked(forks, tmp_path, "out_of_memory:1", *SAVING)
+    assert job.wait() == [1, Cause.OUT_OF_MEMORY.exit_code, 1], job.words()
+    (line,) = job.errors()
+    assert line.startswith("[rank 1/3 ")
+    assert "OutOfMemoryError: CUDA out of memory" in line
+    assert Cause.OUT_OF_MEMORY.advice in line
+    _assert_recorded(tmp_path, cause=Cause.OUT_OF_MEMORY, exit_code=78, rank=1, exception="OutOfMemoryError")
+    _assert_one_whole_snapshot(tmp_path)
+    assert (tmp_path / "run" / "state").read_text().startswith("failed ")
+
+
 def test_a_rank_that_dies_in_a_sharded_save_ends_the_run_at_once_with_the_older_snapshot(tmp_path, forks):
     job = _forked(forks, tmp_path, "die_in_save:1", *SAVING, "--strategy", "fsdp")
     codes = job.wait()

@@ -23,6 +23,7 @@ WORKER = "DataLoader worker (pid 7) is killed by signal: {}. \nAnd more."
         (ValueError("odd"), Cause.FAILED, 1, "ValueError: odd"),
         (RuntimeError(WORKER.format("Killed")), Cause.FAILED, 1, "DataLoader worker (pid 7)"),
         (RuntimeError(WORKER.format("Terminated")), Cause.SIGNALLED, 143, "stopped by SIGTERM"),
+        (MemoryError(), Cause.OUT_OF_MEMORY, 78, "MemoryError; lower --batch-size"),
         (SystemExit(143), Cause.SIGNALLED, 143, "stopped by SIGTERM (scancel, qdel, "),
         (SystemExit(3), Cause.FAILED, 3, "a rank called sys.exit with exit code 3"),
         (SystemExit(2), Cause.REFUSED, 2, "a rank called sys.exit with exit code 2"),

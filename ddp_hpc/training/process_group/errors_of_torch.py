@@ -9,7 +9,7 @@ import errno
 import os
 from typing import NamedTuple
 
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
 
 
@@ -43,6 +43,11 @@ KNOWN_ERRORS = (
     KnownError(
         Cause.LOST_RANK, library="NCCL", words=("remote process", "Connection closed", *_LOST_CONNECTION)
     ),
+    # torch's allocator for GPUs, and Python and NumPy.
+    KnownError(Cause.OUT_OF_MEMORY, types=("OutOfMemoryError", "MemoryError")),
+    # c10/core/impl/alloc_cpu.cpp, and errors of CUDA and HIP outside of torch's allocator.
+    KnownError(Cause.OUT_OF_MEMORY, library="DefaultCPUAllocator", words=("can't allocate memory",)),
+    KnownError(Cause.OUT_OF_MEMORY, words=("CUDA error: out of memory", "HIP error: out of memory")),
 )
 
 
@@ -72,6 +77,8 @@ def known_cause(error: BaseException) -> Cause | None:
         cause = (link if isinstance(link, DdpHpcError) else known_error(link)).cause
         if not cause.is_vague:
             return cause
+        if isinstance(link, DataError):
+            break  # a damaged file can make h5py raise any error, such as a MemoryError
         link = link.__cause__ or link.__context__
     return None
 
