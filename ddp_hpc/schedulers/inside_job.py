@@ -51,7 +51,8 @@ class InsideJob:
     def read_end_s(self, environ: Mapping[str, str], ask: Callable[..., str]) -> tuple[float, str] | None:
         """Returns the end of this job in seconds since the Unix epoch, and its source: a command or variable.
 
-        `ask` runs a command once and returns its output, which is empty if the command failed.
+        `ask` runs a command once and returns its output, which is empty if the command failed. Return None
+        if a computed end has passed, for example because the job was extended.
         """
         return None
 

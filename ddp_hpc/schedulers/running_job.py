@@ -100,7 +100,8 @@ class RunningJob:
 def started_s() -> float:
     """Returns the start of this process in seconds since the Unix epoch.
 
-    A job script replaces itself with the supervisor (`exec`), so this is the start of the script.
+    A job script replaces itself with the supervisor (`exec`), so this is the start of the script. Ranks and
+    interactive shells start later than their job.
     """
     start_s = process_start_s(os.getpid())
     return time.time() if start_s is None else start_s
