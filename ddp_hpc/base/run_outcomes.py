@@ -142,7 +142,8 @@ class Stop(NamedTuple):
 
     def line(self, saved: str, at: str = "") -> str:
         """Returns the line about a run that stops early; `saved` is what was saved."""
-        return f"Stopping{at}: {self.reason}. {saved}; run the same command again to resume."
+        resume = "run the same command again to resume" if self.cause.may_resume else self.cause.advice
+        return f"Stopping{at}: {self.reason}. {saved}; {resume}."
 
 
 class _Consequence(NamedTuple):
