@@ -142,7 +142,10 @@ class JobDeadline:
             raise RequestError("requeue() ends the program; call it in the process's main thread")
         rank, torchrun = 0, _is_torchrun(self._environ)
         if group := _process_group():
+            from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
+
             group.barrier()  # wait until all ranks have saved their parts of the checkpoint
+            wait_for_gloo()  # torch aborts a process that ends while gloo's thread frees a collective
             rank = group.get_rank()
         if rank:
             raise SystemExit(EXIT_DONE)
