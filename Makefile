@@ -35,20 +35,11 @@ INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 train: $(VENV)/.train
 	@$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
-# $(call pytest,MARKERS) runs the tests with these markers. Exit code 1 means that tests failed. Jobs with a real walltime
-# of seconds can fail on a busy machine, so the failed tests run again, one after another. A test that fails both times
-# fails the target.
-define pytest
-	@$(BIN)/python -m pytest -m $(1) -n $(JOBS) --dist loadgroup $(ARGS) || { code=$$?; [[ $$code == 1 ]] || exit $$code; \
-		echo "make $@: the failed tests are run again, one after another"; \
-		$(BIN)/python -m pytest -m $(1) -n 0 --last-failed --last-failed-no-failures none $(ARGS); }
-endef
-
 test: $(VENV)/.test
-	$(call pytest,"not check and not soak")
+	@$(BIN)/python -m pytest -m "not check and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: lint docs
-	$(call pytest,check)
+	@$(BIN)/python -m pytest -m check -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: $(VENV)/.test
 	@$(BIN)/python -m pytest -m soak $(ARGS)
