@@ -35,13 +35,11 @@ INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 train: $(VENV)/.train
 	@$(LAUNCH) -n $(RANKS) -- $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
-PYTEST = @$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m
-
 test: $(VENV)/.test
-	$(PYTEST) "not check and not soak" $(ARGS)
+	@$(BIN)/python -m pytest -m "not check and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: lint docs
-	$(PYTEST) "check and not soak" $(ARGS)
+	@$(BIN)/python -m pytest -m "check and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: $(VENV)/.test
 	@$(BIN)/python -m pytest -m soak $(ARGS)

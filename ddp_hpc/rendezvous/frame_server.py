@@ -234,7 +234,7 @@ class FrameServer:
             number = f" ({count} so far)" if count > 1 else ""
             self._owner.warn(
                 f"rejected a connection from {connection.address} without this job's key{number}; possible "
-                "causes are a port scan, another job, or an attempt to interfere with this one"
+                "causes are a port scan, another job, a rank that was too slow and tries again, or an attack"
             )
 
     def _close(self, connection: Connection) -> None:

@@ -192,7 +192,7 @@ class Stepper:
             compute = partial(self._compute, step, shares, self.heartbeat.at)
             loss_sum = self._graph.run(samples, batches, compute)
             self.heartbeat.at(step, "optimizer")  # a replay does not report its phases
-        self.strategy.after_update()
+        self.strategy.after_update(step)
         self.clock.end_step(samples)
         pending.losses.append(loss_sum)
         pending.records.append({"step": step, "epoch": position.epoch + 1, "lr": lr, "samples": samples})

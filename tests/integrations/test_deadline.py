@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +89,20 @@ def test_under_torchrun_the_exit_code_is_0_and_no_rank_is_restarted(launch: Laun
     assert ended.exit_code == 0, ended.stderr
     assert state(tmp_path) == ["requeue", "1", f"{REASON}\n"]
     assert ended.stdout.count("stopped after 1") == 2
+
+
+def test_requeue_ends_the_program_only_after_gloo_has_freed_the_last_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If gloo's thread was late, torch aborted the rank, and torchrun restarted all ranks."""
+    calls: list[str] = []
+    group = SimpleNamespace(barrier=lambda: calls.append("barrier"), get_rank=lambda: 1)
+    monkeypatch.setattr("ddp_hpc.library.deadline._process_group", lambda: group)
+    wait_for_gloo = "ddp_hpc.training.process_group.wait_for_gloo.wait_for_gloo"
+    monkeypatch.setattr(wait_for_gloo, lambda: calls.append("wait for gloo"))
+    with pytest.raises(SystemExit):
+        JobDeadline(10.0, {}).requeue(3)
+    assert calls == ["barrier", "wait for gloo"]
 
 
 def test_a_deadline_in_the_past_stops_the_program_after_the_first_step() -> None:

@@ -21,11 +21,11 @@ def submit(site: Site, *options: str, command: tuple[str, ...] = ("true",)) -> s
 
 @pytest.mark.check
 def test_a_job_waits_for_the_jobs_of_its_dependency(site: Site) -> None:
-    first = site.submit(
-        program(site.work / "first", "#!/bin/sh\nsleep 2; echo end >$PBS_O_WORKDIR/first_ended\n")
-    )
+    waits = "cd $PBS_O_WORKDIR; until [ -e go_on ]; do sleep 0.1; done"
+    first = site.submit(program(site.work / "first", f"#!/bin/sh\n{waits}; echo end >first_ended\n"))
     second = submit(site, "--dependency", f"afterok:{first}", command=("cat", "first_ended"))
     assert site.job(second)["job_state"] == "H"
+    (site.work / "go_on").touch()
     job = site.wait(second)
     assert job["Exit_status"] == 0
     assert "end\n" in site.log(job)

@@ -132,8 +132,8 @@ class Strategy:
     def finish_gradients(self) -> None:
         """Reduces the gradients after the last micro-batch, if this was not part of its backward pass."""
 
-    def after_update(self) -> None:
-        """Called after each step, also if --amp fp16 has skipped the update on this rank."""
+    def after_update(self, step: int) -> None:
+        """Called after each step (the first is 1), also if --amp fp16 skipped its update on this rank."""
 
     def equalize(self) -> None:
         """Makes the parameters and the optimizer state of all replicas equal, if they can differ.
