@@ -31,8 +31,7 @@ _MAX_RUNS = 20
 class JobReport:
     """The status of one job.
 
-    `verdict` is waiting, running, done, requeue (the state is saved, and another job can resume the
-    run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
+    `verdict` is waiting, cancelled, unknown, or the word of a `State`. `job` is None if the scheduler no longer knows the job. `state` is
     None if the run directory contains the state of a later job. `resume` is the shell command that the job
     has left because no other job resumes the run; empty without one. `advice` is set if the job can never
     start, or if it has ended and the scheduler no longer knows it; `warning` if its ranks may have trained
@@ -127,8 +126,10 @@ def _advice(job: JobState | None, evidence: Evidence) -> str:
     """Returns what to do, if this does not follow from a post-mortem."""
     if job is not None:
         return advice_while_waiting(job) if job.phase == "waiting" else ""
-    is_left = evidence.recorded is not None and not (evidence.next_job or evidence.has_command)
-    return evidence.recorded.cause.advice if is_left and evidence.recorded is not None else ""
+    if evidence.recorded is None or evidence.next_job:
+        return ""
+    cause = evidence.recorded.cause
+    return "" if evidence.has_command and cause.may_resume else cause.advice
 
 
 def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:

@@ -84,6 +84,8 @@ _TEXTS = {
     "requeue": _Text("it saved its state and stopped on purpose", Cause.STOPPED.advice),
 }
 
+_STOPS = [cause for cause in Cause if cause.exit_code == EXIT_REQUEUE]
+
 # Reasons from squeue(1) and comments of PBS's scheduler for jobs that can never start.
 _NEVER = re.compile(
     r"PartitionTimeLimit|PartitionNodeLimit|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|"
@@ -185,6 +187,8 @@ def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool
         return f"{text} of {format_walltime(job.walltime_s)}"
     if cause == "requeue" and lost_ranks:
         return "it lost a rank or a node after it had saved a snapshot"
+    if cause in _STOPS:
+        return _TEXTS["requeue"].how
     if cause in ("walltime", "requeue", "deadline"):
         return text  # Slurm sets an exit code even if the job did not run before its deadline
     code, number = job.exit_code, job.signal
