@@ -31,11 +31,11 @@ _MAX_RUNS = 20
 class JobReport:
     """The status of one job.
 
-    `verdict` is waiting, cancelled, unknown, or the word of a `State`. `job` is None if the scheduler no longer knows the job. `state` is
-    None if the run directory contains the state of a later job. `resume` is the shell command that the job
-    has left because no other job resumes the run; empty without one. `advice` is set if the job can never
-    start, or if it has ended and the scheduler no longer knows it; `warning` if its ranks may have trained
-    separately.
+    `verdict` is waiting, cancelled, unknown, or the word of a `State`. `job` is None if the scheduler no
+    longer knows the job. `state` is None if the run directory contains the state of a later job. `resume`
+    is the shell command that the job has left because no other job resumes the run; empty without one.
+    `advice` is set if the job can never start, or if it has ended and the scheduler no longer knows it;
+    `warning` if its ranks may have trained separately.
     """
 
     job_id: str
