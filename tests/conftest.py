@@ -39,7 +39,7 @@ TOGETHER = (
     "tests/slurm/test_accounting.py",
     "tests/slurm/",
     "tests/bench/test_comm.py",
-    "tests/integrations/test_deadline.py",
+    "tests/library/test_deadline.py",
     "tests/integrations/test_examples.py",
     "tests/integrations/test_lightning.py",
     "tests/integrations/test_transformers.py",

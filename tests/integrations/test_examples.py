@@ -14,7 +14,7 @@ from .conftest import NEEDS, NUM_STEPS, RunExample, state, steps, weights
 LAUNCHERS = ["mpiexec", "openmpi", "torchrun"]
 # `make test` runs only these examples, because the others call the same functions of ddp-hpc in a different
 # loop. `make soak` runs all examples with all launchers. A launcher changes the environment and the exit
-# code; test_deadline.py, test_lightning.py and test_transformers.py use real launchers.
+# code; test_lightning.py, test_transformers.py and tests/library/test_deadline.py use real launchers.
 USUALLY = ("deadline_loop.py", "lightning_trainer.py", "hf_trainer.py")
 _WEIGHTS: dict[str, str] = {}
 

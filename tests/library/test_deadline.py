@@ -16,8 +16,7 @@ import ddp_hpc
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.library.deadline import JobDeadline
 from tests.conftest import Launch
-
-from .conftest import state
+from tests.integrations.conftest import state
 
 # A loop of many short steps. Rank 1 receives the signal that the first argument names.
 LOOP = """
