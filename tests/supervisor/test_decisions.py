@@ -107,7 +107,7 @@ def test_a_run_without_a_final_state_is_resumed_only_after_progress(
         ("18", "3", "requeue", 10, "the previous attempt made no progress, and the run is still at step 10"),
         ("18", "3", None, 0, "the previous attempt made no progress, and the run is still at step 0"),
         ("18", "21", "requeue", 60, "the run is at step 60 after 20 attempts, the maximum (--max-attempts)"),
-        # A requeued job runs in every state, since its node may have been lost.
+        # A requeued job also runs after a failure, since its node may have been lost.
         ("17", "1", "running", 10, 3),
         ("17", "1", "failed", 10, 3),
         ("17", "1", "done", 60, "the training of 60 steps is complete; attempt 3 has nothing to do"),
