@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import operator
 import os
@@ -61,6 +62,7 @@ class JobDeadline:
         self._stop: Stop | None = None
         self._replaced: dict[int, Any] = {}
         self.handle_signals()
+        atexit.register(_wait_for_gloo)
 
     def handle_signals(self) -> None:
         """Installs the signal handlers again, if other code has replaced them.
@@ -141,10 +143,7 @@ class JobDeadline:
             raise RequestError("requeue() ends the program; call it in the process's main thread")
         rank, torchrun = 0, _is_torchrun(self._environ)
         if group := _process_group():
-            from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
-
             group.barrier()  # wait until all ranks have saved their parts of the checkpoint
-            wait_for_gloo()  # torch aborts a process that ends while gloo's thread frees a collective
             rank = group.get_rank()
         if rank:
             raise SystemExit(EXIT_DONE)
@@ -169,6 +168,16 @@ def _process_group() -> ModuleType | None:
         return None
     group: ModuleType = torch.distributed
     return group
+
+
+def _wait_for_gloo() -> None:
+    """At the exit of Python: torch aborts a process that ends while gloo's thread frees a collective, such as
+    that of `should_stop`. torchrun would then restart the ranks of a program that has completed.
+    """
+    if _process_group():
+        from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
+
+        wait_for_gloo()
 
 
 def _gathered(own: RankReport, environ: Mapping[str, str]) -> list[RankReport]:

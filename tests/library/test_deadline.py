@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -90,18 +90,18 @@ def test_under_torchrun_the_exit_code_is_0_and_no_rank_is_restarted(launch: Laun
     assert ended.stdout.count("stopped after 1") == 2
 
 
-def test_requeue_ends_the_program_only_after_gloo_has_freed_the_last_collective(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_ends_only_after_gloo_has_freed_the_last_collective() -> None:
     """If gloo's thread was late, torch aborted the rank, and torchrun restarted all ranks."""
-    calls: list[str] = []
-    group = SimpleNamespace(barrier=lambda: calls.append("barrier"), get_rank=lambda: 1)
-    monkeypatch.setattr("ddp_hpc.library.deadline._process_group", lambda: group)
-    wait_for_gloo = "ddp_hpc.training.process_group.wait_for_gloo.wait_for_gloo"
-    monkeypatch.setattr(wait_for_gloo, lambda: calls.append("wait for gloo"))
-    with pytest.raises(SystemExit):
-        JobDeadline(10.0, {}).requeue(3)
-    assert calls == ["barrier", "wait for gloo"]
+    script = (
+        "import ddp_hpc, torch.distributed as dist\n"
+        "from ddp_hpc.training.process_group import wait_for_gloo as module\n"
+        "module.wait_for_gloo = lambda: print('waits for gloo')\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "ddp_hpc.deadline().should_stop()\n"
+        "print('the script has ended')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    assert ended.stdout == "the script has ended\nwaits for gloo\n", ended.stderr
 
 
 def test_a_deadline_in_the_past_stops_the_program_after_the_first_step() -> None:
