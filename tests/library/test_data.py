@@ -185,11 +185,14 @@ class Unreadable(Squares):
         raise TimeoutError("DataLoader timed out")
 
 
-def test_an_exception_in_a_worker_has_its_type_and_traceback() -> None:
-    with pytest.raises(TimeoutError, match=r"^Caught TimeoutError in DataLoader worker process 0.\n"):
+def test_an_exception_in_a_worker_has_its_type_and_traceback_and_ends_the_workers() -> None:
+    words = r"^Caught TimeoutError in DataLoader worker process 0.\n"
+    with pytest.raises(TimeoutError, match=words) as caught:
         list(DatasetSource(Unreadable().__getitem__, 10, 60.0, WorkerOptions(1)).batches(
             iter([(0, np.arange(2))]), torch.device("cpu")
         ))  # fmt: skip
+    assert caught.tb is not None  # while the traceback exists, it does not keep the workers alive
+    assert not multiprocessing.active_children()
 
 
 X = torch.zeros(3, 1)

@@ -157,7 +157,11 @@ class Forks:
     def close(self) -> None:
         for job in self._jobs:
             job.kill()
-        self._server.communicate()
+        try:
+            self._server.communicate(timeout=60)
+        except subprocess.TimeoutExpired:  # a process that a test has left holds the pipe
+            self._server.kill()
+            raise
 
 
 def _serve() -> None:

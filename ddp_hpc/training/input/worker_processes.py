@@ -48,6 +48,9 @@ class WorkerProcesses:
                     batch = self._wait(lambda: next(batches))  # noqa: F821
                 except StopIteration:
                     return
+                except Exception as error:
+                    # torch's frames in the traceback contain its iterator.
+                    raise error.with_traceback(None) from error.__cause__
                 yield batch
         finally:
             # The traceback of an error would keep the workers alive, and Python would wait for them at exit.
