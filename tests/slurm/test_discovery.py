@@ -53,7 +53,11 @@ TWO_BY_TWO = [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4,
     ids=["none", "pmi2", "pmix", "openmpi"],
 )
 def test_tasks_of_srun_detect_their_ranks(cluster: Cluster, mpi: str, python: Path) -> None:
-    done = run(cluster, *STEP, f"--mpi={mpi}", python, *ENV)
+    argv = (*STEP, f"--mpi={mpi}", python, *ENV)
+    done = run(cluster, *argv)
+    # Open MPI 5.0 itself can crash in MPI_Init, if a message arrives before its receiver is ready.
+    if "ompi_mpi_init" in done.stderr and "mca_pml_ob1_recv_frag_callback_match" in done.stderr:
+        done = run(cluster, *argv)
     assert places(done) == TWO_BY_TWO
     assert {each["launcher"] for each in reported(done)} == {"slurm"}
 
