@@ -50,6 +50,8 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     job = settings.scheduler.inside_job.running_job(environ)
     job.arguments = settings.arguments
     job.script = script = _read_script(settings)
+    if "DDP_HPC_DEADLINE" not in exported_names(script):  # it may come from another job
+        environ = {name: value for name, value in environ.items() if name != "DDP_HPC_DEADLINE"}
     clock = JobClock(job, settings.scheduler, settings.walltime_s, environ)
     launch = _Launch(argv, settings, environ, job, clock, script)
     if launch.run_dir is None or not settings.scheduler.has_queue:
@@ -205,7 +207,7 @@ class _Launch:
         variables = {"DDP_HPC_LAUNCH": launch_id(), process_control.UMASK: process_control.umask_text()}
         # Keep the values that the script exports, such as those of --env. Replace all others, since they may
         # come from another job.
-        if clock.end_s is not None and "DDP_HPC_DEADLINE" not in self._exported:
+        if clock.end_s is not None and "DDP_HPC_DEADLINE" not in environ:
             variables["DDP_HPC_DEADLINE"] = str(int(clock.end_s))
             if clock.is_reported:
                 variables[REPORTED_BY] = scheduler.name

@@ -119,6 +119,15 @@ def test_variables_of_the_user_take_precedence_over_the_supervisors(job: Sandbox
     assert job.seen()["DDP_HPC_DEADLINE"] == "1000"
 
 
+def test_a_deadline_that_comes_from_another_job_does_not_count(job: Sandbox) -> None:
+    """A job that is submitted by a rank of another job inherits its variables."""
+    job.launcher("srun", then="exit 0")
+    end = str(int(time.time()) + 3600)
+    inherited = {"DDP_HPC_DEADLINE": "1000", "DDP_HPC_DEADLINE_SOURCE": "slurm"}
+    job.run(script("generic_slurm"), **slurm(job, 1, SLURM_JOB_ID="7", SLURM_JOB_END_TIME=end, **inherited))
+    assert job.seen()["DDP_HPC_DEADLINE"] == end
+
+
 def test_the_launcher_does_not_read_the_input_of_the_script(job: Sandbox) -> None:
     job.launcher("srun", then="cat >read")
     environ = job.environ(**slurm(job, 1))
