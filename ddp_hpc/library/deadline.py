@@ -173,8 +173,10 @@ def _process_group() -> ModuleType | None:
 def _wait_for_gloo() -> None:
     """At the exit of Python: torch aborts a process that ends while gloo's thread frees a collective, such as
     that of `should_stop`. torchrun would then restart the ranks of a program that has completed.
+
+    DDP can keep gloo's threads alive after the process group was destroyed.
     """
-    if _process_group():
+    if "torch" in sys.modules:
         from ddp_hpc.training.process_group.wait_for_gloo import wait_for_gloo
 
         wait_for_gloo()

@@ -23,18 +23,22 @@ _SIDE_BY_SIDE, _NAMES = PAGE.split("## All components in one loop")
 BLOCKS = re.findall(r"```python\n(.*?)```", _NAMES, re.DOTALL)
 
 
-def _free_port() -> str:
+LESSON = ("-m", "tests.examples.script", str(EXAMPLES / "lesson_mpi4py.py"))
+
+
+def _environment() -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+        port = str(probe.getsockname()[1])
+    return {"MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
 
 
 @pytest.mark.check
 def test_both_scripts_have_the_same_losses(tmp_path: Path, forks: Forks) -> None:
     sizes = ["--epochs", "2", "--num-samples", "128", "--embedding", "16", "--dropout", "0", "--no-shuffle"]
-    argv = [*start(2), str(EXAMPLES / "lesson_mpi4py.py"), *sizes]
+    argv = [*start(2), *LESSON, *sizes]
     # Our script divides the cores among the ranks itself.
-    printed = succeeded(run(argv, tmp_path, env={"MASTER_PORT": _free_port(), "OMP_NUM_THREADS": "1"})).stdout
+    printed = succeeded(run(argv, tmp_path, env=_environment())).stdout
     job = forks.start(
         *(EXAMPLES / "lesson_ddp_hpc.py", *sizes), cwd=tmp_path, ranks=2, program="tests.examples.script"
     )
@@ -54,12 +58,10 @@ def test_the_mpi4py_script_has_the_same_losses_under_open_mpi_and_exec(
     tmp_path: Path, openmpi_mpiexec: Path
 ) -> None:
     sizes = ["--epochs", "1", "--num-samples", "128", "--embedding", "16", "--dropout", "0", "--no-shuffle"]
-    program = [str(EXAMPLES / "lesson_mpi4py.py"), *sizes]
+    program = [*LESSON, *sizes]
     openmpi = [str(openmpi_mpiexec), "-n", "2", str(openmpi_mpiexec.parent / "python")]
     printed = [
-        succeeded(
-            run(argv, tmp_path, env={"MASTER_PORT": _free_port(), "OMP_NUM_THREADS": "1", **OPENMPI_SETTINGS})
-        ).stdout
+        succeeded(run(argv, tmp_path, env={**_environment(), **OPENMPI_SETTINGS})).stdout
         for argv in (
             [*start(2), *program],
             [*start(2), "-m", "ddp_hpc.exec", "python", *program],

@@ -98,6 +98,7 @@ def test_a_program_ends_only_after_gloo_has_freed_the_last_collective() -> None:
         "module.wait_for_gloo = lambda: print('waits for gloo')\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "ddp_hpc.deadline().should_stop()\n"
+        "dist.destroy_process_group()\n"
         "print('the script has ended')\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
