@@ -136,8 +136,8 @@ def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Pat
     """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
     if job is None or job.end != "unknown":
         return job
-    if state is not None and (state.state is State.DONE or state.state.is_failure):
-        return replace(job, end="done" if state.state is State.DONE else "failed")
+    if state is not None and (state.state.is_complete or state.state.is_failure):
+        return replace(job, end="done" if state.state.is_complete else "failed")
     # With -k doe, PBS creates the log at the start of the job.
     never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
     return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
@@ -189,7 +189,7 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    if state is not None and state.state.is_stopped:
+    if state is not None and (state.state.is_stopped or state.state.is_failure):
         return state.state
     if job.exit_code == EXIT_REQUEUE:
         return State.REQUEUE
