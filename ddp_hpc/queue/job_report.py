@@ -126,10 +126,15 @@ def _advice(job: JobState | None, evidence: Evidence) -> str:
     """Returns what to do, if this does not follow from a post-mortem."""
     if job is not None:
         return advice_while_waiting(job) if job.phase == "waiting" else ""
-    if evidence.recorded is None or evidence.next_job:
+    state, recorded = evidence.state, evidence.recorded
+    if evidence.next_job:
         return ""
-    cause = evidence.recorded.cause
-    return "" if evidence.has_command and cause.may_resume else cause.advice
+    if recorded is not None:
+        return "" if evidence.has_command and recorded.cause.may_resume else recorded.cause.advice
+    # A program can write its state itself.
+    if state is None or state.state not in State.ending_in("stop", "failure"):
+        return ""
+    return "" if state.state.is_resumed_by_job else state.state.how_to_resume()
 
 
 def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:

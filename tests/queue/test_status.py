@@ -330,6 +330,8 @@ def test_the_verdict_on_a_job_is_the_state_of_its_run(
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified")
     done = run("status", "12")
     assert (done.code, f"12: {state}; the scheduler" in done.out) == (state.exit_code, True), done.out
+    has_action = not state.is_complete and not state.is_resumed_by_job
+    assert (f"\naction    {state.how_to_resume()}\n" in done.out) == has_action
 
 
 def test_the_verdict_on_an_array_is_that_of_the_tasks_that_need_most_attention() -> None:
