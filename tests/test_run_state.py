@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_outcomes import _STATES, Cause, State, Stop
 from ddp_hpc.base.run_state import RunState, read_state, write_state
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "snapshots-and-requeue.md"
@@ -78,9 +78,23 @@ def test_an_attempt_ends_once_and_leaves_a_complete_run_complete() -> None:
     assert all(one.may_become(State.RUNNING, in_same_attempt=False) for one in State)
 
 
-def test_the_documentation_has_a_row_for_each_state() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(State)
+@pytest.mark.parametrize("state", State)
+def test_every_state_has_a_row_that_fits_its_exit_code_and_a_cause(state: State) -> None:
+    assert state in _STATES, f"add a row for {state!r} to _STATES in run_outcomes.py"
+    row = _STATES[state]
+    if row.ends_in == "failure":
+        assert row.exit_code not in (0, 75), f"{state}: 0 and 75 are the exit codes of runs without a failure"
+    else:
+        expected = 75 if row.ends_in == "stop" else 0
+        assert row.exit_code == expected, f"{state}: launchers take all exit codes but 0 and 75 for failures"
+    ends = [cause for cause in Cause if cause.state_of_run(has_progressed=False) is state]
+    assert ends or not state.is_final, f"{state}: no cause in _CONSEQUENCES leads to this state"
+    assert {cause.exit_code for cause in ends} == {75} or not state.is_stopped
+
+
+def test_the_documentation_has_the_row_of_each_state() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted((state, str(state.exit_code)) for state in State)
 
 
 def test_the_documentation_has_the_row_of_each_cause() -> None:
@@ -94,5 +108,16 @@ def _state_after(cause: Cause) -> str:
     return text if state == later else f"{text}, or `{later}` after a snapshot"
 
 
-def test_each_failure_has_an_advice() -> None:
+def test_each_failure_and_each_stop_has_an_advice() -> None:
     assert not [cause for cause in Cause if cause.is_failure and not cause.advice]
+    assert Cause.STOPPED.advice == "submit the script again"
+
+
+def test_the_line_about_a_stop_says_what_must_be_done_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Stop(Cause.STOPPED, "why")
+    assert stop.line("State saved") == "Stopping: why. State saved; run the same command again to resume."
+    row = _STATES[State.REQUEUE]._replace(is_resumed_by_job=False, before_resuming="remove it")
+    monkeypatch.setitem(_STATES, State.REQUEUE, row)
+    end = "Saved; remove it, then run the same command again to resume."
+    assert stop.line("Saved", " at step 3") == f"Stopping at step 3: why. {end}"
+    assert Cause.STOPPED.advice == "remove it, then submit the script again"

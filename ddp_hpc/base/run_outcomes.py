@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+_End = Literal["success", "stop", "failure"]
+
 
 class State(StrEnum):
     """The first word in the file `state`. docs/explanation/snapshots-and-requeue.md has a table of them."""
@@ -21,6 +23,11 @@ class State(StrEnum):
     """The training, or the program, is complete."""
     FAILED = "failed"
     """The attempt has ended with an error, and no job resumes the run by itself."""
+
+    @classmethod
+    def ending_in(cls, *ends: _End) -> tuple[State, ...]:
+        """Returns the states of attempts that have ended in one of these ways."""
+        return tuple(state for state in cls if _STATES[state].ends_in in ends)
 
     @property
     def is_final(self) -> bool:
@@ -38,9 +45,19 @@ class State(StrEnum):
         return _STATES[self].ends_in == "stop"
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, so that the run is not resumed."""
+        return _STATES[self].ends_in == "success"
+
+    @property
     def is_resumed_by_job(self) -> bool:
         """Whether another job resumes the run by itself. If not, a user can resume it."""
         return _STATES[self].is_resumed_by_job
+
+    def how_to_resume(self, action: str = "submit the script again") -> str:
+        """Returns what a user must do so that the run is resumed; `action` is the last step."""
+        before = _STATES[self].before_resuming
+        return f"{before}, then {action}" if before else action
 
     @property
     def exit_code(self) -> int:
@@ -55,23 +72,25 @@ class State(StrEnum):
             # An attempt ends once: the first final state counts, even if something fails afterwards.
             return not self.is_final
         # An attempt that fails before it begins leaves a complete run complete.
-        return later is State.RUNNING or (self is not State.DONE and (later.is_stopped or later.is_failure))
+        return later is State.RUNNING or (not self.is_complete and (later.is_stopped or later.is_failure))
 
 
 class _StateRow(NamedTuple):
     """What follows from a state; see the properties of `State`."""
 
     exit_code: int
-    ends_in: Literal["success", "stop", "failure"] | None
+    ends_in: _End | None
     """How the attempt that wrote the state has ended; None if it has not ended."""
     is_resumed_by_job: bool = False
+    before_resuming: str = ""
+    """What a user must do first, if the run is not resumed by a job; empty if nothing."""
 
 
 _STATES = {
     State.RUNNING: _StateRow(exit_code=0, ends_in=None),
     State.REQUEUE: _StateRow(exit_code=75, ends_in="stop", is_resumed_by_job=True),
     State.DONE: _StateRow(exit_code=0, ends_in="success"),
-    State.FAILED: _StateRow(exit_code=1, ends_in="failure"),
+    State.FAILED: _StateRow(exit_code=1, ends_in="failure", before_resuming="fix the cause"),
 }
 
 
@@ -108,12 +127,16 @@ class Cause(StrEnum):
     @property
     def advice(self) -> str:
         """What `ddp-hpc status` advises; empty if the scheduler's reason says more."""
-        return _CONSEQUENCES[self].advice
+        row = _CONSEQUENCES[self]
+        if row.state is not None and row.state.is_stopped:
+            return row.state.how_to_resume()
+        return row.advice
 
     @property
     def is_failure(self) -> bool:
         """Whether the attempt has failed, even if another job resumes the run."""
-        return _CONSEQUENCES[self].state is State.FAILED
+        state = _CONSEQUENCES[self].state
+        return state is not None and state.is_failure
 
     @property
     def is_vague(self) -> bool:
@@ -140,9 +163,16 @@ class Stop(NamedTuple):
     cause: Cause
     reason: str
 
+    @property
+    def state(self) -> State:
+        """The state of the run after the stop."""
+        state = self.cause.state_of_run(has_progressed=True)
+        assert state is not None
+        return state
+
     def line(self, saved: str, at: str = "") -> str:
         """Returns the line about a run that stops early; `saved` is what was saved."""
-        resume = "run the same command again to resume" if self.cause.may_resume else self.cause.advice
+        resume = self.state.how_to_resume("run the same command again to resume")
         return f"Stopping{at}: {self.reason}. {saved}; {resume}."
 
 
@@ -159,9 +189,7 @@ class _Consequence(NamedTuple):
 _FIX_ERROR = "fix the error shown above, then submit it again"
 _CONSEQUENCES = {
     Cause.DONE: _Consequence(exit_code=0, state=State.DONE, is_vague=True),
-    Cause.STOPPED: _Consequence(
-        exit_code=75, state=State.REQUEUE, resumes=True, advice="submit the script again", is_vague=True
-    ),
+    Cause.STOPPED: _Consequence(exit_code=75, state=State.REQUEUE, resumes=True, is_vague=True),
     Cause.FAILED: _Consequence(exit_code=1, state=State.FAILED, advice=_FIX_ERROR, is_vague=True),
     Cause.EXITED: _Consequence(
         exit_code=1, state=State.FAILED, resumes=True, advice=_FIX_ERROR, is_vague=True

@@ -107,7 +107,7 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")
     for line in _differences(plan, options):
         _say(line)
-    result = run_rehearsal.rehearse(plan, options)
+    result = run_rehearsal.rehearse(plan, options, _say)
     ctx.exit(_report(result, options))
 
 

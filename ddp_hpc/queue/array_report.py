@@ -21,8 +21,8 @@ from ddp_hpc.schedulers.job_state import JobState, check_job_id, task_index
 # Each report reads the log and the run directory of a task.
 _MAX_REPORTS = 20
 # The verdict on an array is the first of these that one of its tasks has.
-_FIRST, _LAST = ("failed", "running", "waiting"), ("unknown", "cancelled", "done")
-_ORDER = (*_FIRST, *(state.value for state in State if state not in (*_FIRST, *_LAST)), *_LAST)
+_FAILED, _STOPPED = State.ending_in("failure"), State.ending_in("stop")
+_ORDER = (*_FAILED, "running", "waiting", *_STOPPED, "unknown", "cancelled", *State.ending_in("success"))
 
 
 @dataclass(frozen=True, kw_only=True)

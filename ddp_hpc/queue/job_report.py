@@ -126,18 +126,23 @@ def _advice(job: JobState | None, evidence: Evidence) -> str:
     """Returns what to do, if this does not follow from a post-mortem."""
     if job is not None:
         return advice_while_waiting(job) if job.phase == "waiting" else ""
-    if evidence.recorded is None or evidence.next_job:
+    state, recorded = evidence.state, evidence.recorded
+    if evidence.next_job:
         return ""
-    cause = evidence.recorded.cause
-    return "" if evidence.has_command and cause.may_resume else cause.advice
+    if recorded is not None:
+        return "" if evidence.has_command and recorded.cause.may_resume else recorded.cause.advice
+    # A program can write its state itself.
+    if state is None or state.state not in State.ending_in("stop", "failure"):
+        return ""
+    return "" if state.state.is_resumed_by_job else state.state.how_to_resume()
 
 
 def _with_known_end(job: JobState | None, state: RunState | None, logs: list[Path]) -> JobState | None:
     """Returns the job, with the end that its run and its log show if the scheduler has no record of it."""
     if job is None or job.end != "unknown":
         return job
-    if state is not None and (state.state is State.DONE or state.state.is_failure):
-        return replace(job, end="done" if state.state is State.DONE else "failed")
+    if state is not None and (state.state.is_complete or state.state.is_failure):
+        return replace(job, end="done" if state.state.is_complete else "failed")
     # With -k doe, PBS creates the log at the start of the job.
     never_ran = state is None and job.log_is_live and logs and logs[0].parent.is_dir() and not is_there(logs)
     return replace(job, end="cancelled", reason="it has no log, so it never started") if never_ran else job
@@ -189,7 +194,7 @@ def verdict_of(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end in ("done", "cancelled"):
         return job.end
-    if state is not None and state.state.is_stopped:
+    if state is not None and (state.state.is_stopped or state.state.is_failure):
         return state.state
     if job.exit_code == EXIT_REQUEUE:
         return State.REQUEUE

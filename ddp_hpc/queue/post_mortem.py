@@ -23,6 +23,7 @@ _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
 _ORDINARY = (Cause.DONE, Cause.STOPPED, Cause.FAILED, Cause.EXITED)
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"
+_STOPS, _ON_PURPOSE = State.ending_in("stop"), "it saved its state and stopped on purpose"
 _SHELL = {126: "the command is not executable", 127: "command not found"}
 
 
@@ -33,7 +34,7 @@ class _Text(NamedTuple):
     remedy: str
 
 
-_TEXTS = {
+_TEXTS: dict[str, _Text] = {
     "walltime": _Text(
         "it reached its walltime", "increase --walltime, or save snapshots so that the next job can resume"
     ),
@@ -81,10 +82,8 @@ _TEXTS = {
         "PBS has no record of how it ended, or whether it ran",
         "check its log and its results; if it has not completed its work, submit it again",
     ),
-    "requeue": _Text("it saved its state and stopped on purpose", Cause.STOPPED.advice),
+    **{state: _Text(_ON_PURPOSE, state.how_to_resume()) for state in _STOPS},
 }
-
-_STOPS = [cause for cause in Cause if cause.exit_code == EXIT_REQUEUE]
 
 # Reasons from squeue(1) and comments of PBS's scheduler for jobs that can never start.
 _NEVER = re.compile(
@@ -135,7 +134,7 @@ def examine(job: JobState, evidence: Evidence) -> PostMortem | None:
     if job.phase != "ended" or job.end == "done":
         return None
     log, state, recorded = last_attempt(evidence.log), evidence.state, evidence.recorded
-    cause = _cause(job, log, recorded)
+    cause = _cause(job, log, state, recorded)
     # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
     failed = recorded if recorded is not None and recorded.cause.is_failure else None
     failure = first_failure(log, failed) if cause not in _TERMINATED else None
@@ -169,12 +168,11 @@ def advice_while_waiting(job: JobState) -> str:
     return ""
 
 
-def _cause(job: JobState, log: str, recorded: AttemptEnd | None) -> str:
-    if job.exit_code == EXIT_REQUEUE and job.end != "cancelled":
-        # Another cause with this exit code has its own advice.
-        if recorded is None or recorded.cause in _ORDINARY or recorded.cause.exit_code != EXIT_REQUEUE:
-            return "requeue"
-        return recorded.cause
+def _cause(job: JobState, log: str, state: RunState | None, recorded: AttemptEnd | None) -> str:
+    # A program without a checkpoint that exits with this code has failed.
+    has_failed = state is not None and state.state.is_failure
+    if job.exit_code == EXIT_REQUEUE and job.end != "cancelled" and not has_failed:
+        return state.state if state is not None and state.state.is_stopped else State.REQUEUE
     if job.end != "failed":
         return job.end
     own = Cause.FAILED if recorded is None or recorded.cause in _ORDINARY else recorded.cause
@@ -187,9 +185,7 @@ def _how(job: JobState, cause: str, failure: Failure | None, *, lost_ranks: bool
         return f"{text} of {format_walltime(job.walltime_s)}"
     if cause == "requeue" and lost_ranks:
         return "it lost a rank or a node after it had saved a snapshot"
-    if cause in _STOPS:
-        return _TEXTS["requeue"].how
-    if cause in ("walltime", "requeue", "deadline"):
+    if cause in ("walltime", "deadline", *_STOPS):
         return text  # Slurm sets an exit code even if the job did not run before its deadline
     code, number = job.exit_code, job.signal
     if cause in tuple(Cause) and failure is not None and failure.exit_code is not None:
@@ -216,14 +212,14 @@ def _remedy(cause: str, job: JobState, evidence: Evidence, host: str) -> str:
         return f"none: job {evidence.next_job} resumes the run"
     text = _TEXTS[cause].remedy if cause in _TEXTS else Cause(cause).advice or Cause.FAILED.advice
     commands = SCHEDULERS[job.scheduler].commands
-    if cause == "requeue" and evidence.has_command:
+    if cause in _STOPS and evidence.has_command:
         # The script itself can lack options and variables of the job, or be that of a whole array.
-        text = "resume the run with the command in `resume`"
+        text = State(cause).how_to_resume("resume the run with the command in `resume`")
     if cause == "ssh":
         text = commands.start_without_ssh or text
     if cause == "node" and host and (command := commands.exclude_host(host)):
         text += f" ({command})"
     state = evidence.state or RunState(State.RUNNING, evidence.first_step, "")
-    if state.state is not State.DONE and state.step:
+    if not state.state.is_complete and state.step:
         text += f"; it resumes after step {state.step}"
     return text

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state
 from ddp_hpc.lint.parse_script import parse_script, read_script
 from ddp_hpc.queue.submission_ledger import JOB, submissions
@@ -67,7 +66,7 @@ def warning_about(run_dir: Path, now: str, remedy: str) -> str:
             f"{run_dir} contains the run of another command, {old} ({about}), which this job would resume "
             f"or overwrite; for a new run, {remedy}"
         )
-    if state and state.state is State.DONE:
+    if state and state.state.is_complete:
         return f"the run in {run_dir} is complete{f' ({step})' if step else ''}; for a new run, {remedy}"
     return ""
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +79,8 @@ class _Follower:
             )
 
 
-def rehearse(plan: Plan, options: Options) -> Result:
-    """Runs all jobs of the script until they have ended.
+def rehearse(plan: Plan, options: Options, say: Callable[[str], None]) -> Result:
+    """Runs all jobs of the script until they have ended. `say` prints a line.
 
     Raises:
         RequestError: the script is refused, or no MPI is installed to start ranks.
@@ -102,6 +102,8 @@ def rehearse(plan: Plan, options: Options) -> Result:
             _install(root, plan, options, keeper_pid)
             work = Path.cwd() if options.here else root / "work"
             script = _write_script(root, plan)
+            if _RUN_DIR.search(plan.text):
+                say(f"the run directory is {root / 'run'}, which is removed at the end")
             environ = _environ(root)
             if stand_in := find_stand_in(plan.scheduler):
                 submit(stand_in, script, work, environ)

@@ -49,27 +49,23 @@ def begin_attempt(
     attempt = Attempt(number=number, job_id=job_id, first_step=seen.step, at_s=int(time.time()))
     if number == 1:
         return attempt
-    if seen.state is State.DONE:
+    state, reason = seen.state or State.RUNNING, f": {seen.reason}" if seen.reason else ""
+    if state.is_complete:
         what = f"the training of {seen.step} steps is complete" if seen.step else "the program has completed"
-        return NothingToDo(EXIT_DONE, f"{what}; attempt {number} has nothing to do")
-    if seen.state is not None and seen.state.is_stopped and not seen.state.is_resumed_by_job:
-        reason = f": {seen.reason}" if seen.reason else ""
-        return NothingToDo(
-            seen.state.exit_code,
-            f"the run is {seen.state}{at_step(seen.step)}{reason}; to resume it, submit the script again",
-        )
+        return NothingToDo(state.exit_code, f"{what}; attempt {number} has nothing to do")
+    if state.is_stopped and not state.is_resumed_by_job:
+        what = f"the run is {state}{at_step(seen.step)}{reason}"
+        return NothingToDo(state.exit_code, f"{what}; to resume it, {state.how_to_resume()}")
     # A requeued job runs even after a failure: the requeue was requested, and the failure may have been
     # caused by a lost node.
     if not is_requeued:
-        again = "then submit the script again"
-        if seen.state is not None and seen.state.is_failure:
-            reason = f": {seen.reason}" if seen.reason else ""
-            raise DdpHpcError(f"the previous attempt failed{reason}; fix the cause, {again}")
+        if state.is_failure:
+            raise DdpHpcError(f"the previous attempt failed{reason}; {state.how_to_resume()}")
         # A program that does not record its step is only resumed after progress.
         if seen.is_step_known and seen.step <= (last.first_step if last else 0):
             raise DdpHpcError(
                 f"the previous attempt made no progress, and the run is still at step {seen.step}; look for "
-                f"the reason in the log of that attempt, {again}"
+                "the reason in the log of that attempt, then submit the script again"
             )
     if number > max_attempts:
         return NothingToDo(
@@ -156,8 +152,8 @@ def outcome(code: int, end: AttemptEnd | None, first_step: int, after: SeenState
         return replace(after, state=State.REQUEUE, reason=end.reason)
     if after.state is not None and after.state.is_stopped:
         return after
-    if after.state is State.DONE:
-        return EXIT_DONE
+    if after.state is not None and after.state.is_complete:
+        return after.state.exit_code
     return end.exit_code if end is not None else code or EXIT_FAILED
 
 
@@ -166,13 +162,13 @@ def at_step(step: int, text: str = " at step ") -> str:
     return f"{text}{step}" if step else ""
 
 
-Stop = StopCause | Literal[""]
+SigtermCause = StopCause | Literal[""]
 """Why the job received SIGTERM; empty if it received none."""
 
 
 def why_stopped(
     stopped_s: float | None, cause: StopCause, end_s: float | None, *, is_cancelled: bool
-) -> Stop:
+) -> SigtermCause:
     """Returns why the job was stopped, from the scheduler's answer `cause` or from the time of the signal.
 
     `is_cancelled` is whether `ddp-hpc cancel` has cancelled the job.
@@ -207,7 +203,7 @@ LAUNCHER_HUNG = NoJob(why="nothing is submitted, because the ranks may hang agai
 
 
 def why_no_job(
-    stop: Stop,
+    stop: SigtermCause,
     *,
     state: State,
     has_progressed: bool,
@@ -219,7 +215,7 @@ def why_no_job(
     """Returns why this job does not request another one; None if it does."""
     title, nothing = scheduler.title, "so nothing is submitted"
     if not state.is_resumed_by_job:
-        return NoJob(why=f"the run is {state}, {nothing}")
+        return NoJob(why=f"the run is {state}, {nothing}", remedy=state.how_to_resume("resume it with"))
     if stop == "requeued":
         return NoJob(why=f"{title} runs this job again, which resumes the run", needs_command=False)
     if stop == "cancelled":

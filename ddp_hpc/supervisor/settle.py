@@ -146,7 +146,7 @@ class _NextJob:
         reason = f": {state.reason}" if state.reason else ""
         self._stopped = f"stopped{decisions.at_step(state.step)}{reason}"
 
-    def request(self, stop: decisions.Stop) -> int:
+    def request(self, stop: decisions.SigtermCause) -> int:
         """Requests the job, or prints why none is requested and how to resume; returns the exit code.
 
         Raises:

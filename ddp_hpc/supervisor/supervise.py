@@ -37,8 +37,8 @@ from ddp_hpc.supervisor.settle import Ended, settle
 AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
 _AFTER_LIMIT_S, _AFTER_POLL_S = 180.0, 2.0
-# The final states of a run. torchrun's agents restart failed ranks, so only `done` is final there.
-_FINAL, _FINAL_WITH_TORCHRUN = tuple(state for state in State if state.is_final), (State.DONE,)
+# The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
+_FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
 
 
 def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -> int:

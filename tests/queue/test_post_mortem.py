@@ -190,6 +190,19 @@ def test_only_a_vague_recorded_cause_gives_way_to_the_log() -> None:
     assert all(found == ("gpu memory" if cause.is_vague else cause) for cause, found in shown.items())
 
 
+@pytest.mark.parametrize("state", State.ending_in("stop"))
+def test_a_stop_on_purpose_is_described_by_the_state_of_the_run(state: State) -> None:
+    found = failed("", RunState(state, 60, "why"), exit_code=75)
+    assert (found.cause, found.what) == (state, "it saved its state and stopped on purpose; why")
+    assert found.remedy == f"{state.how_to_resume()}; it resumes after step 60"
+
+
+def test_exit_code_75_without_a_checkpoint_is_a_failure() -> None:
+    state = RunState(State.FAILED, 0, "no checkpoint was recorded")
+    assert failed("", state, exit_code=75).what == "exit code 75; no checkpoint was recorded"
+    assert failed("", state, exit_code=75).cause == "failed"
+
+
 def test_a_lost_rank_is_not_reported_as_an_intended_stop() -> None:
     lost = "it lost a rank or a node after it had saved a snapshot"
     assert _with_record(Cause.LOST_RANK, 75).what == lost

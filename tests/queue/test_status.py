@@ -17,6 +17,7 @@ from ddp_hpc.base.attempt_end import AttemptEnd, write_end
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.array_report import _ORDER
 from tests.conftest import clean_environ
 from tests.queue.answers import NO_RECORD, pbs, qstat_text, slurm
 from tests.queue.conftest import Programs, Run
@@ -314,6 +315,29 @@ def test_the_command_that_a_job_has_left_is_shown_unless_another_job_resumes_the
     ) == is_known
     make_run(folder, f"1 12 0 {int(time.time()) - 60}", "2 13 60 1900000000")
     assert "\nresume " not in run("status", "12").out
+
+
+@pytest.mark.parametrize("state", [state for state in State if state.is_final])
+def test_the_verdict_on_a_job_is_the_state_of_its_run(
+    work: Path, programs: Programs, run: Run, state: State
+) -> None:
+    folder = make_run(work / "runs" / "ddp", f"1 12 0 {int(time.time()) - 60}")
+    write_state(folder, RunState(state, 60, "why"))
+    word = "COMPLETED" if state.is_complete else "FAILED"
+    answer(programs, work, state=word, exit=f"{state.exit_code}:0", reason="NonZeroExitCode")
+    done = run("status", "12")
+    assert (done.code, f": {state}, {word}" in done.out) == (state.exit_code, True), done.out
+    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified")
+    done = run("status", "12")
+    assert (done.code, f"12: {state}; the scheduler" in done.out) == (state.exit_code, True), done.out
+    has_action = not state.is_complete and not state.is_resumed_by_job
+    assert (f"\naction    {state.how_to_resume()}\n" in done.out) == has_action
+
+
+def test_the_verdict_on_an_array_is_that_of_the_tasks_that_need_most_attention() -> None:
+    ends = ("failure", "running", "waiting", "stop", "unknown", "cancelled", "success")
+    expected = [word for end in ends for word in State.ending_in(end) or (end,)]  # type: ignore[arg-type]  # other words
+    assert list(_ORDER) == expected
 
 
 def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(

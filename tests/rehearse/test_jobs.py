@@ -91,5 +91,8 @@ def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stan
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").write_text("exit 9\n")
     words = ["python", "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--walltime", "00:05:00"]
-    (tmp_path / "job.sbatch").write_text(launch([*words, "--", "echo", "ran"]).stdout)
-    assert rehearse(tmp_path / "job.sbatch").stdout.splitlines()[-1] == "ran"
+    line = 'echo "$DDP_HPC_RUN_DIR"'
+    (tmp_path / "job.sbatch").write_text(launch([*words, "--", "bash", "-c", line]).stdout)
+    done = rehearse(tmp_path / "job.sbatch")
+    run_dir = done.stdout.splitlines()[-1]
+    assert f"rehearse: the run directory is {run_dir}, which is removed at the end" in done.stderr

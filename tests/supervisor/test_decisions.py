@@ -6,7 +6,7 @@ import pytest
 
 from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import DdpHpcError
-from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_outcomes import _STATES, Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.running_job import StopCause
@@ -138,7 +138,24 @@ def test_every_state_decides_what_a_job_does_that_finds_it(state: State) -> None
     else:
         assert refusal is not None
         assert refusal.why == f"the run is {state}, so nothing is submitted"
+        assert refusal.remedy == state.how_to_resume("resume it with")
         assert isinstance(begun, str) == state.is_final
+    if state.is_stopped or state.is_complete:
+        found = decisions.outcome(1, None, 10, SeenState(state, 60, "why"))
+        assert (found if isinstance(found, int) else found.state) == (
+            state if state.is_stopped else state.exit_code
+        )
+
+
+def test_a_job_that_finds_a_run_that_a_user_must_resume_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = _STATES[State.REQUEUE]._replace(is_resumed_by_job=False, before_resuming="remove the file `pause`")
+    monkeypatch.setitem(_STATES, State.REQUEUE, row)
+    for job_id, number in (("18", "3"), ("17", "1")):  # a successor, and a job that the scheduler requeued
+        assert _begun(job_id, SeenState(State.REQUEUE, 60, "why"), number) == (
+            "the run is requeue at step 60: why; to resume it, remove the file `pause`, then submit the "
+            "script again"
+        )
+    assert _begun("18", SeenState(State.REQUEUE, 60, "why"), "") == (1, "18", 60)  # the user has submitted it
 
 
 def _begun(job_id: str, seen: SeenState, number: str) -> tuple[int, str, int] | str:
@@ -188,7 +205,7 @@ def test_why_a_job_was_stopped(
     ],
 )
 def test_why_no_other_job_is_requested(
-    stop: decisions.Stop, more: dict[str, object], why: str | None
+    stop: decisions.SigtermCause, more: dict[str, object], why: str | None
 ) -> None:
     given = {
         "state": State.REQUEUE,

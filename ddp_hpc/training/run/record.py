@@ -114,12 +114,9 @@ class RunRecord:
 
 def record_stop(environ: Mapping[str, str], stop: Stop, step: int) -> RunState:
     """Records that this attempt ends on purpose, with its state saved; returns the state of the run."""
-    cause = stop.cause
-    end = AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=stop.reason, step=step)
+    end = AttemptEnd(cause=stop.cause, exit_code=stop.cause.exit_code, reason=stop.reason, step=step)
     record_end(environ, end, replace=True)
-    state = cause.state_of_run(has_progressed=True)
-    assert state is not None
-    return RunState(state, step, stop.reason)
+    return RunState(stop.state, step, stop.reason)
 
 
 def record_end(environ: Mapping[str, str], end: AttemptEnd, *, replace: bool = False) -> None:
