@@ -88,7 +88,8 @@ def test_every_state_has_a_row_that_fits_its_exit_code_and_a_cause(state: State)
         expected = 75 if row.ends_in == "stop" else 0
         assert row.exit_code == expected, f"{state}: launchers take all exit codes but 0 and 75 for failures"
     ends = [cause for cause in Cause if cause.state_of_run(has_progressed=False) is state]
-    assert ends or not state.is_final, f"{state}: no cause in _CONSEQUENCES leads to this state"
+    # A failure can have a state that depends on earlier attempts, which the supervisor writes.
+    assert ends or not state.is_final or state.is_failure, f"{state}: no cause leads to this state"
     assert {cause.exit_code for cause in ends} == {75} or not state.is_stopped
 
 
@@ -116,7 +117,7 @@ def test_each_failure_and_each_stop_has_an_advice() -> None:
 def test_the_line_about_a_stop_says_what_must_be_done_first(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Stop(Cause.STOPPED, "why")
     assert stop.line("State saved") == "Stopping: why. State saved; run the same command again to resume."
-    row = _STATES[State.REQUEUE]._replace(is_resumed_by_job=False, before_resuming="remove it")
+    row = _STATES[State.REQUEUE]._replace(resumed_by="user", before_resuming="remove it")
     monkeypatch.setitem(_STATES, State.REQUEUE, row)
     end = "Saved; remove it, then run the same command again to resume."
     assert stop.line("Saved", " at step 3") == f"Stopping at step 3: why. {end}"

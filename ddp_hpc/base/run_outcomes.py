@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 _End = Literal["success", "stop", "failure"]
+_Resumer = Literal["next job", "requeued job", "user"]
 
 
 class State(StrEnum):
@@ -51,13 +52,23 @@ class State(StrEnum):
 
     @property
     def is_resumed_by_job(self) -> bool:
-        """Whether another job resumes the run by itself. If not, a user can resume it."""
-        return _STATES[self].is_resumed_by_job
+        """Whether the next job resumes the run by itself. If not, a user can resume it."""
+        return _STATES[self].resumed_by == "next job"
+
+    @property
+    def is_resumed_after_requeue(self) -> bool:
+        """Whether the same job resumes the run if the scheduler or a user requeues it."""
+        return _STATES[self].resumed_by != "user"
 
     def how_to_resume(self, action: str = "submit the script again") -> str:
         """Returns what a user must do so that the run is resumed; `action` is the last step."""
-        before = _STATES[self].before_resuming
+        before = _STATES[self].before_resuming or ("fix the cause" if self.is_failure else "")
         return f"{before}, then {action}" if before else action
+
+    def advice_with(self, of_cause: str) -> str:
+        """Returns what `ddp-hpc status` advises about a run that failed; `of_cause` is its cause's advice."""
+        before = _STATES[self].before_resuming if self.is_failure else ""
+        return f"{before}; {of_cause}" if before else of_cause
 
     @property
     def exit_code(self) -> int:
@@ -81,16 +92,20 @@ class _StateRow(NamedTuple):
     exit_code: int
     ends_in: _End | None
     """How the attempt that wrote the state has ended; None if it has not ended."""
-    is_resumed_by_job: bool = False
+    resumed_by: _Resumer = "user"
     before_resuming: str = ""
-    """What a user must do first, if the run is not resumed by a job; empty if nothing."""
+    """What a user must do first, if the run is not resumed by a job; empty if nothing, or if the cause of a
+    failure says it.
+    """
 
 
 _STATES = {
-    State.RUNNING: _StateRow(exit_code=0, ends_in=None),
-    State.REQUEUE: _StateRow(exit_code=75, ends_in="stop", is_resumed_by_job=True),
+    # The supervisor resumes it only after a snapshot.
+    State.RUNNING: _StateRow(exit_code=0, ends_in=None, resumed_by="next job"),
+    State.REQUEUE: _StateRow(exit_code=75, ends_in="stop", resumed_by="next job"),
     State.DONE: _StateRow(exit_code=0, ends_in="success"),
-    State.FAILED: _StateRow(exit_code=1, ends_in="failure", before_resuming="fix the cause"),
+    # The requeue was requested, and the failure may have been caused by a lost node.
+    State.FAILED: _StateRow(exit_code=1, ends_in="failure", resumed_by="requeued job"),
 }
 
 

@@ -130,7 +130,8 @@ def _advice(job: JobState | None, evidence: Evidence) -> str:
     if evidence.next_job:
         return ""
     if recorded is not None:
-        return "" if evidence.has_command and recorded.cause.may_resume else recorded.cause.advice
+        of_cause = "" if evidence.has_command and recorded.cause.may_resume else recorded.cause.advice
+        return state.state.advice_with(of_cause) if state is not None and of_cause else of_cause
     # A program can write its state itself.
     if state is None or state.state not in State.ending_in("stop", "failure"):
         return ""

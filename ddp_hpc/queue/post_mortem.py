@@ -208,7 +208,8 @@ def _code(code: int | None, number: int | None) -> str:
 
 
 def _remedy(cause: str, job: JobState, evidence: Evidence, host: str) -> str:
-    if evidence.next_job and cause != "failed":
+    state = evidence.state or RunState(State.RUNNING, evidence.first_step, "")
+    if evidence.next_job and cause != "failed" and not state.state.is_failure:
         return f"none: job {evidence.next_job} resumes the run"
     text = _TEXTS[cause].remedy if cause in _TEXTS else Cause(cause).advice or Cause.FAILED.advice
     commands = SCHEDULERS[job.scheduler].commands
@@ -219,7 +220,7 @@ def _remedy(cause: str, job: JobState, evidence: Evidence, host: str) -> str:
         text = commands.start_without_ssh or text
     if cause == "node" and host and (command := commands.exclude_host(host)):
         text += f" ({command})"
-    state = evidence.state or RunState(State.RUNNING, evidence.first_step, "")
+    text = state.state.advice_with(text)
     if not state.state.is_complete and state.step:
         text += f"; it resumes after step {state.step}"
     return text

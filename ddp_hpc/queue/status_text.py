@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.queue.array_report import ArrayReport
@@ -16,6 +17,7 @@ from ddp_hpc.queue.submission_ledger import Attempt
 
 _MAX_ATTEMPTS = 5
 _LINES_PER_TASK = 2
+_WITH_LINES = (*State.ending_in("failure"), "unknown")
 
 
 def line_of(report: JobReport, here: Path) -> str:
@@ -75,7 +77,7 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
     for task in array.problems:
         if ended := task.post_mortem:
             yield f"{'task':<10}{printable(f'{task.job_id}: {task.verdict}; {ended.cause}: {ended.what}')}"
-            lines = ended.lines[-_LINES_PER_TASK:] if task.verdict in ("failed", "unknown") else ()
+            lines = ended.lines[-_LINES_PER_TASK:] if task.verdict in _WITH_LINES else ()
             yield from (f"  | {printable(line)}" for line in lines)
         if task.next_job:
             yield f"{'next':<10}job {task.next_job} resumes the run of {task.job_id}"

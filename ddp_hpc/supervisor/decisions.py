@@ -53,20 +53,18 @@ def begin_attempt(
     if state.is_complete:
         what = f"the training of {seen.step} steps is complete" if seen.step else "the program has completed"
         return NothingToDo(state.exit_code, f"{what}; attempt {number} has nothing to do")
-    if state.is_stopped and not state.is_resumed_by_job:
+    is_resumed = state.is_resumed_after_requeue if is_requeued else state.is_resumed_by_job
+    if not is_resumed and state.is_failure:
+        raise DdpHpcError(f"the previous attempt failed{reason}; {state.how_to_resume()}")
+    if not is_resumed:
         what = f"the run is {state}{at_step(seen.step)}{reason}"
         return NothingToDo(state.exit_code, f"{what}; to resume it, {state.how_to_resume()}")
-    # A requeued job runs even after a failure: the requeue was requested, and the failure may have been
-    # caused by a lost node.
-    if not is_requeued:
-        if state.is_failure:
-            raise DdpHpcError(f"the previous attempt failed{reason}; {state.how_to_resume()}")
-        # A program that does not record its step is only resumed after progress.
-        if seen.is_step_known and seen.step <= (last.first_step if last else 0):
-            raise DdpHpcError(
-                f"the previous attempt made no progress, and the run is still at step {seen.step}; look for "
-                "the reason in the log of that attempt, then submit the script again"
-            )
+    # A program that does not record its step is only resumed after progress.
+    if not is_requeued and seen.is_step_known and seen.step <= (last.first_step if last else 0):
+        raise DdpHpcError(
+            f"the previous attempt made no progress, and the run is still at step {seen.step}; look for the "
+            "reason in the log of that attempt, then submit the script again"
+        )
     if number > max_attempts:
         return NothingToDo(
             EXIT_REQUEUE,
@@ -125,10 +123,10 @@ def _exited(code: int, reason: str) -> AttemptEnd:
 
 def end_of_program(program: AttemptEnd, after: SeenState) -> AttemptEnd:
     """Returns the end of an attempt whose program has led to the state `after`."""
-    if after.state is State.REQUEUE:  # the only state of a program that has stopped
+    if after.state is not None and after.state.is_stopped:
         return replace(program, cause=Cause.STOPPED, reason=after.reason)
     # For example, exit code 75 without a checkpoint.
-    if after.state is State.FAILED and not program.cause.is_failure:
+    if after.state is not None and after.state.is_failure and not program.cause.is_failure:
         return replace(program, cause=Cause.FAILED, reason=after.reason)
     return program
 

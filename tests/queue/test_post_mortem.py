@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.base.attempt_end import AttemptEnd
-from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.run_outcomes import _STATES, Cause, State
 from ddp_hpc.base.run_state import RunState
 from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine
 from ddp_hpc.schedulers.job_state import End, JobState
@@ -195,6 +195,21 @@ def test_a_stop_on_purpose_is_described_by_the_state_of_the_run(state: State) ->
     found = failed("", RunState(state, 60, "why"), exit_code=75)
     assert (found.cause, found.what) == (state, "it saved its state and stopped on purpose; why")
     assert found.remedy == f"{state.how_to_resume()}; it resumes after step 60"
+
+
+def test_what_a_user_must_do_first_stands_before_the_advice_about_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, log = RunState(State.FAILED, 60, "why"), "OSError: [Errno 28] No space left on device\n"
+    remedy = failed(log, state).remedy
+    row = _STATES[State.FAILED]._replace(before_resuming="look at the data")
+    monkeypatch.setitem(_STATES, State.FAILED, row)
+    assert failed(log, state).remedy == f"look at the data; {remedy}"
+
+
+def test_no_job_resumes_a_failed_run_even_if_one_is_queued() -> None:
+    state, log = RunState(State.FAILED, 60, "why"), "OSError: [Errno 28] No space left on device\n"
+    assert failed(log, state, next_job="13").remedy == failed(log, state).remedy
 
 
 def test_exit_code_75_without_a_checkpoint_is_a_failure() -> None:

@@ -148,7 +148,7 @@ def test_every_state_decides_what_a_job_does_that_finds_it(state: State) -> None
 
 
 def test_a_job_that_finds_a_run_that_a_user_must_resume_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = _STATES[State.REQUEUE]._replace(is_resumed_by_job=False, before_resuming="remove the file `pause`")
+    row = _STATES[State.REQUEUE]._replace(resumed_by="user", before_resuming="remove the file `pause`")
     monkeypatch.setitem(_STATES, State.REQUEUE, row)
     for job_id, number in (("18", "3"), ("17", "1")):  # a successor, and a job that the scheduler requeued
         assert _begun(job_id, SeenState(State.REQUEUE, 60, "why"), number) == (
@@ -156,6 +156,17 @@ def test_a_job_that_finds_a_run_that_a_user_must_resume_says_how(monkeypatch: py
             "script again"
         )
     assert _begun("18", SeenState(State.REQUEUE, 60, "why"), "") == (1, "18", 60)  # the user has submitted it
+
+
+def test_a_requeued_job_does_not_resume_a_failed_run_that_only_a_user_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = _STATES[State.FAILED]._replace(resumed_by="user", before_resuming="look at the data")
+    monkeypatch.setitem(_STATES, State.FAILED, row)
+    for job_id, number in (("18", "3"), ("17", "1")):
+        assert _begun(job_id, SeenState(State.FAILED, 60, "why"), number) == (
+            "the previous attempt failed: why; look at the data, then submit the script again"
+        )
 
 
 def _begun(job_id: str, seen: SeenState, number: str) -> tuple[int, str, int] | str:
