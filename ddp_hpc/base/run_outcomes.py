@@ -66,9 +66,9 @@ class State(StrEnum):
         return f"{before}, then {action}" if before else action
 
     def advice_with(self, of_cause: str) -> str:
-        """Returns what `ddp-hpc status` advises about a run that failed; `of_cause` is its cause's advice."""
-        before = _STATES[self].before_resuming if self.is_failure else ""
-        return f"{before}; {of_cause}" if before else of_cause
+        """Returns what `ddp-hpc status` advises after this end; `of_cause` is the advice about the cause."""
+        before = _STATES[self].before_resuming
+        return f"{before}; {of_cause}" if before and before not in of_cause else of_cause
 
     @property
     def exit_code(self) -> int:
@@ -93,6 +93,7 @@ class _StateRow(NamedTuple):
     ends_in: _End | None
     """How the attempt that wrote the state has ended; None if it has not ended."""
     resumed_by: _Resumer = "user"
+    """The job that resumes the run by itself. With "user", a job that is requeued does nothing, either."""
     before_resuming: str = ""
     """What a user must do first, if the run is not resumed by a job; empty if nothing, or if the cause of a
     failure says it.

@@ -20,7 +20,12 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _TERMINATED = ("walltime", "cancelled", "preempted", "deadline")
 # Recorded causes that are no reason for the failure of a job, or say no more than that it has failed.
-_ORDINARY = (Cause.DONE, Cause.STOPPED, Cause.FAILED, Cause.EXITED)
+_NO_FAILURES = State.ending_in("success", "stop")
+_ORDINARY = (
+    *(cause for cause in Cause if cause.state_of_run(has_progressed=False) in _NO_FAILURES),
+    Cause.FAILED,
+    Cause.EXITED,
+)
 # Slurm gives this reason for every job with a non-zero exit code.
 _NO_REASON = "NonZeroExitCode"
 _STOPS, _ON_PURPOSE = State.ending_in("stop"), "it saved its state and stopped on purpose"
@@ -209,7 +214,7 @@ def _code(code: int | None, number: int | None) -> str:
 
 def _remedy(cause: str, job: JobState, evidence: Evidence, host: str) -> str:
     state = evidence.state or RunState(State.RUNNING, evidence.first_step, "")
-    if evidence.next_job and cause != "failed" and not state.state.is_failure:
+    if evidence.next_job and cause != "failed" and state.state.is_resumed_by_job:
         return f"none: job {evidence.next_job} resumes the run"
     text = _TEXTS[cause].remedy if cause in _TEXTS else Cause(cause).advice or Cause.FAILED.advice
     commands = SCHEDULERS[job.scheduler].commands

@@ -68,21 +68,21 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         clock.end_s,
         is_cancelled=is_cancelled(files.path, attempt.job_id),
     )
-    if after.stamp == before.stamp:
+    writes_no_state = after.stamp == before.stamp
+    if writes_no_state:
         program = _program_end(ended, recorded, files)
         after = _write_state(ended, program, files, settings, at_deadline=stop == "walltime")
-        files.write_end(attempt, decisions.end_of_program(program, after))
-        if after.state is None or not after.state.is_stopped:
-            if ended.end.was_ended and after.state is not None and after.state.is_failure:
-                _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
-            return program.exit_code
+        recorded = decisions.end_of_program(program, after)
+        files.write_end(attempt, recorded)
     elif not after.state:  # the file is damaged, or was written by other software
         return code
-    if recorded is None and after.state is State.RUNNING:
+    elif recorded is None and after.state is State.RUNNING:
         recorded = decisions.end_without_record(code, ended.launcher)
         files.write_end(attempt, recorded)
     outcome = decisions.outcome(code, recorded, attempt.first_step, after)
     if isinstance(outcome, int):
+        if writes_no_state and ended.end.was_ended and after.state in State.ending_in("failure"):
+            _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
         if outcome and after.state is State.RUNNING and after.step:
             _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.NOTHING_SAVED)
         return outcome
@@ -116,17 +116,22 @@ def _write_state(
         ended.progress,
         at_deadline=settings.signal_lead_s is not None and (ended.end.was_signalled_early or at_deadline),
     )
-    try:
-        files.write_state(state)
-    except DdpHpcError as error:  # for example, the disk is full
-        step = decisions.at_step(state.step, " ")
-        complain(f"{error}; the state of the run is: {state.state}{step} {state.reason}")
+    _store(state, files)
     has_failed = state.state is not None and state.state.is_failure
     # The log of the launcher says the same about a program that exited with this code.
     is_plain = program.cause is Cause.EXITED and program.exit_code == ended.end.code
     if has_failed and not is_plain:
         complain(state.reason)
     return state
+
+
+def _store(state: SeenState, files: RunFiles) -> None:
+    """Writes the state, or prints it if it cannot be written."""
+    try:
+        files.write_state(state)
+    except DdpHpcError as error:  # for example, the disk is full
+        step = decisions.at_step(state.step, " ")
+        complain(f"{error}; the state of the run is: {state.state}{step} {state.reason}")
 
 
 class _NextJob:
