@@ -16,6 +16,7 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
 from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.process_group.errors_of_torch import known_cause
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress import Progress
 
@@ -131,6 +132,8 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
                     "Fix the file, or omit --check-data"
                 )
         except DataError as error:
+            if known_cause(error):
+                raise  # the others get the text only
             problem = f"{error} (rank {rank} on {group.world.hostname})"
         group.comm.barrier("the check of the data (--timeout)")
         # The sections are in the order of the ranks, so the first problem by rank is the first in the file.

@@ -24,13 +24,21 @@ verdict_as_it_is = ending.verdict
 destroy_as_it_is = group.dist.destroy_process_group
 
 
+def wait_for(name):
+    until_s = time.monotonic() + 60
+    while not Path(name).exists():
+        assert time.monotonic() < until_s, f"rank 0 has not written {name}"
+        time.sleep(0.01)
+
+
 def one_step(self, position, *rest):
     if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "while_saving":
-            time.sleep(1)  # rank 0 has begun its save, which takes 2 s
+            wait_for("saving")
         if kind in ("raise", "while_saving"):
             raise ValueError("planted in one rank")
         if kind == "out_of_memory":
+            wait_for("saved")
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if kind == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise ValueError("planted in one rank")
@@ -77,9 +85,12 @@ write_as_it_is = snapshots.complete_snapshot
 
 
 def complete_snapshot(*args):
+    Path("saving").touch()
     if kind == "while_saving":
-        time.sleep(2)
-    return write_as_it_is(*args)
+        time.sleep(2)  # the other rank fails
+    written = write_as_it_is(*args)
+    Path("saved").touch()
+    return written
 
 
 own_part_as_it_is = snapshots.SnapshotWriter._own_part

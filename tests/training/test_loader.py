@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.training.input.batch_loader import Loader, _Reads
@@ -122,6 +122,21 @@ def test_an_error_is_raised_when_its_batch_is_requested(path, way):
         next(batches)
 
 
+@pytest.mark.parametrize(("cause", "kept"), [(Cause.REFUSED, Cause.FAILED), (Cause.OUT_OF_MEMORY,) * 2])
+def test_an_error_of_the_file_is_a_failure_or_keeps_its_own_cause(path, monkeypatch, cause, kept):
+    error = DataError("part of the file cannot be read")
+    error.cause = cause
+
+    def read(indices, out):
+        raise error
+
+    samples = open_samples(path)
+    monkeypatch.setattr(samples, "read", read)
+    with pytest.raises(DdpHpcError, match="cannot be read") as caught:
+        next(Loader(samples, CPU).batches(wanted(4)))
+    assert caught.value.cause is kept
+
+
 def test_the_thread_ends_with_the_batches(path):
     loader = Loader(open_samples(path), CPU, ahead=1)
     for _ in loader.batches(wanted(4, 4, 4)):
@@ -145,7 +160,7 @@ from itertools import islice
 from pathlib import Path
 import numpy as np, torch
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DataError, DdpHpcError
 from ddp_hpc.training.input.batch_loader import Loader
 
 def drain(batches):

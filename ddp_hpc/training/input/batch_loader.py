@@ -75,6 +75,8 @@ class Loader:
             else:
                 yield from self._from_thread(wanted) if self.ahead else self._direct(wanted)
         except DataError as error:
+            if known_cause(error):
+                raise
             # DataError is a RequestError, with the exit code for an invalid request. During the training, an
             # error of the file is a failure instead.
             failed = DdpHpcError(str(error))
