@@ -160,7 +160,7 @@ from itertools import islice
 from pathlib import Path
 import numpy as np, torch
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.base.errors import DataError, DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.training.input.batch_loader import Loader
 
 def drain(batches):
