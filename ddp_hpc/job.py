@@ -13,7 +13,13 @@ import click
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.units import parse_walltime_s
-from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_SIGNAL, REQUEUE_POLICIES, parse_signal
+from ddp_hpc.request.job import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_RESTARTS,
+    DEFAULT_SIGNAL,
+    REQUEUE_POLICIES,
+    parse_signal,
+)
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.supervisor.settings import Settings
@@ -53,6 +59,13 @@ from ddp_hpc.supervisor.supervise import supervise
     default=DEFAULT_MAX_ATTEMPTS,
     show_default=True,
     help="Maximum number of attempts (jobs and requeues) per run.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1000),
+    default=DEFAULT_RESTARTS,
+    show_default=True,
+    help="How often this job starts its ranks again after a failure, from the newest checkpoint.",
 )
 @click.option(
     "--local-dir",
@@ -122,6 +135,7 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         run_dir=Path(run_dir) if run_dir else None,
         walltime_s=None if walltime is None else parse_walltime_s(walltime),
         max_attempts=options["max_attempts"],
+        restarts=options["restarts"],
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],

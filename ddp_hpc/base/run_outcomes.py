@@ -164,6 +164,11 @@ class Cause(StrEnum):
         """Whether another job resumes the run if this attempt has saved a snapshot."""
         return _CONSEQUENCES[self].resumes
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether the supervisor starts the ranks again in the same job, from the newest snapshot."""
+        return _CONSEQUENCES[self].restarts
+
     def state_of_run(self, *, has_progressed: bool) -> State | None:
         """Returns the state of the run after an attempt that has ended for this cause; None: unchanged.
 
@@ -198,6 +203,7 @@ class _Consequence(NamedTuple):
     exit_code: int
     state: State | None
     resumes: bool = False
+    restarts: bool = False
     advice: str = ""
     is_vague: bool = False
 
@@ -206,14 +212,17 @@ _FIX_ERROR = "fix the error shown above, then submit it again"
 _CONSEQUENCES = {
     Cause.DONE: _Consequence(exit_code=0, state=State.DONE, is_vague=True),
     Cause.STOPPED: _Consequence(exit_code=75, state=State.REQUEUE, resumes=True, is_vague=True),
-    Cause.FAILED: _Consequence(exit_code=1, state=State.FAILED, advice=_FIX_ERROR, is_vague=True),
+    Cause.FAILED: _Consequence(
+        exit_code=1, state=State.FAILED, restarts=True, advice=_FIX_ERROR, is_vague=True
+    ),
     Cause.EXITED: _Consequence(
-        exit_code=1, state=State.FAILED, resumes=True, advice=_FIX_ERROR, is_vague=True
+        exit_code=1, state=State.FAILED, resumes=True, restarts=True, advice=_FIX_ERROR, is_vague=True
     ),
     Cause.LOST_RANK: _Consequence(
         exit_code=1,
         state=State.FAILED,
         resumes=True,
+        restarts=True,
         advice="submit it again; if the same node fails again, exclude it and report it to the site",
         is_vague=True,
     ),
@@ -221,6 +230,7 @@ _CONSEQUENCES = {
         exit_code=1,
         state=State.FAILED,
         resumes=True,
+        restarts=True,
         advice="find the line that hangs in the stack traces; if it was only slow, raise --hang-timeout",
     ),
     Cause.OUT_OF_TIME: _Consequence(

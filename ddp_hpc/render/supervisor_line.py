@@ -7,7 +7,7 @@ from pathlib import Path
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.render.environment_exports import local_directory
 from ddp_hpc.render.shell_quoting import Raw, Word
-from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESTARTS, REQUEUE_POLICIES, Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumption_of
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -26,6 +26,8 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--num-arguments", Raw('"$#"')]
     if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
         words += ["--max-attempts", str(job.max_attempts)]
+    if job.restarts != DEFAULT_RESTARTS:
+        words += ["--restarts", str(job.restarts)]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
         words += ["--local-dir", directory]
     if job.requeue != REQUEUE_POLICIES[0]:

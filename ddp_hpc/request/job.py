@@ -23,6 +23,7 @@ REQUEUE_POLICIES = ("on-exit-75", "on-signal")
 DEFAULT_SIGNAL = "TERM@60"
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
+DEFAULT_RESTARTS = 3
 MAX_NAME_CHARS = 128
 
 # The default name of a job, which is replaced by that of its program; not a valid name itself.
@@ -176,8 +177,15 @@ class Job:
     )
     max_attempts: int = _resuming(
         DEFAULT_MAX_ATTEMPTS,
-        "Maximum number of times that a run is started or resumed, including requeues.",
+        "Maximum number of times that a run is started or resumed, including requeues and restarts.",
         at_least=1,
+        metavar="N",
+    )
+    restarts: int = _resuming(
+        DEFAULT_RESTARTS,
+        "How often a job starts its ranks again after a failure, from the newest checkpoint, instead of "
+        "waiting in the queue again.",
+        at_least=0,
         metavar="N",
     )
     min_nodes: int | None = _launcher(

@@ -74,6 +74,11 @@ def begin_attempt(
     return attempt
 
 
+def next_attempt(attempt: Attempt, after: SeenState) -> Attempt:
+    """Returns the attempt that resumes the run in the same job."""
+    return replace(attempt, number=attempt.number + 1, first_step=after.step, at_s=int(time.time()))
+
+
 def is_refusal(code: int, end: AttemptEnd | None, before: SeenState, after: SeenState) -> bool:
     """Returns whether the ranks refused to start, for example because others use the run directory.
 

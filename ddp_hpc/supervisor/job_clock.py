@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -59,6 +60,11 @@ class JobClock:
         reported_s = self.end_s if self.is_reported else None
         ends_s = [end_s for end_s in (reported_s, self.stopped_s) if end_s is not None]
         return min(ends_s) + self._kill_delay_s if ends_s else None
+
+    @property
+    def ranks_left_s(self) -> float:
+        """The time until the end of the walltime; infinity if this is unknown."""
+        return math.inf if self.end_s is None else self.end_s - time.time()
 
     def left_s(self, limit_s: float) -> float:
         """Returns the time until SIGKILL, at most `limit_s`, and at least 0."""

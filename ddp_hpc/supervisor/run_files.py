@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
@@ -33,8 +33,8 @@ from ddp_hpc.queue.submission_ledger import (
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.script_copy import script_copy
 
-_OF_ONE_ATTEMPT = (CANCELLED, RESUME, RANK_0, END)
-_CHECKED = ("state", ATTEMPTS, *_OF_ONE_ATTEMPT, JOB)
+_OF_ONE_JOB, _OF_ONE_ATTEMPT = (CANCELLED, RESUME), (RANK_0, END)
+_CHECKED = ("state", ATTEMPTS, *_OF_ONE_JOB, *_OF_ONE_ATTEMPT, JOB)
 Stamp = tuple[int, int] | None
 
 
@@ -115,7 +115,7 @@ class RunFiles:
         write_state(self.path, RunState(state.state, state.step, state.reason, state.is_step_known))
 
     def last_attempt(self) -> Attempt | None:
-        """Returns the most recent start; None if there has been none.
+        """Returns the last attempt, with the first step of its job; None if there has been none.
 
         Raises:
             DdpHpcError: the last line of `attempts` is malformed.
@@ -129,27 +129,34 @@ class RunFiles:
                 f"the last line of {self.path / ATTEMPTS} is {lines[-1][:80]!r}; it must have the format "
                 "ATTEMPT JOBID STEP UNIX_S; remove the file"
             )
-        return attempt
+        starts = [parse_attempt(line) for line in lines]
+        first_steps = [start.first_step for start in starts if start and start.job_id == attempt.job_id]
+        return replace(attempt, first_step=min(first_steps))
 
     def begin(
         self, attempt: Attempt, script: Path, without: re.Pattern[bytes], variables: Mapping[str, str]
     ) -> None:
-        """Records the start, and copies the script; for `without` and `variables` see `script_copy`.
+        """Records the first attempt of a job, and copies its script; for `without` and `variables` see
+        `script_copy`.
 
         Raises:
             DdpHpcError: a file cannot be written.
         """
-        try:
-            for name in _OF_ONE_ATTEMPT:
-                (self.path / name).unlink(missing_ok=True)
+        self._remove(_OF_ONE_JOB)
+        with _explained():
             content = script_copy(script.read_bytes(), without, variables)
-        except OSError as error:
-            raise DdpHpcError(
-                f"{error.filename} cannot be read or removed ({error.strerror}); check its permissions"
-            ) from error
-        record_attempt(self.path, attempt)
+        self.begin_again(attempt)
         write_atomically(self.script, content, "job", is_private=True)
         self.script.chmod(self.script.stat().st_mode | 0o100)
+
+    def begin_again(self, attempt: Attempt) -> None:
+        """Records another attempt of the same job.
+
+        Raises:
+            DdpHpcError: a file cannot be written.
+        """
+        self._remove(_OF_ONE_ATTEMPT)
+        record_attempt(self.path, attempt)
 
     def write_resume(self, command: str, why: str) -> None:
         """Writes the command that resumes the run, and why no job that does is known to be queued.
@@ -184,8 +191,23 @@ class RunFiles:
         with suppress(DdpHpcError):  # the disk is full, for example
             write_end(self.path, attempt.key, end)
 
+    def _remove(self, names: tuple[str, ...]) -> None:
+        with _explained():
+            for name in names:
+                (self.path / name).unlink(missing_ok=True)
+
     def _lines(self, name: str) -> list[str]:
         try:
             return (self.path / name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         except OSError:
             return []
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DdpHpcError(
+            f"{error.filename} cannot be read or removed ({error.strerror}); check its permissions"
+        ) from error

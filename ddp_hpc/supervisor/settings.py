@@ -21,6 +21,8 @@ class Settings:
     walltime_s: float | None
     """The walltime of the directives, which is used if the scheduler does not report one."""
     max_attempts: int
+    restarts: int
+    """How often a job starts its ranks again after a failure."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str

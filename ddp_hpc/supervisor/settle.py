@@ -1,12 +1,13 @@
-"""The end of an attempt: how the run ended, and which job resumes it."""
+"""The end of an attempt: how the run ended, and which job resumes it after the last attempt of this job."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
+import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_hpc.base.attempt_end import AttemptEnd, rank_0_end
 from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, DdpHpcError
@@ -28,7 +29,7 @@ _LAST_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class EndedLauncher:
     """An attempt whose launcher has ended."""
 
     launcher: str
@@ -41,18 +42,33 @@ class Ended:
     progress: Progress
 
 
-def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, settings: Settings) -> int:
-    """Requests another job if the run must be resumed, and returns the exit code of this job.
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """The recorded end of an attempt, and what follows if it is the last one of this job.
 
-    Raises:
-        DdpHpcError: the attempt made no progress, so another job would not either.
+    `after` is the state of the run and `end` how the attempt ended; None without a record. `outcome` is the
+    state that another job can resume, or the exit code of this job; with `refusal`, a user can resume it.
+    `may_restart` is whether nothing prevents this job from starting the ranks again, and `is_refused` whether
+    the ranks did not begin, so that this was no attempt.
     """
+
+    after: SeenState
+    outcome: SeenState | int
+    end: AttemptEnd | None = None
+    stop: decisions.SigtermCause = ""
+    refusal: decisions.NoJob | None = None
+    may_restart: bool = False
+    is_refused: bool = False
+
+
+def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Settings) -> Settled:
+    """Determines and records how the attempt ended."""
     code, attempt, before = ended.end.code, ended.attempt, ended.before
     files.check()
     # If this node was disconnected, the scheduler may have restarted the job elsewhere. That attempt now owns
     # the run.
     if not files.is_last(attempt):
-        return code
+        return Settled(after=SeenState(), outcome=code)
     after, recorded = files.state(), files.end(attempt)
     if decisions.is_refusal(code, recorded, before, after):
         with suppress(DdpHpcError):  # the disk is full, for example
@@ -61,7 +77,7 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
             "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted"
             f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
-        return EXIT_WRONG_REQUEST
+        return Settled(after=after, outcome=EXIT_WRONG_REQUEST, is_refused=True)
     stop = decisions.why_stopped(
         clock.stopped_s,
         clock.stop_cause() if clock.stopped_s is not None else "unknown",
@@ -75,21 +91,67 @@ def settle(ended: Ended, job: RunningJob, clock: JobClock, files: RunFiles, sett
         recorded = decisions.end_of_program(program, after)
         files.write_end(attempt, recorded)
     elif not after.state:  # the file is damaged, or was written by other software
-        return code
+        return Settled(after=after, outcome=code)
     elif recorded is None and after.state is State.RUNNING:
         recorded = decisions.end_without_record(code, ended.launcher)
         files.write_end(attempt, recorded)
     outcome = decisions.outcome(code, recorded, attempt.first_step, after)
-    if isinstance(outcome, int):
-        if writes_no_state and ended.end.was_ended and after.state in State.ending_in("failure"):
-            _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.LAUNCHER_HUNG)
-        if outcome and after.state is State.RUNNING and after.step:
-            _NextJob(after, attempt, job, clock, files, settings).refuse(decisions.NOTHING_SAVED)
-        return outcome
-    return _NextJob(outcome, attempt, job, clock, files, settings).request(stop)
+    refusal = None
+    if writes_no_state and ended.end.was_ended and after.state in State.ending_in("failure"):
+        refusal = decisions.LAUNCHER_HUNG
+    elif outcome and after.state is State.RUNNING and after.step:
+        refusal = decisions.NOTHING_SAVED
+    # Ranks whose launcher had to be killed can still be running on other nodes.
+    is_over = ended.end.code != 128 + signal.SIGKILL or not ended.end.was_ended
+    return Settled(
+        after=after,
+        outcome=outcome,
+        end=recorded,
+        stop=stop,
+        refusal=refusal,
+        may_restart=is_over
+        and not stop
+        and not ended.end.was_signalled_early
+        and refusal is not decisions.LAUNCHER_HUNG,
+    )
 
 
-def _program_end(ended: Ended, recorded: AttemptEnd | None, files: RunFiles) -> AttemptEnd:
+def conclude(
+    settled: Settled, attempt: Attempt, job: RunningJob, clock: JobClock, files: RunFiles, settings: Settings
+) -> int:
+    """Requests another job if the run must be resumed, and returns the exit code of this job.
+
+    `attempt` is the last one of this job, but with the first step of the first one.
+
+    Raises:
+        DdpHpcError: the job made no progress, so another job would not either.
+    """
+    if not isinstance(settled.outcome, int):
+        return _NextJob(settled.outcome, attempt, job, clock, files, settings).request(settled.stop)
+    if settled.refusal is not None:
+        _NextJob(settled.after, attempt, job, clock, files, settings).refuse(settled.refusal)
+    return settled.outcome
+
+
+def settle_repeated(settled: Settled, files: RunFiles) -> Settled:
+    """Records that the run fails at the same place each time, so that no job resumes it by itself."""
+    end = settled.end
+    assert end is not None
+    where = "after the same checkpoint" if end.step is None else f"in step {end.step}"
+    reason = f"the run fails {where} each time: {end.reason}"
+    after = replace(settled.after, state=State.FAILED, reason=reason)
+    _store(after, files)
+    complain(reason)
+    return replace(settled, after=after, outcome=end.exit_code, refusal=None)
+
+
+def settle_as_before(earlier: Settled, stop: decisions.SigtermCause, files: RunFiles) -> Settled:
+    """Returns to the end of the attempt before, after a restart that has not got further."""
+    _store(earlier.after if isinstance(earlier.outcome, int) else earlier.outcome, files)
+    return replace(earlier, stop=stop)
+
+
+def _program_end(ended: EndedLauncher, recorded: AttemptEnd | None, files: RunFiles) -> AttemptEnd:
     key = ended.attempt.key
     try:
         rank_0, is_recorded = rank_0_end(files.path, key), True
@@ -107,7 +169,7 @@ def _program_end(ended: Ended, recorded: AttemptEnd | None, files: RunFiles) -> 
 
 
 def _write_state(
-    ended: Ended, program: AttemptEnd, files: RunFiles, settings: Settings, *, at_deadline: bool
+    ended: EndedLauncher, program: AttemptEnd, files: RunFiles, settings: Settings, *, at_deadline: bool
 ) -> SeenState:
     """Writes and returns the state of a run whose program did not write a state."""
     state = state_of_program(

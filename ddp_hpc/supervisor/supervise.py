@@ -1,4 +1,4 @@
-"""Runs one attempt of a batch job: starts the launcher, and has another job resume an incomplete run."""
+"""Runs a batch job: starts the launcher, again after failures, and has another job resume the run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from ddp_hpc.base import process_control
@@ -20,11 +22,12 @@ from ddp_hpc.launch.rank_environment import (
 )
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.queue.run_conflicts import check_program
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
 from ddp_hpc.schedulers.deadline import REPORTED_BY
 from ddp_hpc.schedulers.running_job import RunningJob
 from ddp_hpc.schedulers.scheduler import Scheduler
-from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor import decisions, restarts
 from ddp_hpc.supervisor.external_program_state import Progress
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
@@ -32,7 +35,14 @@ from ddp_hpc.supervisor.launcher_process import LauncherEnd, run_launcher
 from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
-from ddp_hpc.supervisor.settle import Ended, settle
+from ddp_hpc.supervisor.settle import (
+    EndedLauncher,
+    Settled,
+    conclude,
+    settle,
+    settle_as_before,
+    settle_repeated,
+)
 
 AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
@@ -76,9 +86,55 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     if signal.SIGTERM in signal.sigpending():
         say("ddp-hpc: the job was cancelled before its ranks started")
         return 128 + signal.SIGTERM
-    progress = Progress(files.path / "progress", settings.progress)
     variables = job.variables_for_successor()
     files.begin(attempt, settings.script, settings.scheduler.reader.array_directive, variables)
+    ended = _run_attempts(attempt, launch, clock, files, settings)
+    last = replace(ended.attempt, first_step=attempt.first_step)
+    return conclude(ended.settled, last, job, clock, files, settings)
+
+
+def _run_attempts(
+    attempt: Attempt, launch: _Launch, clock: JobClock, files: RunFiles, settings: Settings
+) -> restarts.Ended:
+    """Runs the first attempt of this job, and others after failures that a restart can repair."""
+    earlier: restarts.Ended | None = None
+    last_saved: restarts.Ended | None = None
+    for num_restarts in count():
+        settled = _run_attempt(attempt, launch, clock, files, settings)
+        ended = restarts.Ended(attempt, settled)
+        if ended.has_progressed:
+            last_saved = ended
+        if ended.repeats(earlier):
+            return replace(ended, settled=settle_repeated(settled, files))
+        if not ended.may_restart or not settings.restarts:
+            break
+        why = restarts.why_no_restart(
+            ended,
+            earlier,
+            settings,
+            num_restarts=num_restarts,
+            left_s=clock.ranks_left_s - (settings.signal_lead_s or 0.0),
+        )
+        if why:
+            say(f"ddp-hpc: the ranks are not started again: {why}")
+            break
+        earlier, attempt = ended, decisions.next_attempt(attempt, settled.after)
+        reason = f": {settled.after.reason}" if settled.after.reason else ""
+        say(
+            f"ddp-hpc: attempt {earlier.attempt.number} failed{reason}; restart {num_restarts + 1} of "
+            f"{settings.restarts} in this job{decisions.at_step(attempt.first_step, ', from step ')}"
+        )
+        files.begin_again(attempt)
+    before = last_saved or earlier
+    if before is not None and ended.is_lost_restart:
+        return replace(ended, settled=settle_as_before(before.settled, settled.stop, files))
+    return ended
+
+
+def _run_attempt(
+    attempt: Attempt, launch: _Launch, clock: JobClock, files: RunFiles, settings: Settings
+) -> Settled:
+    before, progress = files.state(), Progress(files.path / "progress", settings.progress)
     end = launch.run(
         {
             # The trainer copies this to `refused` if ranks of another attempt still use the run directory.
@@ -87,15 +143,19 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         },
         files,
     )
-    ended = Ended(
-        launcher=launch.launcher,
-        writes_state=decisions.writes_its_state(argv),
-        end=end,
-        attempt=attempt,
-        before=before,
-        progress=progress,
+    return settle(
+        EndedLauncher(
+            launcher=launch.launcher,
+            writes_state=launch.writes_state,
+            end=end,
+            attempt=attempt,
+            before=before,
+            progress=progress,
+        ),
+        clock,
+        files,
+        settings,
     )
-    return settle(ended, job, clock, files, settings)
 
 
 def _read_script(settings: Settings) -> str:
@@ -175,6 +235,7 @@ class _Launch:
         self._job, self._clock = job, clock
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name
+        self.writes_state = decisions.writes_its_state(argv)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)

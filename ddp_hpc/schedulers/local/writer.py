@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, Job
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESTARTS, Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.directive_values import Directives, refuse_unused
@@ -32,7 +32,13 @@ class LocalWriter(ScriptWriter):
                 "only. Remove --nodes, or choose a profile with a scheduler."
             )
         attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
-        given = [("--queue", job.queue), ("--account", job.account), ("--max-attempts", attempts)]
+        restarts = str(job.restarts) if job.restarts != DEFAULT_RESTARTS else ""
+        given = [
+            ("--queue", job.queue),
+            ("--account", job.account),
+            ("--max-attempts", attempts),
+            ("--restarts", restarts),
+        ]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
         return {}
 

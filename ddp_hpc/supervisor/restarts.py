@@ -1,0 +1,74 @@
+"""Whether a job starts its ranks again after a failure, from the newest snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_hpc.base.run_outcomes import Cause
+from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.supervisor.settings import Settings
+from ddp_hpc.supervisor.settle import Settled
+
+# A restart imports torch from a busy file system, reads the snapshot, and must save another one.
+LEAST_S = 120.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt that has ended, and what it has recorded."""
+
+    attempt: Attempt
+    settled: Settled
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether another start can help, and has a snapshot to begin with."""
+        after, end = self.settled.after, self.settled.end
+        has_snapshot = after.step > 0 or not after.is_step_known
+        if end is None:
+            is_restartable = after.state is not None and after.state.is_failure
+        else:
+            is_restartable = end.cause.may_restart
+        return self.settled.may_restart and is_restartable and has_snapshot
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the attempt has saved a snapshot."""
+        after = self.settled.after
+        return after.step > self.attempt.first_step or not after.is_step_known
+
+    def repeats(self, earlier: Ended | None) -> bool:
+        """Returns whether the program itself has ended both attempts at the same place: the same exception in
+        the same step, or the same exit code after the same checkpoint.
+        """
+        if earlier is None or earlier.settled.end is None or self.settled.end is None:
+            return False
+        end, before = self.settled.end, earlier.settled.end
+        if end.cause not in (Cause.FAILED, Cause.EXITED) or (end.step is None and self.has_progressed):
+            return False
+        return (end.exception, end.step, end.exit_code) == (before.exception, before.step, before.exit_code)
+
+    @property
+    def is_lost_restart(self) -> bool:
+        """Whether a restart did not begin, or was lost before it saved a snapshot."""
+        end = self.settled.end
+        was_lost = end is not None and end.cause.may_resume and not self.has_progressed
+        return self.settled.is_refused or was_lost
+
+
+def why_no_restart(
+    ended: Ended, earlier: Ended | None, settings: Settings, *, num_restarts: int, left_s: float
+) -> str:
+    """Returns why the ranks are not started again after a failure; empty if they are.
+
+    `earlier` is the attempt before this one in the same job. `left_s` is the time until the ranks must stop.
+    """
+    if earlier is not None and not (ended.has_progressed or earlier.has_progressed):
+        return "two attempts in a row have saved no snapshot"
+    if num_restarts >= settings.restarts:
+        return f"this job has started them again {num_restarts} times (--restarts)"
+    if ended.attempt.number >= settings.max_attempts:
+        return f"attempt {ended.attempt.number} was the last (--max-attempts)"
+    if left_s < LEAST_S:
+        return f"only {max(0.0, left_s):.0f} s are left, and a restart needs {LEAST_S:.0f} s"
+    return ""

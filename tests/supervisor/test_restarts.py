@@ -1,0 +1,203 @@
+"""Failures after which a job starts its ranks again, and failures after which it does not."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.supervisor.restarts import Ended, why_no_restart
+from ddp_hpc.supervisor.run_files import SeenState
+from ddp_hpc.supervisor.settings import Settings
+from ddp_hpc.supervisor.settle import Settled
+from tests.batch.conftest import Sandbox
+from tests.batch.test_requeue import calls, folder, job
+from tests.batch.test_requeue import run as run_training
+from tests.supervisor.test_any_program import TOUCH, run
+
+__all__ = ["job"]
+
+COUNT = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; "
+"""Counts the starts: $n is 0 in the first one."""
+
+
+def starts(job: Sandbox) -> int:
+    return int((job.work / "n").read_text())
+
+
+def attempts(job: Sandbox) -> list[str]:
+    """The number, the job and the first step of each attempt."""
+    return [line.rpartition(" ")[0] for line in (folder(job) / "attempts").read_text().splitlines()]
+
+
+def end_of_rank(cause: str, step: int | str = "null", exception: str = "") -> str:
+    """Bash text with which a rank records its end."""
+    return (
+        rf"""printf '{{"attempt": "%s", "cause": "{cause}", "exit_code": 1, "reason": "rank 1 ended", """
+        rf""""rank": 1, "host": "n2", "step": {step}, "exception": "{exception}"}}\n' """
+        r""""$DDP_HPC_THIS_ATTEMPT" >$DDP_HPC_RUN_DIR/end; """
+    )
+
+
+# Programs that know nothing of ddp-hpc
+
+
+def test_a_program_that_is_killed_after_a_checkpoint_is_started_again_in_the_same_job(job: Sandbox) -> None:
+    done = run(job, f"{COUNT}{TOUCH} ((n)) && exit 0; kill -9 $$")
+    assert (done.returncode, starts(job), calls(job, "scontrol")) == (0, 2, [])
+    assert attempts(job) == ["1 7 0", "2 7 0"]
+    assert (folder(job) / "state").read_text().startswith("done ")
+    assert b"ddp-hpc: attempt 1 failed: exit code 137; restart 1 of 3 in this job\n" in done.stdout
+
+
+@pytest.mark.parametrize("then", ["exit 3", "kill -9 $$"])
+def test_a_program_without_a_checkpoint_is_not_started_again(job: Sandbox, then: str) -> None:
+    assert (run(job, f"{COUNT} {then}").returncode, starts(job)) == (137 if "kill" in then else 3, 1)
+
+
+def test_with_restarts_0_nothing_is_started_again(job: Sandbox) -> None:
+    done = run(job, f"{COUNT}{TOUCH} exit 3", restarts=0)
+    assert (done.returncode, starts(job)) == (3, 1)
+    assert b"start" not in done.stdout.replace(b"ddp-hpc: job 7", b"")
+
+
+def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_exit_code(
+    job: Sandbox,
+) -> None:
+    done = run(job, f"{COUNT} ((n)) || {TOUCH} exit 3")
+    assert (done.returncode, starts(job), calls(job, "scontrol")) == (3, 2, [])
+    assert (folder(job) / "state").read_text() == (
+        "failed 0 the run fails after the same checkpoint each time: exit code 3\n"
+    )
+    assert b"error: the run fails after the same checkpoint each time: exit code 3\n" in done.stderr
+
+
+def test_a_program_that_fails_after_other_checkpoints_is_restarted_as_often_as_restarts_says(
+    job: Sandbox,
+) -> None:
+    done = run(job, f"{COUNT}{TOUCH} exit 3", restarts=2)
+    assert (done.returncode, starts(job)) == (3, 3)
+    assert (
+        b"the ranks are not started again: this job has started them again 2 times (--restarts)"
+        in done.stdout
+    )
+
+
+def test_near_the_end_of_the_walltime_nothing_is_started_again(job: Sandbox) -> None:
+    done = run(job, f"{COUNT}{TOUCH} exit 3", left_s=100.0)
+    assert (done.returncode, starts(job)) == (3, 1)
+    assert b"s are left, and a restart needs 120 s" in done.stdout
+
+
+def test_after_sigterm_nothing_is_started_again(job: Sandbox) -> None:
+    run(job, f"{COUNT}{TOUCH} kill -TERM $PPID; sleep 1; exit 3")
+    assert starts(job) == 1
+
+
+# ddp_hpc.train
+
+
+def training(job: Sandbox, then: str) -> subprocess.CompletedProcess[bytes]:
+    return run_training(job, COUNT + then)
+
+
+def test_a_training_that_has_lost_a_rank_resumes_in_the_same_job(job: Sandbox) -> None:
+    lost = f"say requeue 30 rank 1 ended; {end_of_rank('lost rank')} exit 1"
+    done = training(job, f"((n)) && {{ say done 60; exit 0; }}; {lost}")
+    assert (done.returncode, calls(job, "scontrol")) == (0, [])
+    assert attempts(job) == ["1 7 0", "2 7 30"]
+    assert b"attempt 1 failed: rank 1 ended; restart 1 of 3 in this job, from step 30" in done.stdout
+
+
+def test_a_restart_that_is_lost_before_its_first_snapshot_leaves_the_run_to_another_job(job: Sandbox) -> None:
+    first = f"say requeue 30 rank 1 ended; {end_of_rank('lost rank')} exit 1"
+    done = training(job, f"((n)) || {{ {first}; }}; say failed 30 again; {end_of_rank('lost rank')} exit 1")
+    assert (starts(job), calls(job, "scontrol")) == (3, ["requeue 7"])
+    assert done.returncode == 75
+    assert (folder(job) / "state").read_text() == "requeue 30 rank 1 ended\n"
+
+
+def test_a_restart_that_is_refused_leaves_the_run_to_another_job(job: Sandbox) -> None:
+    first = f"say requeue 30 rank 1 ended; {end_of_rank('lost rank')} exit 1"
+    done = training(job, f"((n)) || {{ {first}; }}; {end_of_rank('refused')} exit 2")
+    assert (done.returncode, starts(job), calls(job, "scontrol")) == (75, 2, ["requeue 7"])
+    assert attempts(job) == ["1 7 0"]
+
+
+def test_a_training_that_fails_in_the_same_step_again_is_not_resumed_by_a_job(job: Sandbox) -> None:
+    failed = f"say failed $((30 + n)) ValueError: odd; {end_of_rank('failed', 35, 'ValueError')} exit 1"
+    done = training(job, failed)
+    assert (done.returncode, starts(job), calls(job, "scontrol")) == (1, 2, [])
+    assert (folder(job) / "state").read_text() == (
+        "failed 31 the run fails in step 35 each time: rank 1 ended\n"
+    )
+
+
+@pytest.mark.parametrize("cause", ["out of memory", "out of time", "interrupted"])
+def test_causes_that_another_start_does_not_repair(job: Sandbox, cause: str) -> None:
+    training(job, f"say failed 30 x; {end_of_rank(cause, 35, 'Error')} exit 1")
+    assert starts(job) == 1
+
+
+# The decision
+
+
+def ended(
+    cause: Cause = Cause.LOST_RANK, *, began: int = 10, step: int = 30, number: int = 2, **end: object
+) -> Ended:
+    recorded = AttemptEnd(cause=cause, exit_code=1, reason="why", **end)  # type: ignore[arg-type]  # a table
+    after = SeenState(State.FAILED, step, "why")
+    attempt = Attempt(number=number, job_id="7", first_step=began, at_s=0)
+    return Ended(attempt, Settled(after=after, outcome=1, end=recorded, may_restart=True))
+
+
+def settings(**changes: object) -> Settings:
+    values = {"max_attempts": 20, "restarts": 3, **changes}
+    given = dict.fromkeys(Settings.__dataclass_fields__)
+    return Settings(**{**given, **values})  # type: ignore[arg-type]  # the others are not used
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause) -> None:
+    repairable = {Cause.FAILED, Cause.EXITED, Cause.LOST_RANK, Cause.HANG}
+    assert ended(cause).may_restart == (cause in repairable)
+    assert not ended(cause, began=0, step=0).may_restart, "it has no snapshot"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "changes", "why"),
+    [
+        (None, {}, ""),
+        (ended(), {}, ""),
+        (ended(step=10), {"step": 10}, "two attempts in a row have saved no snapshot"),
+        (ended(), {"step": 10}, ""),
+        (ended(step=10), {}, ""),
+        (None, {"number": 20}, "attempt 20 was the last (--max-attempts)"),
+    ],
+)
+def test_why_the_ranks_are_not_started_again(
+    earlier: Ended | None, changes: dict[str, int], why: str
+) -> None:
+    assert why_no_restart(ended(**changes), earlier, settings(), num_restarts=1, left_s=900.0) == why  # type: ignore[arg-type]  # a table
+
+
+def test_the_program_itself_fails_if_it_ends_at_the_same_place_twice() -> None:
+    def fails(
+        cause: Cause = Cause.FAILED, at: int | None = 35, exception: str = "ValueError", saved: int = 30
+    ) -> Ended:
+        attempt = Attempt(number=2, job_id="7", first_step=30, at_s=0)
+        end = AttemptEnd(cause=cause, exit_code=1, reason="why", step=at, exception=exception)
+        return Ended(attempt, Settled(after=SeenState(State.FAILED, saved, ""), outcome=1, end=end))
+
+    assert fails().repeats(fails())
+    assert fails(saved=34).repeats(fails()), "it has only saved a newer snapshot before"
+    assert not fails().repeats(fails(at=34))
+    assert not fails().repeats(fails(exception="KeyError"))
+    assert not fails().repeats(None)
+    assert not fails(Cause.LOST_RANK).repeats(fails(Cause.LOST_RANK)), "the rank can be on a bad node"
+    plain = fails(Cause.EXITED, at=None, exception="")
+    assert plain.repeats(plain)
+    assert not fails(Cause.EXITED, at=None, exception="", saved=40).repeats(plain)
