@@ -43,17 +43,22 @@ class Ended:
         """
         if earlier is None or earlier.settled.end is None or self.settled.end is None:
             return False
+        if not self.has_begun_like(earlier):
+            return False
         end, before = self.settled.end, earlier.settled.end
         if end.cause not in (Cause.FAILED, Cause.EXITED) or (end.step is None and self.has_progressed):
             return False
         return (end.exception, end.step, end.exit_code) == (before.exception, before.step, before.exit_code)
 
     @property
-    def is_lost_restart(self) -> bool:
-        """Whether a restart did not begin, or was lost before it saved a snapshot."""
+    def was_lost(self) -> bool:
+        """Whether ranks were lost before they saved a snapshot."""
         end = self.settled.end
-        was_lost = end is not None and end.cause.may_resume and not self.has_progressed
-        return self.settled.is_refused or was_lost
+        return end is not None and end.cause.may_resume and not self.has_progressed
+
+    def has_begun_like(self, earlier: Ended | None) -> bool:
+        """Returns whether the ranks have begun, as far as this is known of the earlier attempt."""
+        return earlier is None or self.settled.has_begun or not earlier.settled.has_begun
 
 
 def why_no_restart(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
-from ddp_hpc.base.attempt_end import END, RANK_0, AttemptEnd, read_end, write_end
+from ddp_hpc.base.attempt_end import END, RANK_0, AttemptEnd, rank_0_end, read_end, write_end
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state, write_state
@@ -181,6 +181,13 @@ class RunFiles:
     def is_last(self, attempt: Attempt) -> bool:
         """Returns whether no other job has started with this run directory since `attempt`."""
         return any(line.startswith(attempt.key + " ") for line in self._lines(ATTEMPTS)[-1:])
+
+    def has_begun(self, attempt: Attempt, before: SeenState) -> bool:
+        """Returns whether ranks are known to have begun; `before` is the state before the attempt."""
+        with suppress(LookupError):
+            rank_0_end(self.path, attempt.key)
+            return True
+        return self.end(attempt) is not None or self.state().stamp != before.stamp
 
     def end(self, attempt: Attempt) -> AttemptEnd | None:
         """Returns how the attempt ended, as its ranks have recorded; None without a record."""

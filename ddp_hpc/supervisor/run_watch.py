@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.launcher_process import Action
-from ddp_hpc.supervisor.run_files import RunFiles
+from ddp_hpc.supervisor.run_files import RunFiles, SeenState
 
 # How often the state of the run is read, which can be on a busy file system.
 _READ_S = 2.0
@@ -52,6 +53,8 @@ class RunWatch:
         launcher: the name of the launcher, for messages.
         forwards_term: see `LauncherWatch`.
         files: the files of the run; None if the run is not resumed, so that only signals are forwarded.
+        attempt: this attempt; None without `files`.
+        begin_limit_s: the time in which ranks must begin; None without a limit.
         final_states: the states after which the launcher should end.
         signal_name: the signal that the ranks receive `signal_lead_s` before the end of the job.
         signal_lead_s: None if no signal is sent.
@@ -65,6 +68,8 @@ class RunWatch:
         *,
         forwards_term: str,
         files: RunFiles | None,
+        attempt: Attempt | None,
+        begin_limit_s: float | None,
         final_states: tuple[str, ...],
         signal_name: str,
         signal_lead_s: float | None,
@@ -74,7 +79,11 @@ class RunWatch:
         self._clock, self._launcher, self._files, self._say = clock, launcher, files, say
         self._final_states = final_states
         self._signal_name, self._signal_lead_s = signal_name, signal_lead_s
-        self._initial = files.state().stamp if files is not None else None
+        self._attempt, self._begin_limit_s = attempt, begin_limit_s
+        self._started_s = time.time()
+        self.began_after_s: float | None = None
+        """The time until ranks were seen to have begun; None if they were not."""
+        self._initial = files.state() if files is not None else SeenState()
         self._read_s = 0.0
         self._final_since_s: float | None = None
         self._terminated_s: float | None = None
@@ -101,6 +110,10 @@ class RunWatch:
         if now_s >= self._read_s + _READ_S:
             self._read_s = now_s
             self._read_state(self._files, now_s)
+        if self._is_late(now_s):
+            self._begin_limit_s, self._terminated_s = None, now_s
+            self._say(f"ddp-hpc: terminating {self._launcher}: no rank has begun")
+            return "terminate"
         action = next_action(now_s, self._final_since_s, self._terminated_s, self._last_s())
         if action == "terminate":
             self._terminated_s = now_s
@@ -134,9 +147,16 @@ class RunWatch:
         end_s, lead_s = self._clock.end_s, self._signal_lead_s
         return end_s is not None and lead_s is not None and time.time() >= end_s - lead_s
 
+    def _is_late(self, now_s: float) -> bool:
+        limit_s = self._begin_limit_s
+        return limit_s is not None and self.began_after_s is None and now_s > self._started_s + limit_s
+
     def _read_state(self, files: RunFiles, now_s: float) -> None:
         state = files.state()
-        if state.stamp == self._initial or state.state not in self._final_states:
+        attempt = self._attempt if self.began_after_s is None else None
+        if attempt is not None and files.has_begun(attempt, self._initial):
+            self.began_after_s = now_s - self._started_s
+        if state.stamp == self._initial.stamp or state.state not in self._final_states:
             self._final_since_s = None
         elif self._final_since_s is None:
             self._final_since_s = now_s

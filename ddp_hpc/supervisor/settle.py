@@ -48,8 +48,8 @@ class Settled:
 
     `after` is the state of the run and `end` how the attempt ended; None without a record. `outcome` is the
     state that another job can resume, or the exit code of this job; with `refusal`, a user can resume it.
-    `may_restart` is whether nothing prevents this job from starting the ranks again, and `is_refused` whether
-    the ranks did not begin, so that this was no attempt.
+    `may_restart` is whether nothing prevents this job from starting the ranks again, and `has_begun` whether
+    ranks are known to have begun.
     """
 
     after: SeenState
@@ -58,7 +58,7 @@ class Settled:
     stop: decisions.SigtermCause = ""
     refusal: decisions.NoJob | None = None
     may_restart: bool = False
-    is_refused: bool = False
+    has_begun: bool = False
 
 
 def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Settings) -> Settled:
@@ -69,7 +69,7 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
     # the run.
     if not files.is_last(attempt):
         return Settled(after=SeenState(), outcome=code)
-    after, recorded = files.state(), files.end(attempt)
+    after, recorded, has_begun = files.state(), files.end(attempt), files.has_begun(attempt, before)
     if decisions.is_refusal(code, recorded, before, after):
         with suppress(DdpHpcError):  # the disk is full, for example
             files.withdraw()
@@ -77,7 +77,7 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
             "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted"
             f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
-        return Settled(after=after, outcome=EXIT_WRONG_REQUEST, is_refused=True)
+        return Settled(after=after, outcome=EXIT_WRONG_REQUEST)
     stop = decisions.why_stopped(
         clock.stopped_s,
         clock.stop_cause() if clock.stopped_s is not None else "unknown",
@@ -109,6 +109,7 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
         end=recorded,
         stop=stop,
         refusal=refusal,
+        has_begun=has_begun,
         may_restart=is_over
         and not stop
         and not ended.end.was_signalled_early

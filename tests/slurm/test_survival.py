@@ -56,7 +56,7 @@ def test_a_job_with_a_short_time_limit_is_requeued_until_the_run_is_done(
     assert run.log.count(f"; attempt {links} resumes the run in this job\n") == 1
 
 
-def test_a_killed_rank_is_named_and_the_job_resumes(
+def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
 ) -> None:
     run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.1)
@@ -65,7 +65,10 @@ def test_a_killed_rank_is_named_and_the_job_resumes(
     check_done(run, quiet, 20)
     lost = f"rank 1 on {cluster.node_names[1]} is gone"
     assert f"[rank 0/2 {cluster.node_names[0]}] error: {lost}" in run.log
-    assert f"ddp-hpc: stopped at step {run.attempts[1][2]}: {lost}" in run.log
+    again, job, step = run.attempts[1]
+    assert (again, job) == (2, run.job)
+    restart = f"restart 1 of 3 in this job, from step {step}"
+    assert f"ddp-hpc: attempt 1 failed: {lost}; {restart}" in run.log
 
 
 @pytest.mark.soak

@@ -136,6 +136,13 @@ def test_a_training_that_fails_in_the_same_step_again_is_not_resumed_by_a_job(jo
     )
 
 
+def test_a_restart_whose_ranks_do_not_begin_leaves_the_run_to_another_job(job: Sandbox) -> None:
+    """As if the launcher could not reach a node that has died."""
+    first = f"say requeue 30 rank 1 ended; {end_of_rank('lost rank')} exit 1"
+    done = training(job, f"((n)) || {{ {first}; }}; exit 1")
+    assert (done.returncode, starts(job), calls(job, "scontrol")) == (75, 2, ["requeue 7"])
+
+
 @pytest.mark.parametrize("cause", ["out of memory", "out of time", "interrupted"])
 def test_causes_that_another_start_does_not_repair(job: Sandbox, cause: str) -> None:
     training(job, f"say failed 30 x; {end_of_rank(cause, 35, 'Error')} exit 1")

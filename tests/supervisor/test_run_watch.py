@@ -26,6 +26,8 @@ def watch_of(clock: Clock) -> RunWatch:
         "mpiexec",
         forwards_term="",
         files=None,
+        attempt=None,
+        begin_limit_s=None,
         final_states=(),
         signal_name="TERM",
         signal_lead_s=10.0,

@@ -1,0 +1,176 @@
+"""The attempts of one job: starts the launcher, and again after failures that a restart can repair."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from ddp_hpc.base import process_control
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.launch.rank_environment import (
+    exported_names,
+    launch_id,
+    private_kernel_caches,
+    short_tmpdir,
+)
+from ddp_hpc.launch.resolve_launcher import resolve
+from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
+from ddp_hpc.schedulers.deadline import REPORTED_BY
+from ddp_hpc.schedulers.running_job import RunningJob
+from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.external_program_state import Progress
+from ddp_hpc.supervisor.job_clock import JobClock
+from ddp_hpc.supervisor.job_log import say
+from ddp_hpc.supervisor.launcher_process import LauncherEnd, run_launcher
+from ddp_hpc.supervisor.restarts import Ended, why_no_restart
+from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
+from ddp_hpc.supervisor.run_watch import RunWatch
+from ddp_hpc.supervisor.settings import Settings
+from ddp_hpc.supervisor.settle import EndedLauncher, Settled, settle, settle_as_before, settle_repeated
+
+# The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
+_FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
+# A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
+_BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
+
+
+def run_attempts(
+    attempt: Attempt, launch: Launch, clock: JobClock, files: RunFiles, settings: Settings
+) -> Ended:
+    """Runs the first attempt of this job, and others after failures that a restart can repair."""
+    earlier: Ended | None = None
+    last_saved: Ended | None = None
+    for num_restarts in count():
+        settled = _run_attempt(attempt, launch, clock, files, settings)
+        ended = Ended(attempt, settled)
+        if ended.has_progressed:
+            last_saved = ended
+        if ended.repeats(earlier):
+            return replace(ended, settled=settle_repeated(settled, files))
+        if not ended.may_restart or not settings.restarts or not ended.has_begun_like(earlier):
+            break
+        why = why_no_restart(
+            ended,
+            earlier,
+            settings,
+            num_restarts=num_restarts,
+            left_s=clock.ranks_left_s - (settings.signal_lead_s or 0.0),
+        )
+        if why:
+            say(f"ddp-hpc: the ranks are not started again: {why}")
+            break
+        earlier, attempt = ended, decisions.next_attempt(attempt, settled.after)
+        reason = f": {settled.after.reason}" if settled.after.reason else ""
+        say(
+            f"ddp-hpc: attempt {earlier.attempt.number} failed{reason}; restart {num_restarts + 1} of "
+            f"{settings.restarts} in this job{decisions.at_step(attempt.first_step, ', from step ')}"
+        )
+        files.begin_again(attempt)
+    before = last_saved or earlier
+    if before is not None and (ended.was_lost or not ended.has_begun_like(before)):
+        return replace(ended, settled=settle_as_before(before.settled, settled.stop, files))
+    return ended
+
+
+def _run_attempt(
+    attempt: Attempt, launch: Launch, clock: JobClock, files: RunFiles, settings: Settings
+) -> Settled:
+    before, progress = files.state(), Progress(files.path / "progress", settings.progress)
+    end = launch.run(
+        {
+            # The trainer copies this to `refused` if ranks of another attempt still use the run directory.
+            "DDP_HPC_THIS_ATTEMPT": attempt.key,
+            "DDP_HPC_PROGRESS_FILE": str(progress.file),
+        },
+        files,
+        attempt,
+    )
+    return settle(
+        EndedLauncher(
+            launcher=launch.launcher,
+            writes_state=launch.writes_state,
+            end=end,
+            attempt=attempt,
+            before=before,
+            progress=progress,
+        ),
+        clock,
+        files,
+        settings,
+    )
+
+
+class Launch:
+    """The launch line of the job, and the variables of its ranks."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        settings: Settings,
+        environ: Mapping[str, str],
+        job: RunningJob,
+        clock: JobClock,
+        script: str,
+    ) -> None:
+        self._argv, self._settings, self._environ = argv, settings, environ
+        self._job, self._clock = job, clock
+        self._exported = exported_names(script)
+        self.launcher = Path(argv[0]).name
+        self.writes_state = decisions.writes_its_state(argv)
+        self._begin_limit_s: float | None = None
+        self.run_dir = settings.run_dir
+        if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
+            self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
+
+    def run(
+        self, variables: Mapping[str, str], files: RunFiles | None, attempt: Attempt | None = None
+    ) -> LauncherEnd:
+        """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs."""
+        settings = self._settings
+        variables = {**self._variables(), **variables}
+        environ = {**self._environ, **variables}
+        argv, own_variables = resolve(
+            self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
+        )
+        say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
+        uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
+        watch = RunWatch(
+            self._clock,
+            self.launcher,
+            forwards_term=self._job.forwards_term if self.launcher == "srun" else "",
+            files=files,
+            attempt=attempt,
+            begin_limit_s=self._begin_limit_s,
+            final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
+            signal_name=settings.signal_name,
+            signal_lead_s=settings.signal_lead_s,
+            say=say,
+        )
+        end = run_launcher(argv, {**environ, **own_variables}, watch)
+        if watch.began_after_s is not None:
+            self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
+        return end
+
+    def _variables(self) -> dict[str, str]:
+        """Returns the variables of the ranks that the script does not set."""
+        scheduler, environ, clock = self._settings.scheduler, self._environ, self._clock
+        variables = {"DDP_HPC_LAUNCH": launch_id(), process_control.UMASK: process_control.umask_text()}
+        # Keep the values that the script exports, such as those of --env. Replace all others, since they may
+        # come from another job.
+        if clock.end_s is not None and "DDP_HPC_DEADLINE" not in environ:
+            variables["DDP_HPC_DEADLINE"] = str(int(clock.end_s))
+            if clock.is_reported:
+                variables[REPORTED_BY] = scheduler.name
+        if self._job.sets_long_tmpdir and "TMPDIR" not in self._exported:
+            variables |= short_tmpdir(environ)
+        if scheduler.has_queue:
+            variables |= private_kernel_caches(environ, self._settings.local_dir)
+            if not environ.get("DDP_HPC_KILL_DELAY_S") and clock.kill_delay_of_ranks_s is not None:
+                variables["DDP_HPC_KILL_DELAY_S"] = f"{clock.kill_delay_of_ranks_s:g}"
+            if self.run_dir is not None:
+                variables["DDP_HPC_RUN_DIR"] = str(self.run_dir)
+        return variables
