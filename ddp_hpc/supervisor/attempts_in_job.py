@@ -66,8 +66,9 @@ def run_attempts(
         earlier, attempt = ended, decisions.next_attempt(attempt, settled.after)
         reason = f": {settled.after.reason}" if settled.after.reason else ""
         say(
-            f"ddp-hpc: attempt {earlier.attempt.number} failed{reason}; restart {num_restarts + 1} of "
-            f"{settings.restarts} in this job{decisions.at_step(attempt.first_step, ', from step ')}"
+            f"ddp-hpc: restart {num_restarts + 1} of {settings.restarts} in this job"
+            f"{decisions.at_step(attempt.first_step, ', from step ')}, since attempt "
+            f"{earlier.attempt.number} failed{reason}"
         )
         files.begin_again(attempt)
     before = last_saved or earlier

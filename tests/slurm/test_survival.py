@@ -67,8 +67,8 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     assert f"[rank 0/2 {cluster.node_names[0]}] error: {lost}" in run.log
     again, job, step = run.attempts[1]
     assert (again, job) == (2, run.job)
-    restart = f"restart 1 of 3 in this job, from step {step}"
-    assert f"ddp-hpc: attempt 1 failed: {lost}; {restart}" in run.log
+    restart = f"ddp-hpc: restart 1 of 3 in this job, from step {step}"
+    assert f"{restart}, since attempt 1 failed: {lost}" in run.log
 
 
 @pytest.mark.soak

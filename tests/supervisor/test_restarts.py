@@ -50,7 +50,7 @@ def test_a_program_that_is_killed_after_a_checkpoint_is_started_again_in_the_sam
     assert (done.returncode, starts(job), calls(job, "scontrol")) == (0, 2, [])
     assert attempts(job) == ["1 7 0", "2 7 0"]
     assert (folder(job) / "state").read_text().startswith("done ")
-    assert b"ddp-hpc: attempt 1 failed: exit code 137; restart 1 of 3 in this job\n" in done.stdout
+    assert b"ddp-hpc: restart 1 of 3 in this job, since attempt 1 failed: exit code 137\n" in done.stdout
 
 
 @pytest.mark.parametrize("then", ["exit 3", "kill -9 $$"])
@@ -109,7 +109,7 @@ def test_a_training_that_has_lost_a_rank_resumes_in_the_same_job(job: Sandbox) -
     done = training(job, f"((n)) && {{ say done 60; exit 0; }}; {lost}")
     assert (done.returncode, calls(job, "scontrol")) == (0, [])
     assert attempts(job) == ["1 7 0", "2 7 30"]
-    assert b"attempt 1 failed: rank 1 ended; restart 1 of 3 in this job, from step 30" in done.stdout
+    assert b"restart 1 of 3 in this job, from step 30, since attempt 1 failed: rank 1 ended" in done.stdout
 
 
 def test_a_restart_that_is_lost_before_its_first_snapshot_leaves_the_run_to_another_job(job: Sandbox) -> None:
