@@ -68,6 +68,13 @@ from ddp_hpc.supervisor.supervise import supervise
     help="How often this job starts its ranks again after a failure, from the newest checkpoint.",
 )
 @click.option(
+    "--spare-nodes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="S",
+    help="Number of nodes of this job on which ranks start only after another node has failed.",
+)
+@click.option(
     "--local-dir",
     default=DEFAULT_LOCAL_FOLDER,
     show_default=True,
@@ -136,6 +143,7 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         walltime_s=None if walltime is None else parse_walltime_s(walltime),
         max_attempts=options["max_attempts"],
         restarts=options["restarts"],
+        spare_nodes=options["spare_nodes"],
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],

@@ -107,6 +107,6 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     gpus = f" with {limited} GPUs" if limited else ""
     walltime = format_walltime(layout.walltime_s or 0)
     return [
-        f"{counted(job.num_nodes, 'node')}{gpus} for {walltime} exceed the limits of {queue} on "
+        f"{counted(job.total_nodes, 'node')}{gpus} for {walltime} exceed the limits of {queue} on "
         f"{site.checked} ({limits}), so the scheduler may reject the job"
     ]

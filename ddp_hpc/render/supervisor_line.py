@@ -28,6 +28,8 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--max-attempts", str(job.max_attempts)]
     if job.restarts != DEFAULT_RESTARTS:
         words += ["--restarts", str(job.restarts)]
+    if job.spare_nodes:
+        words += ["--spare-nodes", str(job.spare_nodes)]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
         words += ["--local-dir", directory]
     if job.requeue != REQUEUE_POLICIES[0]:

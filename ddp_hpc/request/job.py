@@ -194,6 +194,12 @@ class Job:
         at_least=1,
         metavar="M",
     )
+    spare_nodes: int = _launcher(
+        0,
+        "Number of nodes to request in addition to --nodes; they replace nodes that fail.",
+        at_least=0,
+        metavar="S",
+    )
     template: str = _script(
         "", "Template of the job script, instead of the default template of the scheduler.", metavar="FILE"
     )
@@ -241,6 +247,9 @@ class Job:
         if self.min_nodes is not None and self.min_nodes > self.num_nodes:
             most = f"must be at most {self.num_nodes}, the number of nodes of the job"
             raise OptionError("min_nodes", self.min_nodes, most)
+        if self.spare_nodes and (self.min_nodes is not None or not self.restarts or self.standalone):
+            without = "--min-nodes, --standalone and --restarts 0"
+            raise OptionError("spare_nodes", self.spare_nodes, f"cannot be combined with {without}")
         if self.signal and self.requeue != "on-signal":
             raise RequestError(
                 f"--signal {self.signal} was given without --requeue on-signal; add that option"
@@ -267,6 +276,11 @@ class Job:
         for what, path in (("run directory", self.run_dir), ("template", self.template)):
             if "\0" in path:
                 raise RequestError(f"the {what} contains a NUL character. Give a valid path.")
+
+    @property
+    def total_nodes(self) -> int:
+        """The number of nodes that the job requests, including the spare ones."""
+        return self.num_nodes + self.spare_nodes
 
     @classmethod
     def of(cls, **options: Any) -> Job:

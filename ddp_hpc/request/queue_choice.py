@@ -107,7 +107,7 @@ def size_of(
     resources = queue.resources or site.pbs.resources
     one_per_rank = resources and not any("devices}" in text for text in resources)
     per_node = ranks_per_node if one_per_rank and devices else devices
-    return Size(num_nodes=job.num_nodes, num_devices=job.num_nodes * per_node, walltime_s=walltime_s or 0)
+    return Size(num_nodes=job.total_nodes, num_devices=job.total_nodes * per_node, walltime_s=walltime_s or 0)
 
 
 def takes(queue: Queue, size: Size) -> bool:

@@ -76,6 +76,17 @@ class RunningJob:
         """Asks the scheduler, for at most `limit_s`, why this job has received SIGTERM."""
         return "unknown"
 
+    def node_names(self) -> str:
+        """Returns Slurm's compressed list of the nodes of this job; empty if they cannot be replaced."""
+        return ""
+
+    def on_nodes(self, argv: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Returns the launch line for these nodes of the job."""
+        return list(argv)
+
+    def end_ranks(self) -> None:
+        """Kills all ranks of this job that are still running, on all nodes."""
+
     def variables_for_successor(self) -> dict[str, str]:
         """Returns variables that the user passed to this job, and that a successor gets only from its script.
 

@@ -13,7 +13,13 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.raw_options import raw_directive
-from ddp_hpc.schedulers.directive_values import Directives, directive_value, optional_value, walltime_of
+from ddp_hpc.schedulers.directive_values import (
+    Directives,
+    directive_value,
+    optional_value,
+    refuse_unused,
+    walltime_of,
+)
 from ddp_hpc.sites.site import Site
 
 if TYPE_CHECKING:
@@ -41,6 +47,8 @@ class ScriptWriter:
     """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
     passes_arguments: ClassVar[bool] = False
     """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
+    has_spare_nodes: ClassVar[bool] = False
+    """Whether the supervisor can replace nodes of a job."""
     queue_options: ClassVar[frozenset[str]] = frozenset(("directive",))
     """The fields of `Job` in `QUEUE_OPTIONS` that `directives` or `submit_options` writes. Other ones are
     refused."""
@@ -56,6 +64,8 @@ class ScriptWriter:
         Raises:
             RequestError: the scheduler or the site cannot do what the job requests.
         """
+        if job.spare_nodes and not self.has_spare_nodes:
+            refuse_unused(site, [("--spare-nodes", str(job.spare_nodes))])
         return {
             "name": directive_value("job name", job.name),
             "walltime": walltime_of(layout, site),

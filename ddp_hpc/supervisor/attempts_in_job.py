@@ -9,7 +9,9 @@ from itertools import count
 from pathlib import Path
 
 from ddp_hpc.base import process_control
-from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.launch.rank_environment import (
     exported_names,
     launch_id,
@@ -31,11 +33,14 @@ from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import EndedLauncher, Settled, settle, settle_as_before, settle_repeated
+from ddp_hpc.supervisor.spare_nodes import Nodes, NodeWatch
 
 # The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
 _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
 # A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
 _BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
+# That of slurmd; any other one would do.
+_PORT = 6818
 
 
 def run_attempts(
@@ -60,15 +65,16 @@ def run_attempts(
             num_restarts=num_restarts,
             left_s=clock.ranks_left_s - (settings.signal_lead_s or 0.0),
         )
+        why = why or launch.replace_lost_nodes()
         if why:
             say(f"ddp-hpc: the ranks are not started again: {why}")
             break
         earlier, attempt = ended, decisions.next_attempt(attempt, settled.after)
-        reason = f": {settled.after.reason}" if settled.after.reason else ""
+        reason = settled.end.reason if settled.end is not None else settled.after.reason
         say(
             f"ddp-hpc: restart {num_restarts + 1} of {settings.restarts} in this job"
             f"{decisions.at_step(attempt.first_step, ', from step ')}, since attempt "
-            f"{earlier.attempt.number} failed{reason}"
+            f"{earlier.attempt.number} failed{f': {reason}' if reason else ''}"
         )
         files.begin_again(attempt)
     before = last_saved or earlier
@@ -90,6 +96,10 @@ def _run_attempt(
         files,
         attempt,
     )
+    if end.lost_nodes:
+        host = end.lost_nodes[0]
+        lost = AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason=f"{host} does not answer", host=host)
+        files.write_end(attempt, lost)
     return settle(
         EndedLauncher(
             launcher=launch.launcher,
@@ -123,6 +133,10 @@ class Launch:
         self.launcher = Path(argv[0]).name
         self.writes_state = decisions.writes_its_state(argv)
         self._begin_limit_s: float | None = None
+        self._nodes: Nodes | None = None
+        if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
+            self._nodes = Nodes.of(names, settings.spare_nodes)
+            self._node_watch = NodeWatch(names, _PORT)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
@@ -137,6 +151,8 @@ class Launch:
         argv, own_variables = resolve(
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
+        if self._nodes is not None:
+            argv = self._job.on_nodes(argv, self._nodes.used)
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
         uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
         watch = RunWatch(
@@ -146,6 +162,7 @@ class Launch:
             files=files,
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
+            find_lost_nodes=self._find_lost_nodes,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
             signal_lead_s=settings.signal_lead_s,
@@ -154,7 +171,27 @@ class Launch:
         end = run_launcher(argv, {**environ, **own_variables}, watch)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
-        return end
+        if watch.lost_nodes:
+            self._job.end_ranks()
+        return replace(end, lost_nodes=watch.lost_nodes)
+
+    def replace_lost_nodes(self) -> str:
+        """Replaces nodes that do not answer; returns why the ranks cannot be started again, or nothing."""
+        nodes = self._nodes
+        if nodes is None or not (
+            lost := [name for name in self._node_watch.look_again() if name in nodes.used]
+        ):
+            return ""
+        self._nodes = nodes.without(self._node_watch.lost(silent_s=0.0))
+        if self._nodes is None:
+            return f"no answer from {', '.join(lost)}, and there are not enough spare nodes"
+        news = ", ".join(name for name in self._nodes.used if name not in nodes.used)
+        say(f"ddp-hpc: no answer from {', '.join(lost)}, replaced by {news}")
+        return ""
+
+    def _find_lost_nodes(self) -> list[str]:
+        nodes = self._nodes
+        return [name for name in self._node_watch.lost() if name in nodes.used] if nodes is not None else []
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -37,6 +37,8 @@ class LauncherEnd:
     """Whether the signal of `LauncherWatch.early_signal` was sent."""
     was_ended: bool = False
     """Whether this process ended the launcher, because it did not end by itself."""
+    lost_nodes: tuple[str, ...] = ()
+    """The nodes that did not answer, because of which the launcher was ended."""
 
 
 class LauncherWatch(Protocol):

@@ -55,6 +55,7 @@ class RunWatch:
         files: the files of the run; None if the run is not resumed, so that only signals are forwarded.
         attempt: this attempt; None without `files`.
         begin_limit_s: the time in which ranks must begin; None without a limit.
+        find_lost_nodes: returns the nodes of the ranks that no longer answer.
         final_states: the states after which the launcher should end.
         signal_name: the signal that the ranks receive `signal_lead_s` before the end of the job.
         signal_lead_s: None if no signal is sent.
@@ -70,6 +71,7 @@ class RunWatch:
         files: RunFiles | None,
         attempt: Attempt | None,
         begin_limit_s: float | None,
+        find_lost_nodes: Callable[[], list[str]],
         final_states: tuple[str, ...],
         signal_name: str,
         signal_lead_s: float | None,
@@ -80,6 +82,9 @@ class RunWatch:
         self._final_states = final_states
         self._signal_name, self._signal_lead_s = signal_name, signal_lead_s
         self._attempt, self._begin_limit_s = attempt, begin_limit_s
+        self._find_lost_nodes = find_lost_nodes
+        self.lost_nodes: tuple[str, ...] = ()
+        """The nodes because of which the launcher was ended."""
         self._started_s = time.time()
         self.began_after_s: float | None = None
         """The time until ranks were seen to have begun; None if they were not."""
@@ -110,9 +115,9 @@ class RunWatch:
         if now_s >= self._read_s + _READ_S:
             self._read_s = now_s
             self._read_state(self._files, now_s)
-        if self._is_late(now_s):
-            self._begin_limit_s, self._terminated_s = None, now_s
-            self._say(f"ddp-hpc: terminating {self._launcher}: no rank has begun")
+        if self._terminated_s is None and (reason := self._reason_to_give_up(now_s)):
+            self._terminated_s = now_s
+            self._say(f"ddp-hpc: terminating {self._launcher}: {reason}")
             return "terminate"
         action = next_action(now_s, self._final_since_s, self._terminated_s, self._last_s())
         if action == "terminate":
@@ -147,9 +152,13 @@ class RunWatch:
         end_s, lead_s = self._clock.end_s, self._signal_lead_s
         return end_s is not None and lead_s is not None and time.time() >= end_s - lead_s
 
-    def _is_late(self, now_s: float) -> bool:
+    def _reason_to_give_up(self, now_s: float) -> str:
+        if lost := self._find_lost_nodes():
+            self.lost_nodes = tuple(lost)
+            return f"no answer from {', '.join(lost)}"
         limit_s = self._begin_limit_s
-        return limit_s is not None and self.began_after_s is None and now_s > self._started_s + limit_s
+        is_late = limit_s is not None and self.began_after_s is None and now_s > self._started_s + limit_s
+        return "no rank has begun" if is_late else ""
 
     def _read_state(self, files: RunFiles, now_s: float) -> None:
         state = files.state()

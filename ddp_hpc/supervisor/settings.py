@@ -23,6 +23,8 @@ class Settings:
     max_attempts: int
     restarts: int
     """How often a job starts its ranks again after a failure."""
+    spare_nodes: int
+    """Number of nodes that replace other ones."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str

@@ -97,12 +97,15 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
         files.write_end(attempt, recorded)
     outcome = decisions.outcome(code, recorded, attempt.first_step, after)
     refusal = None
-    if writes_no_state and ended.end.was_ended and after.state in State.ending_in("failure"):
+    has_hung = writes_no_state and ended.end.was_ended and not ended.end.lost_nodes
+    if has_hung and after.state in State.ending_in("failure"):
         refusal = decisions.LAUNCHER_HUNG
     elif outcome and after.state is State.RUNNING and after.step:
         refusal = decisions.NOTHING_SAVED
-    # Ranks whose launcher had to be killed can still be running on other nodes.
-    is_over = ended.end.code != 128 + signal.SIGKILL or not ended.end.was_ended
+    # Ranks whose launcher had to be killed can still be running on other nodes, except after the loss of a
+    # node, which ends them.
+    was_killed = ended.end.was_ended and ended.end.code == 128 + signal.SIGKILL
+    is_over = not was_killed or bool(ended.end.lost_nodes)
     return Settled(
         after=after,
         outcome=outcome,

@@ -28,6 +28,7 @@ def watch_of(clock: Clock) -> RunWatch:
         files=None,
         attempt=None,
         begin_limit_s=None,
+        find_lost_nodes=list,
         final_states=(),
         signal_name="TERM",
         signal_lead_s=10.0,

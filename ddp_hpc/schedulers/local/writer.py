@@ -38,6 +38,7 @@ class LocalWriter(ScriptWriter):
             ("--account", job.account),
             ("--max-attempts", attempts),
             ("--restarts", restarts),
+            ("--spare-nodes", str(job.spare_nodes or "")),
         ]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
         return {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
@@ -14,6 +15,10 @@ from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 # A directive that chooses the QOS. Some sites derive the partition from the QOS, so a resubmitted job with
 # this directive must not name a partition.
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
+
+
+_END_LIMIT_S = 10.0
+_STEP = re.compile(r"^\s*(\S+\.[0-9]+)\s*$", re.MULTILINE)
 
 
 class SlurmJob(RunningJob):
@@ -43,6 +48,23 @@ class SlurmJob(RunningJob):
         if job.get("PreemptTime", "None") != "None":
             return "preempted"
         return "cancelled" if job.get("JobState", "") in ("COMPLETING", "CANCELLED") else "unknown"
+
+    def node_names(self) -> str:
+        return self.environ.get("SLURM_JOB_NODELIST", "")
+
+    def on_nodes(self, argv: Sequence[str], names: Sequence[str]) -> list[str]:
+        if argv[0].rpartition("/")[2] != "srun":
+            return list(argv)
+        # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
+        return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]]
+
+    def end_ranks(self) -> None:
+        # Not `scancel --signal=KILL JOB`, which cancels the whole job.
+        with suppress(commands.NoAnswerError):
+            listed = ("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
+            steps = _STEP.findall(commands.run(listed, _END_LIMIT_S).out)
+            if steps:
+                commands.run(("scancel", *steps), _END_LIMIT_S)
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""

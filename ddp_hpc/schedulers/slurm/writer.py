@@ -29,17 +29,23 @@ class SlurmWriter(ScriptWriter):
     job_number_in_shell = "SLURM_JOB_ID"
     agent_launcher = "srun"
     passes_arguments = True
+    has_spare_nodes = True
     queue_options = frozenset(QUEUE_OPTIONS)
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
+        if job.spare_nodes and layout.launcher not in ("srun", "torchrun"):
+            raise RequestError(
+                f"--spare-nodes {job.spare_nodes} was given, but only srun can leave nodes of a job out. Add "
+                "--launcher srun."
+            )
         if not site.slurm.queue_option:
             refuse_unused(site, [("--queue", job.queue)])
         # With torchrun, one agent per node is the task; otherwise each rank is a task.
         per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
         return {
             **super().directives(job, site, layout),
-            "nodes": str(job.num_nodes),
+            "nodes": str(job.total_nodes),
             "tasks_per_node": str(per_node),
             "cpus_per_task": str(cpus_per_task(layout)),
             "gpus": _gpu_option(site, layout),

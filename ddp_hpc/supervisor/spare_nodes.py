@@ -1,0 +1,93 @@
+"""The nodes of a job with spare nodes: which ones the ranks use, and which ones do not answer.
+
+A scheduler waits for minutes before it considers a node lost (300 s with Slurm's default SlurmdTimeout), and
+connections to a node without power time out even later. The supervisor therefore connects to each node every
+few seconds. A host that is up accepts or refuses a connection at once, whatever listens there.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+_EVERY_S, _ANSWER_S = 3.0, 3.0
+# Lost packets and a busy kernel must not cost a node.
+_LOST_AFTER_S = 12.0
+_MOST_THREADS = 64
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that the ranks use, in the scheduler's order, and the spare ones."""
+
+    used: tuple[str, ...]
+    spare: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], num_spare: int) -> Nodes:
+        """Returns the nodes of a new job: its last `num_spare` nodes are spare."""
+        num_used = len(names) - num_spare
+        return cls(tuple(names[:num_used]), tuple(names[num_used:]))
+
+    def without(self, lost: Collection[str]) -> Nodes | None:
+        """Returns the nodes after each lost one has been replaced; None without enough spare nodes."""
+        spare = [name for name in self.spare if name not in lost]
+        replacements, missing = iter(spare), [name for name in self.used if name in lost]
+        if len(missing) > len(spare):
+            return None
+        used = tuple(next(replacements) if name in lost else name for name in self.used)
+        return Nodes(used, tuple(replacements))
+
+
+class NodeWatch:
+    """Connects to nodes in the background, and knows which ones no longer answer.
+
+    Only nodes that have answered once can be lost: a firewall can discard connections to `port`.
+    """
+
+    def __init__(self, names: Sequence[str], port: int) -> None:
+        self._names, self._port = tuple(names), port
+        self._answered_s: dict[str, float] = {}
+        self._round_s = 0.0
+        self._rounds = threading.Condition()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def lost(self, silent_s: float = _LOST_AFTER_S) -> list[str]:
+        """Returns the nodes that have not answered for `silent_s`."""
+        with self._rounds:
+            answered = dict(self._answered_s)
+            # Not the current time: this process can have been suspended.
+            lost = [name for name, at_s in answered.items() if self._round_s - at_s > silent_s]
+        # If only this node answers, its own network is down.
+        return lost if len(answered) - len(lost) > 1 else []
+
+    def look_again(self) -> list[str]:
+        """Asks all nodes once more, and returns those that do not answer."""
+        asked_s = time.monotonic()
+        with self._rounds:
+            self._rounds.wait_for(lambda: self._round_s > asked_s, 4 * (_EVERY_S + _ANSWER_S))
+        return self.lost(silent_s=0.0)
+
+    def _watch(self) -> None:
+        with ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
+            while True:
+                began_s = time.monotonic()
+                answered = [name for name, is_up in pool.map(self._answers, self._names) if is_up]
+                with self._rounds:
+                    self._round_s = began_s
+                    self._answered_s |= dict.fromkeys(answered, began_s)
+                    self._rounds.notify_all()
+                time.sleep(_EVERY_S)
+
+    def _answers(self, name: str) -> tuple[str, bool]:
+        try:
+            socket.create_connection((name, self._port), _ANSWER_S).close()
+        except ConnectionRefusedError:
+            return name, True
+        except OSError:  # no answer, no route, or an unknown name
+            return name, False
+        return name, True

@@ -1,0 +1,52 @@
+"""A job with a spare node on a real Slurm loses a node, and goes on without waiting in the queue again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.forked import Forks
+
+from .cluster import Cluster
+from .configuration import Settings
+from .survival_runs import losses_of_a_quiet_run, submit
+from .test_survival import SAVING
+
+pytestmark = [pytest.mark.slurm, pytest.mark.check]
+
+NUM_STEPS = 600
+# The time from the loss of a node to the next step, on a busy machine.
+PROMISED_S = 60.0
+
+
+@pytest.mark.parametrize("lose", ["power", "cable"])
+def test_a_node_that_dies_is_replaced_in_the_same_job(lose: str, forks: Forks, tmp_path: Path) -> None:
+    """Slurm notices the loss later, while the ranks already run on the spare node: the job must go on."""
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, NUM_STEPS)
+        run = submit(
+            cluster,
+            tmp_path,
+            *SAVING,
+            num_steps=NUM_STEPS,
+            step_s=0.1,
+            render=("--spare-nodes", "1"),
+        )
+        run.wait_for_step(200)
+        _, second, third = cluster.node_names
+        if lose == "power":
+            cluster.power_off(second)
+        else:
+            cluster.set_link(second, "down")
+        lost_s = time.monotonic()
+        run.wait_for_words("resuming after step")
+        waited_s = time.monotonic() - lost_s
+        print(f"{waited_s:.0f} s from the loss to the next start")
+        end = run.end(150)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert run.losses == quiet
+        assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
+        assert f"no answer from {second}, replaced by {third}" in run.log
+        assert waited_s < PROMISED_S, run.log
