@@ -84,6 +84,10 @@ class RunningJob:
         """Returns the launch line for these nodes of the job."""
         return list(argv)
 
+    def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
+        """Returns the command that runs `argv` on this node of the job, beside the ranks; empty: none."""
+        return []
+
     def end_ranks(self) -> None:
         """Kills all ranks of this job that are still running, on all nodes."""
 

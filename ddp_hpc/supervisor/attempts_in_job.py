@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -33,14 +36,12 @@ from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import EndedLauncher, Settled, settle, settle_as_before, settle_repeated
-from ddp_hpc.supervisor.spare_nodes import Nodes, NodeWatch
+from ddp_hpc.supervisor.spare_nodes import PORT, Nodes, NodeWatch
 
 # The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
 _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
 # A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
 _BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
-# That of slurmd; any other one would do.
-_PORT = 6818
 
 
 def run_attempts(
@@ -136,7 +137,7 @@ class Launch:
         self._nodes: Nodes | None = None
         if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
             self._nodes = Nodes.of(names, settings.spare_nodes)
-            self._node_watch = NodeWatch(names, _PORT)
+            self._node_watch = NodeWatch(names, PORT)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
@@ -168,6 +169,7 @@ class Launch:
             signal_lead_s=settings.signal_lead_s,
             say=say,
         )
+        self._start_guard(environ)
         end = run_launcher(argv, {**environ, **own_variables}, watch)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
@@ -188,6 +190,24 @@ class Launch:
         news = ", ".join(name for name in self._nodes.used if name not in nodes.used)
         say(f"ddp-hpc: no answer from {', '.join(lost)}, replaced by {news}")
         return ""
+
+    def _start_guard(self, environ: Mapping[str, str]) -> None:
+        """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
+        the launcher.
+        """
+        if self._nodes is None:
+            return
+        first, *others = (*self._nodes.used, *self._nodes.spare)
+        guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
+        if words := self._job.on_one_node(others[-1], guard):
+            with suppress(OSError):
+                subprocess.Popen(
+                    words,
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
 
     def _find_lost_nodes(self) -> list[str]:
         nodes = self._nodes

@@ -18,6 +18,8 @@ _EVERY_S, _ANSWER_S = 3.0, 3.0
 # Lost packets and a busy kernel must not cost a node.
 _LOST_AFTER_S = 12.0
 _MOST_THREADS = 64
+PORT = 6818
+"""That of slurmd; any other one would do."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,15 @@ class NodeWatch:
 
     def lost(self, silent_s: float = _LOST_AFTER_S) -> list[str]:
         """Returns the nodes that have not answered for `silent_s`."""
-        with self._rounds:
-            answered = dict(self._answered_s)
-            # Not the current time: this process can have been suspended.
-            lost = [name for name, at_s in answered.items() if self._round_s - at_s > silent_s]
+        lost = self.silent(silent_s)
         # If only this node answers, its own network is down.
-        return lost if len(answered) - len(lost) > 1 else []
+        return lost if len(self._answered_s) - len(lost) > 1 else []
+
+    def silent(self, silent_s: float) -> list[str]:
+        """Returns the nodes that have not answered for `silent_s`, even if no node answers."""
+        with self._rounds:
+            # Not the current time: this process can have been suspended.
+            return [name for name, at_s in self._answered_s.items() if self._round_s - at_s > silent_s]
 
     def look_again(self) -> list[str]:
         """Asks all nodes once more, and returns those that do not answer."""

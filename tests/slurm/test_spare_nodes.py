@@ -14,14 +14,16 @@ from .configuration import Settings
 from .survival_runs import losses_of_a_quiet_run, submit
 from .test_survival import SAVING
 
-pytestmark = [pytest.mark.slurm, pytest.mark.check]
+pytestmark = pytest.mark.slurm
 
 NUM_STEPS = 600
 # The time from the loss of a node to the next step, on a busy machine.
 PROMISED_S = 60.0
 
 
-@pytest.mark.parametrize("lose", ["power", "cable"])
+@pytest.mark.parametrize(
+    "lose", [pytest.param("power", marks=pytest.mark.check), pytest.param("cable", marks=pytest.mark.soak)]
+)
 def test_a_node_that_dies_is_replaced_in_the_same_job(lose: str, forks: Forks, tmp_path: Path) -> None:
     """Slurm notices the loss later, while the ranks already run on the spare node: the job must go on."""
     with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
@@ -50,3 +52,18 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(lose: str, forks: Forks, t
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
         assert f"no answer from {second}, replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
+
+
+@pytest.mark.soak
+def test_if_the_first_node_dies_another_one_requeues_the_job(forks: Forks, tmp_path: Path) -> None:
+    """With --no-kill, Slurm 22.05 lets the other nodes idle until the end of the walltime."""
+    with Cluster(Settings(num_nodes=4, slurmd_timeout_s=20)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, 200)
+        render = ("--spare-nodes", "1")
+        run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.1, render=render)
+        run.wait_for_step(50)
+        cluster.power_off(cluster.node_names[0])
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert run.losses == quiet
+        assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]

@@ -58,6 +58,9 @@ class SlurmJob(RunningJob):
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
         return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]]
 
+    def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
+        return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--gres=none", *argv]
+
     def end_ranks(self) -> None:
         # Not `scancel --signal=KILL JOB`, which cancels the whole job.
         with suppress(commands.NoAnswerError):
