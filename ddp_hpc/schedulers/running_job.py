@@ -76,6 +76,9 @@ class RunningJob:
         """Asks the scheduler, for at most `limit_s`, why this job has received SIGTERM."""
         return "unknown"
 
+    def end_ranks(self, limit_s: float) -> None:
+        """Ends the ranks that a killed launcher has left on any node, and waits for their end."""
+
     def variables_for_successor(self) -> dict[str, str]:
         """Returns variables that the user passed to this job, and that a successor gets only from its script.
 

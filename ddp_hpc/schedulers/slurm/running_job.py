@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
@@ -14,6 +16,9 @@ from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 # A directive that chooses the QOS. Some sites derive the partition from the QOS, so a resubmitted job with
 # this directive must not name a partition.
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
+
+# Not the steps `batch` and `extern`, which Slurm itself creates.
+_STEP = re.compile(r"\.\d+$")
 
 
 class SlurmJob(RunningJob):
@@ -43,6 +48,19 @@ class SlurmJob(RunningJob):
         if job.get("PreemptTime", "None") != "None":
             return "preempted"
         return "cancelled" if job.get("JobState", "") in ("COMPLETING", "CANCELLED") else "unknown"
+
+    def end_ranks(self, limit_s: float) -> None:
+        # Seen with Slurm 22.05: if both processes of srun are killed, its ranks run on, and the next srun
+        # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job.
+        ask = ("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={self.job_id}")
+        end_s = time.monotonic() + limit_s
+        with suppress(commands.NoAnswerError):
+            while (left_s := end_s - time.monotonic()) > 0:
+                steps = [step for step in commands.run(ask, left_s).out.split() if _STEP.search(step)]
+                if not steps:
+                    return
+                commands.run(("scancel", "--signal=KILL", *steps), left_s)
+                time.sleep(0.5)
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
