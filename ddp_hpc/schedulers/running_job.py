@@ -88,8 +88,8 @@ class RunningJob:
         """Returns the command that runs `argv` on this node of the job, beside the ranks; empty: none."""
         return []
 
-    def end_ranks(self) -> None:
-        """Kills all ranks of this job that are still running, on all nodes."""
+    def end_ranks(self, limit_s: float) -> None:
+        """Ends the ranks that a killed launcher has left on any node, and waits for their end."""
 
     def variables_for_successor(self) -> dict[str, str]:
         """Returns variables that the user passed to this job, and that a successor gets only from its script.

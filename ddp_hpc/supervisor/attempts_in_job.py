@@ -42,6 +42,10 @@ from ddp_hpc.supervisor.spare_nodes import PORT, Nodes, NodeWatch
 _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
 # A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
 _BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
+# The limit for ending the ranks of a killed launcher.
+_RANKS_END_S = 60.0
+# The step on a node that has died stays in the list until Slurm has noticed the loss.
+_RANKS_OF_LOST_NODE_END_S = 5.0
 
 
 def run_attempts(
@@ -57,7 +61,7 @@ def run_attempts(
             last_saved = ended
         if ended.repeats(earlier):
             return replace(ended, settled=settle_repeated(settled, files))
-        if not ended.may_restart or not settings.restarts or not ended.has_begun_like(earlier):
+        if not ended.may_restart(last_saved) or not settings.restarts or not ended.has_begun_like(earlier):
             break
         why = why_no_restart(
             ended,
@@ -171,10 +175,12 @@ class Launch:
         )
         self._start_guard(environ)
         end = run_launcher(argv, {**environ, **own_variables}, watch)
+        if end.was_killed and self._clock.stopped_s is None:
+            self._job.end_ranks(_RANKS_END_S)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
         if watch.lost_nodes:
-            self._job.end_ranks()
+            self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
         return replace(end, lost_nodes=watch.lost_nodes)
 
     def replace_lost_nodes(self) -> str:

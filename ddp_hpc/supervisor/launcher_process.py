@@ -37,6 +37,8 @@ class LauncherEnd:
     """Whether the signal of `LauncherWatch.early_signal` was sent."""
     was_ended: bool = False
     """Whether this process ended the launcher, because it did not end by itself."""
+    was_killed: bool = False
+    """Whether something else has killed the launcher, so that its ranks may still be running."""
     lost_nodes: tuple[str, ...] = ()
     """The nodes that did not answer, because of which the launcher was ended."""
 
@@ -107,7 +109,8 @@ def run_launcher(argv: Sequence[str], environ: Mapping[str, str], watch: Launche
         watch.on_stop()
     code = -signal.SIGKILL if process.returncode is None else process.returncode
     _end_orphans(watch.orphans_s())
-    return LauncherEnd(code if code >= 0 else 128 - code, was_signalled_early, was_ended)
+    was_killed = code == -signal.SIGKILL and not was_ended
+    return LauncherEnd(code if code >= 0 else 128 - code, was_signalled_early, was_ended, was_killed)
 
 
 def _prepare_launcher() -> None:

@@ -20,15 +20,18 @@ class Ended:
     attempt: Attempt
     settled: Settled
 
-    @property
-    def may_restart(self) -> bool:
-        """Whether another start can help, and has a snapshot to begin with."""
+    def may_restart(self, last_saved: Ended | None) -> bool:
+        """Returns whether another start can help, and has a snapshot to begin with.
+
+        `last_saved` is the last attempt of this job that has saved one.
+        """
         after, end = self.settled.after, self.settled.end
-        has_snapshot = after.step > 0 or not after.is_step_known
+        has_snapshot = last_saved is not None or after.step > 0
         if end is None:
             is_restartable = after.state is not None and after.state.is_failure
         else:
-            is_restartable = end.cause.may_restart
+            is_victim = end.cause is Cause.STOPPED and self.settled.was_launcher_killed
+            is_restartable = end.cause.may_restart or is_victim
         return self.settled.may_restart and is_restartable and has_snapshot
 
     @property
@@ -46,6 +49,8 @@ class Ended:
         if not self.has_begun_like(earlier):
             return False
         end, before = self.settled.end, earlier.settled.end
+        if self.settled.was_launcher_killed:  # SIGKILL comes from outside, such as from a node that fails
+            return False
         if end.cause not in (Cause.FAILED, Cause.EXITED) or (end.step is None and self.has_progressed):
             return False
         return (end.exception, end.step, end.exit_code) == (before.exception, before.step, before.exit_code)

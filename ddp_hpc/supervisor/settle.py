@@ -48,8 +48,9 @@ class Settled:
 
     `after` is the state of the run and `end` how the attempt ended; None without a record. `outcome` is the
     state that another job can resume, or the exit code of this job; with `refusal`, a user can resume it.
-    `may_restart` is whether nothing prevents this job from starting the ranks again, and `has_begun` whether
-    ranks are known to have begun.
+    `may_restart` is whether nothing prevents this job from starting the ranks again, `has_begun` whether
+    ranks are known to have begun. `was_launcher_killed` is whether the launcher, a rank or an agent of
+    torchrun was killed: it is then not a user who stops ranks with SIGTERM.
     """
 
     after: SeenState
@@ -59,6 +60,7 @@ class Settled:
     refusal: decisions.NoJob | None = None
     may_restart: bool = False
     has_begun: bool = False
+    was_launcher_killed: bool = False
 
 
 def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Settings) -> Settled:
@@ -102,10 +104,7 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
         refusal = decisions.LAUNCHER_HUNG
     elif outcome and after.state is State.RUNNING and after.step:
         refusal = decisions.NOTHING_SAVED
-    # Ranks whose launcher had to be killed can still be running on other nodes, except after the loss of a
-    # node, which ends them.
-    was_killed = ended.end.was_ended and ended.end.code == 128 + signal.SIGKILL
-    is_over = not was_killed or bool(ended.end.lost_nodes)
+    was_killed = ended.end.code == 128 + signal.SIGKILL
     return Settled(
         after=after,
         outcome=outcome,
@@ -113,7 +112,10 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
         stop=stop,
         refusal=refusal,
         has_begun=has_begun,
-        may_restart=is_over
+        was_launcher_killed=was_killed,
+        # Ranks whose launcher had to be killed can still be running on other nodes. After the loss of a node,
+        # they have been ended.
+        may_restart=(not (was_killed and ended.end.was_ended) or bool(ended.end.lost_nodes))
         and not stop
         and not ended.end.was_signalled_early
         and refusal is not decisions.LAUNCHER_HUNG,

@@ -75,6 +75,11 @@ def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_
     assert b"error: the run fails after the same checkpoint each time: exit code 3\n" in done.stderr
 
 
+def test_kills_after_the_same_checkpoint_are_not_taken_for_an_error_of_the_program(job: Sandbox) -> None:
+    done = run(job, f"{COUNT} ((n)) || {TOUCH} ((n == 2)) && exit 0; kill -9 $$")
+    assert (done.returncode, starts(job)) == (0, 3)
+
+
 def test_a_program_that_fails_after_other_checkpoints_is_restarted_as_often_as_restarts_says(
     job: Sandbox,
 ) -> None:
@@ -110,6 +115,15 @@ def test_a_training_that_has_lost_a_rank_resumes_in_the_same_job(job: Sandbox) -
     assert (done.returncode, calls(job, "scontrol")) == (0, [])
     assert attempts(job) == ["1 7 0", "2 7 30"]
     assert b"restart 1 of 3 in this job, from step 30, since attempt 1 failed: rank 1 ended" in done.stdout
+
+
+@pytest.mark.parametrize("then", ["kill -9 $$", "exit 75"])
+def test_ranks_that_stop_because_their_launcher_was_killed_are_started_again(job: Sandbox, then: str) -> None:
+    stopped = f"say requeue 30 rank 0 received SIGTERM; {end_of_rank('stopped')} {then}"
+    done = training(job, f"((n)) && {{ say done 60; exit 0; }}; {stopped}")
+    assert starts(job) == (1 if "exit" in then else 2)
+    assert calls(job, "scontrol") == (["requeue 7"] if "exit" in then else [])
+    assert done.returncode == (75 if "exit" in then else 0)
 
 
 def test_a_restart_that_is_lost_before_its_first_snapshot_leaves_the_run_to_another_job(job: Sandbox) -> None:
@@ -170,8 +184,8 @@ def settings(**changes: object) -> Settings:
 @pytest.mark.parametrize("cause", Cause)
 def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause) -> None:
     repairable = {Cause.FAILED, Cause.EXITED, Cause.LOST_RANK, Cause.HANG}
-    assert ended(cause).may_restart == (cause in repairable)
-    assert not ended(cause, began=0, step=0).may_restart, "it has no snapshot"
+    assert ended(cause).may_restart(None) == (cause in repairable)
+    assert not ended(cause, began=0, step=0).may_restart(None), "it has no snapshot"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -16,9 +17,8 @@ from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 # this directive must not name a partition.
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
 
-
-_END_LIMIT_S = 10.0
-_STEP = re.compile(r"^\s*(\S+\.[0-9]+)\s*$", re.MULTILINE)
+# Not the steps `batch` and `extern`, which Slurm itself creates.
+_STEP = re.compile(r"\.\d+$")
 
 
 class SlurmJob(RunningJob):
@@ -61,13 +61,18 @@ class SlurmJob(RunningJob):
     def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
         return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--gres=none", *argv]
 
-    def end_ranks(self) -> None:
-        # Not `scancel --signal=KILL JOB`, which cancels the whole job.
+    def end_ranks(self, limit_s: float) -> None:
+        # Seen with Slurm 22.05: if both processes of srun are killed, its ranks run on, and the next srun
+        # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job.
+        ask = ("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={self.job_id}")
+        end_s = time.monotonic() + limit_s
         with suppress(commands.NoAnswerError):
-            listed = ("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
-            steps = _STEP.findall(commands.run(listed, _END_LIMIT_S).out)
-            if steps:
-                commands.run(("scancel", *steps), _END_LIMIT_S)
+            while (left_s := end_s - time.monotonic()) > 0:
+                steps = [step for step in commands.run(ask, left_s).out.split() if _STEP.search(step)]
+                if not steps:
+                    return
+                commands.run(("scancel", "--signal=KILL", *steps), left_s)
+                time.sleep(0.5)
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
