@@ -36,7 +36,7 @@ from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import EndedLauncher, Settled, settle, settle_as_before, settle_repeated
-from ddp_hpc.supervisor.spare_nodes import PORT, Nodes, NodeWatch
+from ddp_hpc.supervisor.spare_nodes import NodePool
 
 # The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
 _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
@@ -59,7 +59,9 @@ def run_attempts(
         ended = Ended(attempt, settled)
         if ended.has_progressed:
             last_saved = ended
-        if ended.repeats(earlier):
+        suspect = ended.suspected_node(earlier)
+        is_replaced = bool(suspect) and launch.pool is not None and launch.pool.replace(suspect)
+        if ended.repeats(earlier) and not is_replaced:
             return replace(ended, settled=settle_repeated(settled, files))
         if not ended.may_restart(last_saved) or not settings.restarts or not ended.has_begun_like(earlier):
             break
@@ -70,7 +72,8 @@ def run_attempts(
             num_restarts=num_restarts,
             left_s=clock.ranks_left_s - (settings.signal_lead_s or 0.0),
         )
-        why = why or launch.replace_lost_nodes()
+        if launch.pool is not None:
+            why = why or launch.pool.replace_silent()
         if why:
             say(f"ddp-hpc: the ranks are not started again: {why}")
             break
@@ -138,10 +141,9 @@ class Launch:
         self.launcher = Path(argv[0]).name
         self.writes_state = decisions.writes_its_state(argv)
         self._begin_limit_s: float | None = None
-        self._nodes: Nodes | None = None
+        self.pool: NodePool | None = None
         if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
-            self._nodes = Nodes.of(names, settings.spare_nodes)
-            self._node_watch = NodeWatch(names, PORT)
+            self.pool = NodePool(names, settings.spare_nodes)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
@@ -156,8 +158,8 @@ class Launch:
         argv, own_variables = resolve(
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
-        if self._nodes is not None:
-            argv = self._job.on_nodes(argv, self._nodes.used)
+        if self.pool is not None:
+            argv = self._job.on_nodes(argv, self.pool.nodes.used)
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
         uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
         watch = RunWatch(
@@ -167,7 +169,7 @@ class Launch:
             files=files,
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
-            find_lost_nodes=self._find_lost_nodes,
+            find_lost_nodes=self.pool.lost if self.pool is not None else list,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
             signal_lead_s=settings.signal_lead_s,
@@ -183,27 +185,13 @@ class Launch:
             self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
         return replace(end, lost_nodes=watch.lost_nodes)
 
-    def replace_lost_nodes(self) -> str:
-        """Replaces nodes that do not answer; returns why the ranks cannot be started again, or nothing."""
-        nodes = self._nodes
-        if nodes is None or not (
-            lost := [name for name in self._node_watch.look_again() if name in nodes.used]
-        ):
-            return ""
-        self._nodes = nodes.without(self._node_watch.lost(silent_s=0.0))
-        if self._nodes is None:
-            return f"no answer from {', '.join(lost)}, and there are not enough spare nodes"
-        news = ", ".join(name for name in self._nodes.used if name not in nodes.used)
-        say(f"ddp-hpc: no answer from {', '.join(lost)}, replaced by {news}")
-        return ""
-
     def _start_guard(self, environ: Mapping[str, str]) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
-        if self._nodes is None:
+        if self.pool is None:
             return
-        first, *others = (*self._nodes.used, *self._nodes.spare)
+        first, *others = self.pool.names
         guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
         if words := self._job.on_one_node(others[-1], guard):
             with suppress(OSError):
@@ -214,10 +202,6 @@ class Launch:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
-
-    def _find_lost_nodes(self) -> list[str]:
-        nodes = self._nodes
-        return [name for name in self._node_watch.lost() if name in nodes.used] if nodes is not None else []
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -55,6 +55,18 @@ class Ended:
             return False
         return (end.exception, end.step, end.exit_code) == (before.exception, before.step, before.exit_code)
 
+    def suspected_node(self, earlier: Ended | None) -> str:
+        """Returns the host on which two attempts in a row have failed, the second one without progress; empty
+        if there is none, or if the same exception in the same step shows that the program is the cause.
+        """
+        if earlier is None or earlier.settled.end is None or self.settled.end is None or self.has_progressed:
+            return ""
+        end, before = self.settled.end, earlier.settled.end
+        is_exact = bool(end.exception) and end.step is not None and self.repeats(earlier)
+        if is_exact or end.host != before.host or not (self.settled.may_restart and end.cause.may_restart):
+            return ""
+        return end.host
+
     @property
     def was_lost(self) -> bool:
         """Whether ranks were lost before they saved a snapshot."""

@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ddp_hpc.supervisor.job_log import say
+
 _EVERY_S, _ANSWER_S = 3.0, 3.0
 # Lost packets and a busy kernel must not cost a node.
 _LOST_AFTER_S = 12.0
@@ -96,3 +98,40 @@ class NodeWatch:
         except OSError:  # no answer, no route, or an unknown name
             return name, False
         return name, True
+
+
+class NodePool:
+    """The nodes of a job with spare nodes, of which the bad ones are replaced. `names` are all of them."""
+
+    def __init__(self, names: Sequence[str], num_spare: int) -> None:
+        self.names = tuple(names)
+        self.nodes = Nodes.of(names, num_spare)
+        self._watch = NodeWatch(names, PORT)
+
+    def lost(self) -> list[str]:
+        """Returns the nodes of the ranks that have not answered for too long."""
+        return [name for name in self._watch.lost() if name in self.nodes.used]
+
+    def replace_silent(self) -> str:
+        """Replaces nodes that do not answer; returns why the ranks cannot be started again, or nothing."""
+        silent = self._watch.look_again()
+        lost = ", ".join(name for name in self.nodes.used if name in silent)
+        if lost and not self._replace(silent, f"no answer from {lost}"):
+            return f"no answer from {lost}, and there are not enough spare nodes"
+        return ""
+
+    def replace(self, host: str) -> bool:
+        """Replaces the node with this host name, and returns whether there was a spare one."""
+        bad = [name for name in self.nodes.used if name.partition(".")[0] == host]
+        return bool(bad) and self._replace(
+            [*self._watch.lost(), *bad], f"two attempts have failed on {bad[0]}"
+        )
+
+    def _replace(self, bad: Collection[str], why: str) -> bool:
+        nodes = self.nodes.without(bad)
+        if nodes is None:
+            return False
+        news = ", ".join(name for name in nodes.used if name not in self.nodes.used)
+        say(f"ddp-hpc: {why}; replaced by {news}")
+        self.nodes = nodes
+        return True

@@ -50,7 +50,7 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(lose: str, forks: Forks, t
         assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
         assert run.losses == quiet
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
-        assert f"no answer from {second}, replaced by {third}" in run.log
+        assert f"no answer from {second}; replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
 
 
