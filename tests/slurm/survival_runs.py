@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +62,28 @@ class Run:
         """Waits until all ranks have completed this step."""
         self.wait_for_words(f" step {step}/")
 
-    def kill_rank(self, rank: int) -> None:
-        """Kills the rank with SIGKILL, on its node."""
+    def kill_rank(self, rank: int, signal: str = "KILL") -> None:
+        """Sends the signal to the rank, on its node."""
         pid = (self.folder / f"pid-{rank}").read_text()
-        self.cluster.run(["kill", "-KILL", pid], node=self.cluster.node_names[rank]).check_returncode()
+        self.cluster.run(["kill", f"-{signal}", pid], node=self.cluster.node_names[rank]).check_returncode()
+
+    def kill(self, words: str, node_rank: int = 0, *, limit: int = 1) -> bool:
+        """Kills the oldest processes of the node whose command line contains these words, at most `limit`;
+        returns whether there was one.
+        """
+        node = self.cluster.node_names[node_rank]
+        pids = self.cluster.run(["pgrep", "--full", "--", words], node=node).stdout.split()[:limit]
+        return bool(pids) and self.cluster.run(["kill", "-KILL", *pids], node=node).returncode == 0
+
+    def processes(self) -> list[str]:
+        """Returns the processes of the job on all nodes, by /proc; empty if none is left."""
+        look = f"grep -lzx SLURM_JOB_ID={self.job} /proc/[0-9]*/environ"
+        found = [self.cluster.run(["sh", "-c", look], node=node) for node in self.cluster.node_names]
+        return [line for done in found for line in done.stdout.splitlines()]
+
+    def check_nothing_left(self) -> None:
+        """Checks that no process of the job is left; Slurm ends them in the background."""
+        wait_for("end of the job's processes", lambda: not self.processes(), 30, 0.5)
 
     def end(self, timeout: float = 120.0) -> JobEnd:
         """Waits for the end of the job, which root starts again immediately after each requeue."""
@@ -75,10 +94,17 @@ def submit(
     cluster: Cluster, folder: Path, *options: str, num_steps: int, step_s: float, render: tuple[str, ...] = ()
 ) -> Run:
     """Renders and submits a training of `num_steps` steps; `options` are those of ddp_hpc.train."""
+    program = ["python", SLOW, *OPTIONS, "--max-steps", num_steps, *options]
+    return submit_program(cluster, folder, program, step_s=step_s, render=render)
+
+
+def submit_program(
+    cluster: Cluster, folder: Path, program: Sequence[object], *, step_s: float, render: tuple[str, ...] = ()
+) -> Run:
+    """Renders and submits this command line."""
     script = folder / "job.sbatch"
     argv = [PYTHON, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--name", "ddp", "--nodes", "2"]
-    argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *render, "-o", script, "--"]
-    argv += ["python", SLOW, *OPTIONS, "--max-steps", num_steps, *options]
+    argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *render, "-o", script, "--", *program]
     env = {"PYTHONPATH": str(PROJECT), "STEP_S": str(step_s)}
     done = cluster.run(list(map(str, argv)), env=env, cwd=folder)
     assert done.returncode == 0, done.stderr
