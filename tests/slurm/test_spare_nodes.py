@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from tests.training.forked import Forks
 
 from .cluster import Cluster
 from .configuration import Settings
-from .survival_runs import losses_of_a_quiet_run, submit
+from .nodes import wait_for
+from .survival_runs import PROJECT, losses_of_a_quiet_run, submit, submit_program
+from .test_restarts import PLAIN, recorded
 from .test_survival import SAVING
 
 pytestmark = pytest.mark.slurm
@@ -19,6 +22,13 @@ pytestmark = pytest.mark.slurm
 NUM_STEPS = 600
 # The time from the loss of a node to the next step, on a busy machine.
 PROMISED_S = 60.0
+
+
+@pytest.fixture
+def cluster3() -> Iterator[Cluster]:
+    """A cluster of three nodes."""
+    with Cluster(Settings(num_nodes=3)) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,45 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(lose: str, forks: Forks, t
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
         assert f"no answer from {second}; replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_node_of_a_plain_program_that_dies_is_replaced(launcher: str, forks: Forks, tmp_path: Path) -> None:
+    """No rank of this program notices that a node has died."""
+    (home := tmp_path / "quiet").mkdir()
+    assert forks.script(PLAIN, "600", "20", cwd=home).exit_code == 0
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
+        render = ("--spare-nodes", "1", "--launcher", launcher)
+        run = submit_program(cluster, tmp_path, ["python", PLAIN, 600, 20], step_s=0.1, render=render)
+        wait_for("150 steps", lambda: len(recorded(tmp_path)) >= 150, 90)
+        cluster.power_off(cluster.node_names[1])
+        lost_s = time.time()
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
+        waited_s = min(record["began_s"] for record in recorded(tmp_path)[-2:-1]) - lost_s
+        print(f"{waited_s:.0f} s from the loss to the next start")
+        assert waited_s < PROMISED_S, run.log
+
+
+@pytest.mark.check
+def test_a_node_on_which_ranks_fail_again_is_replaced(
+    cluster3: Cluster, forks: Forks, tmp_path: Path
+) -> None:
+    """A node that has lost a GPU still answers: it is replaced after its second failure."""
+    (home := tmp_path / "quiet").mkdir()
+    assert forks.script(PLAIN, "100", "10", cwd=home).exit_code == 0
+    program = ["python", PROJECT / "tests" / "slurm" / "bad_node.py", PLAIN, 100, 10]
+    run = submit_program(cluster3, tmp_path, program, step_s=0.05, render=("--spare-nodes", "1"))
+    wait_for("30 steps", lambda: len(recorded(tmp_path)) >= 30, 60)
+    _, second, third = cluster3.node_names
+    (tmp_path / "broken").write_text(second)
+    end = run.end(120)
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+    assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
+    assert f"two attempts have failed on {second}; replaced by {third}" in run.log
+    assert [number for number, _, _ in run.attempts] == [1, 2, 3]
 
 
 @pytest.mark.soak
