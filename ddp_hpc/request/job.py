@@ -256,8 +256,8 @@ class Job:
             parse_signal(self.signal)
         if self.standalone and (self.requeue != REQUEUE_POLICIES[0] or self.progress or self.rank_logs):
             raise RequestError(
-                "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, and ranks have "
-                "logs only with it; omit --requeue, --progress and --rank-logs, or --standalone"
+                "--standalone was given, but only the supervisor of ddp-hpc can requeue a job and give ranks "
+                "logs of their own; omit --requeue, --progress and --rank-logs, or --standalone"
             )
         check_queue_options(vars(self))
         for text in self.directive:
