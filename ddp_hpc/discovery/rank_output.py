@@ -19,7 +19,7 @@ from ddp_hpc.discovery.world import short_hostname
 
 RANK_LOGS = "DDP_HPC_RANK_LOGS"
 _CHUNK_BYTES = 64 * 1024
-_POLL_S = 0.5
+_POLL_MS = 500
 # The program has ended, but a hanging file system can delay the rest of its output.
 _REST_S = 10.0
 _STDOUT, _STDERR = 1, 2
@@ -77,17 +77,20 @@ class RankOutput:
         self._thread.join(_REST_S)
 
     def _copy(self) -> None:
-        streams = dict(self._streams)
-        while streams:
+        poll, num_open = select.poll(), len(self._streams)
+        for fd in self._streams:
+            poll.register(fd, select.POLLIN)
+        while num_open:
             has_ended = self._has_ended.is_set()
-            ready, _, _ = select.select(list(streams), [], [], 0.0 if has_ended else _POLL_S)
+            ready = poll.poll(0 if has_ended else _POLL_MS)
             if has_ended and not ready:
                 break
-            for fd in ready:
+            for fd, _ in ready:
                 chunk = os.read(fd, _CHUNK_BYTES)
-                self._write(streams[fd], chunk)
+                self._write(self._streams[fd], chunk)
                 if not chunk:
-                    del streams[fd]
+                    poll.unregister(fd)
+                    num_open -= 1
 
     def _write(self, stream: int, chunk: bytes) -> None:
         """Writes a part of the output; an empty one is the end, and completes the last line."""
