@@ -3,7 +3,7 @@
 It detects the world, exchanges rank 0's address with the other ranks, and replaces itself with the program.
 The program gets the variables that torchrun would set, so `init_process_group()` works unchanged. It remains
 as the parent of the program on rank 0, to warn if the ranks work separately, and on all ranks of a job with a
-supervisor, to record how the program ends.
+supervisor, to record how the program ends, and to write its output to the log of the rank.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ddp_hpc.base.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhere
 from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.listening_ports import sockets_of
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
+from ddp_hpc.discovery.rank_output import open_output
 from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
@@ -70,8 +71,9 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
     try:
         # torchrun, which needs no variables, starts failed ranks again: their ends say nothing about the job.
         recording = _recording(environ) if torchrun.variables else None
-        if recording is not None or watch is not None:
-            end_like(run_as_child(path, program, environ, recording, watch))
+        output = open_output(environ, torchrun.world.rank)
+        if recording is not None or watch is not None or output is not None:
+            end_like(run_as_child(path, program, environ, recording, watch, output))
         # Python ignores these signals, and the program would inherit that.
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored, signal.SIG_DFL)

@@ -26,6 +26,8 @@ from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.base.toml_options import toml_options
 from ddp_hpc.base.version import __version__
 from ddp_hpc.discovery.launcher_environment import peek_rank
+from ddp_hpc.discovery.rank_output import open_output
+from ddp_hpc.discovery.rank_program import end_like, run_as_child
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.process_group.print_error import ErrorElection, print_error
 from ddp_hpc.training.process_group.start_phases import STARTING
@@ -85,6 +87,7 @@ def config_of(file: Path | None, options: Mapping[str, Any]) -> TrainConfig:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code."""
     set_umask(os.environ)
+    _keep_output()
     try:
         command.main(args=argv, prog_name="python -m ddp_hpc.train", standalone_mode=False)
         code = 0
@@ -108,6 +111,16 @@ def main(argv: list[str] | None = None) -> NoReturn:
         # If the log cannot be written, Python would exit with code 120, although the training succeeded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
+
+
+def _keep_output() -> None:
+    """With --rank-logs, runs this command line again as a child, and does not return.
+
+    A parent also keeps the output of a rank that is killed. Under torchrun, it is `ddp-hpc exec`.
+    """
+    output = None if "TORCHELASTIC_RUN_ID" in os.environ else open_output(os.environ, peek_rank(os.environ))
+    if output is not None:
+        end_like(run_as_child(sys.executable, sys.orig_argv, os.environ, None, None, output))
 
 
 def _run(config: TrainConfig) -> None:

@@ -1,4 +1,4 @@
-"""How an attempt of a run ended: two files in the run directory.
+"""How an attempt of a run ended: two files in the run directory. The names of the logs of its ranks.
 
 - `end` has the cause, the rank, the step, the error and the exit code, as JSON. The trainer and the library
   write it, and `ddp-hpc exec` for a program that does not. The supervisor and `ddp-hpc status` read it.
@@ -54,6 +54,11 @@ def place_of_end(environ: Mapping[str, str]) -> tuple[Path, str] | None:
     """Returns the run directory and the attempt of this process; None without a supervisor."""
     run_dir, attempt = environ.get("DDP_HPC_RUN_DIR", ""), environ.get("DDP_HPC_THIS_ATTEMPT", "")
     return (Path(run_dir), attempt) if run_dir and attempt else None
+
+
+def rank_log(attempt: int | str, node: str, rank: int) -> str:
+    """Returns the log of a rank in the run directory. Many files in one directory would be slow on Lustre."""
+    return f"logs/attempt-{attempt}/{node}/rank-{rank}.log"
 
 
 def write_end(run_dir: Path, attempt: str, end: AttemptEnd, *, replace: bool = False) -> bool:

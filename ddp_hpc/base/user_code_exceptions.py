@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.base.text_table import cut
 
+TRACEBACKS = "tracebacks"
 _MAX_CHARS = 300
 _OURS = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -36,18 +37,17 @@ def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def write_traceback(text: str, directory: Path | None, name: str) -> Path:
-    """Writes `text` to the file `name`, which only this user can read; returns its path.
+def write_traceback(text: str, run_dir: Path | None, rank: int) -> Path:
+    """Writes the traceback of a failed rank to a file that only this user can read; returns its path.
 
-    The file is in `directory`, or in a new temporary directory if that is None.
+    The file is in the run directory, or in a new temporary directory if that is None.
 
     Raises:
         OSError: the file cannot be written.
     """
-    if directory is None:
-        directory = Path(tempfile.mkdtemp(prefix="ddp-hpc-"))
+    directory = (run_dir or Path(tempfile.mkdtemp(prefix="ddp-hpc-"))) / TRACEBACKS
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
+    path = directory / f"rank{rank:05d}.txt"
     path.unlink(missing_ok=True)  # remove the file of an earlier attempt
     with open(path, "x", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
         file.write(text.rstrip("\n") + "\n")

@@ -17,7 +17,8 @@ def command(program: tuple[str, ...]) -> None:
     torchrun, and replaces itself with PROGRAM. In PROGRAM, init_process_group(), Lightning, Accelerate and
     the Hugging Face Trainer then work without changes. The command does not initialize MPI.
 
-    In a job with the supervisor of ddp-hpc, it remains as the parent of PROGRAM and records its exit code.
+    In a job with the supervisor of ddp-hpc, it remains as the parent of PROGRAM and records its exit code
+    and, with --rank-logs, its output.
 
     \b
     Examples:

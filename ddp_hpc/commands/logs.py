@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.run_dir_option import run_dir_option
 
 
@@ -18,9 +19,22 @@ from ddp_hpc.commands.run_dir_option import run_dir_option
     help="Keep printing new output until the run has ended, including the output after a requeue and that of "
     "successor jobs.",
 )
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="R",
+    help="Print the output of this rank, if the job has --rank-logs.",
+)
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="A",
+    help="With --rank, print only the output in this attempt.",
+    show_default="all attempts of the job",
+)
 @run_dir_option
 @click.argument("job")
-def command(job: str, follow: bool, run_dir: Path | None) -> None:
+def command(job: str, follow: bool, rank: int | None, attempt: int | None, run_dir: Path | None) -> None:
     """Print the log of a job, or of one task of a job array.
 
     With --follow, the command waits if the job has not started yet. Ctrl-C stops this command, but not the
@@ -32,6 +46,7 @@ def command(job: str, follow: bool, run_dir: Path | None) -> None:
       ddp-hpc logs 1234
       ddp-hpc logs 1234 --follow
       ddp-hpc logs 12.pbs-srv | grep error
+      ddp-hpc logs 1234 --rank 3 --attempt 2
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.queue import follow_log as log
 
@@ -42,7 +57,10 @@ def command(job: str, follow: bool, run_dir: Path | None) -> None:
     def say(line: str) -> None:
         click.echo(line, err=True)
 
+    if attempt is not None and rank is None:
+        raise RequestError(f"--attempt {attempt} was given without --rank; add --rank, or omit --attempt")
+    source = log.Source(run_dir, rank, attempt)
     if follow:
-        log.follow(job, run_dir, write, say)
+        log.follow(job, source, write, say)
     else:
-        log.show(job, run_dir, write)
+        log.show(job, source, write)

@@ -34,7 +34,9 @@ def print_once_per_node(text: str, environ: Environ) -> None:
         return
     if peek_rank(environ) != 0:
         time.sleep(_HEAD_START_S)
-    launch = environ.get("SLURM_STEP_ID") or environ.get("PALS_APID") or str(os.getppid())
+    # With --rank-logs, each rank has a parent of its own.
+    variables = ("SLURM_STEP_ID", "PALS_APID", "DDP_HPC_LAUNCH")
+    launch = next((environ[name] for name in variables if environ.get(name)), str(os.getppid()))
     kind = hashlib.sha256(re.sub(r"\d+", "#", text).encode()).hexdigest()[:16]
     name = f"\0ddp-hpc-{os.getuid()}-{job_id_of(environ)}-{launch}-{kind}"
     with socket.socket(socket.AF_UNIX) as marker:

@@ -22,6 +22,8 @@ from ddp_hpc.base import attempt_end, process_control
 from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
+from ddp_hpc.base.user_code_exceptions import TRACEBACKS, write_traceback
+from ddp_hpc.discovery.rank_output import RankOutput
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
 from ddp_hpc.discovery.world import short_hostname
 
@@ -49,11 +51,13 @@ def run_as_child(
     environ: Mapping[str, str],
     recording: Recording | None,
     watch: SeparateRanks | None,
+    output: RankOutput | None = None,
 ) -> int:
     """Runs a program until it ends, and returns its exit code; -N means that signal N has ended it.
 
     Signals are passed on to the program, and only to the program: its worker processes should survive until
-    it has saved its state. `watch` is given on rank 0 of several, and `recording` in a job with a supervisor.
+    it has saved its state. `watch` is given on rank 0 of several, `recording` in a job with a supervisor, and
+    `output` if the ranks have logs of their own.
 
     Raises:
         OSError: the program cannot be started.
@@ -69,16 +73,22 @@ def run_as_child(
     process = subprocess.Popen(
         program,
         executable=path,
-        env=environ,
+        env=environ if output is None else output.environ(environ),
+        stdout=None if output is None else output.stdout,
+        stderr=None if output is None else output.stderr,
         close_fds=False,
         process_group=None if is_terminal else 0,
         preexec_fn=_prepare_program,
     )
+    if output is not None:
+        output.begin()
     was_stopped = _wait(process, watch, has_terminal=is_terminal)
     code = process.returncode
+    if output is not None:
+        output.end()
     reason = watch.mpi if watch is not None and code == EXIT_DONE else ""
     if recording is not None:
-        _record_end(recording, code, reason, was_stopped=was_stopped)
+        _record_end(recording, code, reason, output, was_stopped=was_stopped)
     return code
 
 
@@ -140,27 +150,36 @@ def _record_began(recording: Recording) -> None:
         _complain(f"warning: {error}")
 
 
-def _record_end(recording: Recording, code: int, reason: str, *, was_stopped: bool) -> None:
-    """Records how the program of this rank ended.
+def _record_end(
+    recording: Recording, code: int, reason: str, output: RankOutput | None, *, was_stopped: bool
+) -> None:
+    """Records how the program of this rank ended, and the traceback of the first rank that failed.
 
     A rank that ends after a signal from outside is not the cause of the end: the launcher sends the signal to
     all ranks when one has failed, and the scheduler at the end of the job.
     """
     exit_code = code if code >= 0 else 128 - code
     how = reason or (f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}")
+    # With another exit code, the program has handled its last exception.
+    exception, traceback = output.failure if output is not None and code == EXIT_FAILED else ("", "")
+    if exception:
+        how += f": {exception}; its traceback is in {recording.run_dir / TRACEBACKS}"
     end = AttemptEnd(
         cause=Cause.LOST_RANK if code < 0 else Cause.EXITED,
         exit_code=EXIT_FAILED if reason else exit_code,
         reason=f"rank {recording.rank} on {short_hostname()} {how}",
         rank=recording.rank,
         host=short_hostname(),
+        exception=exception.partition(":")[0].rpartition(".")[2],
     )
     try:
-        if reason or (code not in (EXIT_DONE, EXIT_REQUEUE) and not was_stopped):
-            attempt_end.write_end(recording.run_dir, recording.attempt, end)
+        has_failed = reason or (code not in (EXIT_DONE, EXIT_REQUEUE) and not was_stopped)
+        is_first = has_failed and attempt_end.write_end(recording.run_dir, recording.attempt, end)
+        if is_first and traceback:
+            write_traceback(traceback, recording.run_dir, recording.rank)
         if recording.rank == 0:
             attempt_end.write_ended(recording.run_dir, recording.attempt, exit_code)
-    except DdpHpcError as error:
+    except (DdpHpcError, OSError) as error:
         _complain(f"warning: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Prints a job's log, once or continuously until the run has ended."""
+"""Prints a job's log or that of a rank, once or continuously until the run has ended."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from ddp_hpc.base.attempt_end import rank_log
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
 from ddp_hpc.queue.job_report import JobReport, UnknownJobError
 from ddp_hpc.queue.log_files import Reader, is_plain
-from ddp_hpc.schedulers.job_state import one_task
+from ddp_hpc.schedulers.job_state import one_task, same_job
 
 # The log file is read at this interval.
 READ_INTERVAL_S = 1.0
@@ -27,23 +29,42 @@ Write = Callable[[bytes], None]
 Notify = Callable[[str], None]
 
 
-def show(job_id: str, run_dir: Path | None, write: Write) -> None:
+class Source(NamedTuple):
+    """Which logs of a job are printed: its own, or those of `rank`, in all attempts of the job or in one."""
+
+    run_dir: Path | None = None
+    rank: int | None = None
+    attempt: int | None = None
+
+    def report(self, job_id: str) -> JobReport:
+        """Returns the report on the job, with the logs that are printed."""
+        report = _not_array(report_job_or_array(job_id, self.run_dir))
+        if self.rank is None or not report.run_dir:
+            return report
+        own = [start.number for start in report.attempts if same_job(start.job_id, report.job_id)]
+        attempts = own if self.attempt is None else [self.attempt]
+        names = [rank_log(attempt, "*", self.rank) for attempt in attempts]
+        paths = [path for name in names for path in sorted(Path(report.run_dir).glob(name))]
+        return replace(report, logs=tuple(map(str, paths)))
+
+
+def show(job_id: str, source: Source, write: Write) -> None:
     """Writes the current content of the log.
 
     Raises:
         RequestError: the job is an array.
         DdpHpcError: there is no log; the message gives the reason.
     """
-    report = _not_array(report_job_or_array(job_id, run_dir))
+    report = source.report(job_id)
     paths = [Path(path) for path in report.logs]
     if not any(map(is_plain, paths)):
-        raise DdpHpcError(_why_no_log(report))
+        raise DdpHpcError(_why_no_log(report, source))
     for path in paths:
         for chunk in Reader(path).new():
             write(chunk)
 
 
-def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> None:
+def follow(job_id: str, source: Source, write: Write, notify: Notify) -> None:
     """Writes the logs of the job and its successors until the run has ended. Status lines go to `notify`.
 
     Raises:
@@ -52,22 +73,20 @@ def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> N
     """
     followed: set[str] = set()
     while job_id and job_id not in followed:
-        end = _follow_one(job_id, run_dir, write, notify, is_first=not followed)
+        end = _follow_one(job_id, source, write, notify, is_first=not followed)
         followed.add(job_id)
         job_id = end.next_job
         if job_id and job_id not in followed:
             notify(f"-- job {job_id} resumes the run")
 
 
-def _follow_one(
-    job_id: str, run_dir: Path | None, write: Write, notify: Notify, *, is_first: bool
-) -> JobReport:
+def _follow_one(job_id: str, source: Source, write: Write, notify: Notify, *, is_first: bool) -> JobReport:
     readers: dict[Path, Reader] = {}
     last_news, interval_s = "", FIRST_QUERY_S
     report: JobReport | None = None
     while True:
         try:
-            report = _not_array(report_job_or_array(job_id, run_dir))
+            report = source.report(job_id)
         except UnknownJobError:
             if report is None:
                 raise
@@ -92,7 +111,7 @@ def _follow_one(
             while readers and not any(map(is_plain, readers)) and time.monotonic() < end_s:
                 _copy_until(time.monotonic() + READ_INTERVAL_S, readers, write)
             if not any(map(is_plain, readers)):
-                notify(f"-- {_why_no_log(report)}")
+                notify(f"-- {_why_no_log(report, source)}")
             notify(f"-- job {report.job_id}: {_end(report)}")
             return report
         interval_s = min(MAX_QUERY_INTERVAL_S, interval_s * 1.5)
@@ -132,8 +151,13 @@ def _news(report: JobReport) -> str:
     return ""
 
 
-def _why_no_log(report: JobReport) -> str:
+def _why_no_log(report: JobReport, source: Source) -> str:
     job = report.job
+    if source.rank is not None and (job is None or job.phase != "waiting"):
+        return (
+            f"rank {source.rank} of job {report.job_id} has no log of its own (--rank-logs); its output is "
+            f"in the log of the job: ddp-hpc logs {shlex.quote(report.job_id)}"
+        )
     where = f" ({', '.join(report.logs)})" if report.logs else ""
     if job is None:
         return (

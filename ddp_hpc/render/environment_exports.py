@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.render.variable_meanings import MEANINGS
-from ddp_hpc.request.job import Job
+from ddp_hpc.request.job import MAX_RANKS_OF_ONE_LOG, Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.directive_values import cpus_per_task
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -37,6 +37,10 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         exports.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.writer.why_omp_num_threads))
     if layout.launcher == "torchrun":
         exports.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
+    has_many_ranks = job.num_nodes * layout.ranks_per_node > MAX_RANKS_OF_ONE_LOG
+    if scheduler.has_queue and (has_many_ranks if job.rank_logs is None else job.rank_logs):
+        meaning = "each rank writes its output to a file in logs/ of the run directory (--rank-logs)"
+        exports.append(Export("DDP_HPC_RANK_LOGS", "1", meaning=meaning))
     if job.min_nodes:
         exports.append(Export("DDP_HPC_MIN_NODES", str(job.min_nodes)))
     if layout.launcher == "mpiexec" and site.launch.own_mpiexec and scheduler.has_queue:

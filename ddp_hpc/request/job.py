@@ -25,6 +25,7 @@ DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
 DEFAULT_RESTARTS = 3
 MAX_NAME_CHARS = 128
+MAX_RANKS_OF_ONE_LOG = 8
 
 # The default name of a job, which is replaced by that of its program; not a valid name itself.
 _OF_PROGRAM = "<program>"
@@ -135,6 +136,12 @@ class Job:
     )
     env: dict[str, str] = _launcher(
         {}, "Environment variable to set for the ranks; may be repeated.", metavar="NAME=VALUE"
+    )
+    rank_logs: bool | None = _launcher(
+        None,
+        "Write the output of each rank to a file of its own in the run directory. The log of the job then "
+        "contains the output of rank 0, and the warnings and errors of all ranks.",
+        shown_default=f"with more than {MAX_RANKS_OF_ONE_LOG} ranks",
     )
     setup: tuple[str, ...] = _software(
         (),
@@ -256,10 +263,10 @@ class Job:
             )
         if self.signal:
             parse_signal(self.signal)
-        if self.standalone and (self.requeue != REQUEUE_POLICIES[0] or self.progress):
+        if self.standalone and (self.requeue != REQUEUE_POLICIES[0] or self.progress or self.rank_logs):
             raise RequestError(
-                "--standalone was given, but only the supervisor of ddp-hpc can requeue a job; omit "
-                "--requeue and --progress, or --standalone"
+                "--standalone was given, but only the supervisor of ddp-hpc can requeue a job and give ranks "
+                "logs of their own; omit --requeue, --progress and --rank-logs, or --standalone"
             )
         check_queue_options(vars(self))
         for text in self.directive:

@@ -27,6 +27,19 @@ def test_a_bound_rank_has_no_more_threads_than_the_cores_it_is_bound_to() -> Non
 
 
 @pytest.mark.parametrize(
+    ("job", "has_logs"),
+    [
+        (Job(num_nodes=2), False),
+        (Job(num_nodes=2, rank_logs=True), True),
+        (Job(num_nodes=3), True),
+        (Job(num_nodes=3, rank_logs=False), False),
+    ],
+)
+def test_the_ranks_of_large_jobs_have_logs_of_their_own(job: Job, has_logs: bool) -> None:
+    assert ("export DDP_HPC_RANK_LOGS=1" in render(job, load_site("polaris"))) is has_logs
+
+
+@pytest.mark.parametrize(
     ("job", "profile", "said"),
     [
         (Job(ranks_per_node=8), "polaris", "Polaris (ALCF) has 4 devices per node"),

@@ -457,6 +457,31 @@ def test_following_continues_with_the_successor(work: Path, programs: Programs, 
     assert "-- job 13 resumes the run" in done.err
 
 
+def write_rank_logs(run_dir: Path, *places: str) -> None:
+    for place in places:
+        path = run_dir / "logs" / place
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{place}\n")
+
+
+def test_the_logs_of_a_rank_are_those_of_all_attempts_of_the_job(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="COMPLETED").write_text("rank 0\n")
+    run_dir = make_run(work / "runs" / "ddp", "1 11 0 1000", "2 12 0 2000", "3 12 0 3000")
+    old, second, third = "attempt-1/n1/rank-3.log", "attempt-2/n1/rank-3.log", "attempt-3/n2/rank-3.log"
+    write_rank_logs(run_dir, old, second, third, "attempt-3/n3/rank-13.log")
+    for words in ([], ["--follow"]):
+        assert run("logs", "12", "--rank", "3", *words).out == f"{second}\n{third}\n"
+        assert run("logs", "12", "--rank", "3", "--attempt", "1", *words).out == f"{old}\n"
+    done = run("logs", "12", "--rank", "4")
+    assert (done.code, done.out) == (1, "")
+    assert "rank 4 of job 12 has no log of its own (--rank-logs); its output is in the log of" in done.err
+    done = run("logs", "12", "--attempt", "1")
+    assert (done.code, done.out) == (2, "")
+    assert "add --rank" in done.err
+
+
 def test_following_continues_while_the_scheduler_is_unreachable(
     work: Path, programs: Programs, run: Run
 ) -> None:

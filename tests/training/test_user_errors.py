@@ -154,7 +154,7 @@ def test_without_a_run_directory_the_traceback_is_in_a_new_directory(mine):
     assert done.returncode == 1, done.stderr
     (line,) = [line for line in error_lines(done) if line.startswith("[rank ")]
     path = assert_told(line, mine, 2, 1, ["step 3, samples 20, 21, 22, 23: "], f"{mine}/ddp-hpc-")
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parents[1].stat().st_mode) == 0o700
     assert "ArithmeticError" not in done.stderr.replace(line, "")
 
 
@@ -190,8 +190,8 @@ def test_an_error_without_message_or_location_is_reported():
 
 
 def test_a_traceback_replaces_the_previous_one_and_follows_no_links(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "rank00000.txt").symlink_to(tmp_path / "other")
-    path = write_traceback("words", tmp_path / "folder", "rank00000.txt")
+    (tmp_path / "tracebacks").mkdir()
+    (tmp_path / "tracebacks" / "rank00000.txt").symlink_to(tmp_path / "other")
+    path = write_traceback("words", tmp_path, 0)
     assert path.read_text() == "words\n"
     assert not (tmp_path / "other").exists()

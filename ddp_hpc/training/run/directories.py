@@ -22,11 +22,6 @@ class RunDirectories:
         """The directory for the stack traces of hanging ranks."""
         return self.run / "stacks"
 
-    @property
-    def tracebacks(self) -> Path:
-        """The directory for the tracebacks of failed ranks."""
-        return self.run / "tracebacks"
-
 
 def find_run_directories(config: TrainConfig, environ: Mapping[str, str]) -> RunDirectories | None:
     """Returns the run directory and the snapshot directory; None if snapshots are not enabled.

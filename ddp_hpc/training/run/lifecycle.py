@@ -338,7 +338,7 @@ def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Par
     with watching as stop_requests:
         parts.record = record = RunRecord(directories.run, is_rank_0=is_rank_0, say=progress.say)
         lifecycle = RunLifecycle(config, group, progress, directories, record, stop_requests)
-        parts.finish_writing, parts.tracebacks = lifecycle.finish_writing, directories.tracebacks
+        parts.finish_writing, parts.run_dir = lifecycle.finish_writing, directories.run
         try:
             yield lifecycle
         except BaseException:

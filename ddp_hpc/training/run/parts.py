@@ -30,8 +30,8 @@ class Parts:
     record: RunRecord | None = None
     finish_writing: Callable[[float, Callable[[], bool]], None] | None = None
     """Waits for the snapshot that is being written; see `RunLifecycle.finish_writing`."""
-    tracebacks: Path | None = None
-    """The directory for the tracebacks of failed ranks."""
+    run_dir: Path | None = None
+    """The directory with the files of the run, such as the tracebacks of failed ranks."""
     in_script: bool = False
     """Whether the process runs a user's script. If it is the only rank, it then ends like any program."""
     has_lost_rank: bool = False

@@ -106,10 +106,9 @@ def with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
     if not traceback_text:
         return text
     run = os.environ.get("DDP_HPC_RUN_DIR", "")
-    directory = parts.tracebacks or (Path(run) / "tracebacks" if run else None)
     rank = parts.world.rank if parts.world is not None else 0
     try:
-        path = write_traceback(traceback_text, directory, f"rank{rank:05d}.txt")
+        path = write_traceback(traceback_text, parts.run_dir or (Path(run) if run else None), rank)
     except OSError as error:
         return f"error: {text}; cannot write its traceback ({error.strerror}):\n{traceback_text.rstrip()}"
     return f"{text}; the traceback is in {path}"
