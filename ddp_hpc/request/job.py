@@ -254,20 +254,7 @@ class Job:
         if self.min_nodes is not None and self.min_nodes > self.num_nodes:
             most = f"must be at most {self.num_nodes}, the number of nodes of the job"
             raise OptionError("min_nodes", self.min_nodes, most)
-        if self.spare_nodes and (self.min_nodes is not None or not self.restarts or self.standalone):
-            without = "--min-nodes, --standalone and --restarts 0"
-            raise OptionError("spare_nodes", self.spare_nodes, f"cannot be combined with {without}")
-        if self.signal and self.requeue != "on-signal":
-            raise RequestError(
-                f"--signal {self.signal} was given without --requeue on-signal; add that option"
-            )
-        if self.signal:
-            parse_signal(self.signal)
-        if self.standalone and (self.requeue != REQUEUE_POLICIES[0] or self.progress or self.rank_logs):
-            raise RequestError(
-                "--standalone was given, but only the supervisor of ddp-hpc can requeue a job and give ranks "
-                "logs of their own; omit --requeue, --progress and --rank-logs, or --standalone"
-            )
+        _check_resuming(self)
         check_queue_options(vars(self))
         for text in self.directive:
             raw_directive(text)
@@ -330,6 +317,21 @@ def _check_python_env(directory: str, conda_env: str) -> None:
         raise RequestError(
             f"--python-env {directory[:80]!a} is not the absolute path of a directory. Give the path that "
             "python -c 'import sys; print(sys.prefix)' prints."
+        )
+
+
+def _check_resuming(job: Job) -> None:
+    if job.spare_nodes and (job.min_nodes is not None or not job.restarts or job.standalone):
+        without = "--min-nodes, --standalone and --restarts 0"
+        raise OptionError("spare_nodes", job.spare_nodes, f"cannot be combined with {without}")
+    if job.signal and job.requeue != "on-signal":
+        raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
+    if job.signal:
+        parse_signal(job.signal)
+    if job.standalone and (job.requeue != REQUEUE_POLICIES[0] or job.progress or job.rank_logs):
+        raise RequestError(
+            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job and give ranks "
+            "logs of their own; omit --requeue, --progress and --rank-logs, or --standalone"
         )
 
 

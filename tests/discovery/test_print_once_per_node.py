@@ -16,7 +16,7 @@ def _say(launch, texts):
     """Starts one process per rank, as Hydra does, each with its own message."""
     for rank, text in enumerate(texts):
         env = {"PMI_RANK": str(rank), "PMI_SIZE": str(len(texts)), "MPI_LOCALRANKID": str(rank)}
-        env |= {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "x", "TEXT": text}
+        env |= {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": str(os.getpid()), "TEXT": text}
         code = SAY.replace("TEXT", "os.environ['TEXT']")
         yield launch.start([sys.executable, "-c", code], env=env)
 

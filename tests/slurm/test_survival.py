@@ -63,8 +63,8 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     run.wait_for_step(10)
     run.kill_rank(1)
     check_done(run, quiet, 20)
-    lost = f"rank 1 on {cluster.node_names[1]} is gone"
-    assert f"[rank 0/2 {cluster.node_names[0]}] error: {lost}" in run.log
+    lost = f"rank 1 on {cluster.node_names[1]} "
+    assert f"[rank 0/2 {cluster.node_names[0]}] error: {lost}is gone" in run.log
     again, job, step = run.attempts[1]
     assert (again, job) == (2, run.job)
     restart = f"ddp-hpc: restart 1 of 3 in this job, from step {step}"
