@@ -43,6 +43,7 @@ def fast(tmp_path: Path, scheduler: str) -> list[str | Path]:
     return ["--profile", site]
 
 
+@pytest.mark.check
 def test_a_run_on_pbs_is_resumed_in_a_successor_that_it_submits(
     rehearse: Rehearse, launch: Launch, tmp_path: Path
 ) -> None:

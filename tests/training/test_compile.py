@@ -24,8 +24,13 @@ CLIPPED = "--clip-norm 0.5"
     "row",
     [
         Row("--compile --bucket-mib 1 --static-graph", DATA),
-        Row(f"--compile --strategy zero --accumulate 2 {CLIPPED}", DATA, like=CLIPPED),
-        Row("--compile --strategy fsdp --activation-checkpointing", DATA),
+        pytest.param(
+            Row(f"--compile --strategy zero --accumulate 2 {CLIPPED}", DATA, like=CLIPPED),
+            marks=pytest.mark.check,
+        ),
+        pytest.param(
+            Row("--compile --strategy fsdp --activation-checkpointing", DATA), marks=pytest.mark.check
+        ),
     ],
     ids=str,
 )

@@ -28,6 +28,7 @@ def _check(summary, said):
     assert f"accuracy {100 * test['accuracy']:.2f} %" in said
 
 
+@pytest.mark.check
 def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, forks):
     job = forks.run(*_options(digits), cwd=tmp_path, ranks=2)
     _check(tmp_path / "s.json", job.words())

@@ -52,7 +52,7 @@ CHAINS = [
 @pytest.mark.parametrize(
     "chain",
     [
-        pytest.param(CHAINS[0], id="ranks"),
+        pytest.param(CHAINS[0], id="ranks", marks=pytest.mark.check),
         pytest.param(CHAINS[1], id="strategies", marks=pytest.mark.check),
         pytest.param(CHAINS[2], id="meshes", marks=pytest.mark.soak),
     ],
