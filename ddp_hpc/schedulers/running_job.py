@@ -84,12 +84,15 @@ class RunningJob:
         """Returns the launch line for these nodes of the job."""
         return list(argv)
 
-    def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
-        """Returns the command that runs `argv` on this node of the job, beside the ranks; empty: none."""
-        return []
+    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
+        """Starts `argv` on this node of the job, without waiting for its end."""
 
-    def end_ranks(self, limit_s: float) -> None:
-        """Ends the ranks that a killed launcher has left on any node, and waits for their end."""
+    def end_ranks(self, limit_s: float) -> bool:
+        """Ends the ranks that a killed launcher has left on any node.
+
+        Returns whether they have ended, as far as the scheduler knows ranks.
+        """
+        return True
 
     def variables_for_successor(self) -> dict[str, str]:
         """Returns variables that the user passed to this job, and that a successor gets only from its script.

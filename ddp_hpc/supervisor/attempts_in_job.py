@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.launch.rank_environment import (
@@ -35,7 +34,14 @@ from ddp_hpc.supervisor.restarts import Ended, why_no_restart
 from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
-from ddp_hpc.supervisor.settle import EndedLauncher, Settled, settle, settle_as_before, settle_repeated
+from ddp_hpc.supervisor.settle import (
+    EndedLauncher,
+    Settled,
+    settle,
+    settle_as_before,
+    settle_repeated,
+    why_stopped,
+)
 from ddp_hpc.supervisor.spare_nodes import NodePool
 
 # The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
@@ -74,6 +80,9 @@ def run_attempts(
         )
         if launch.pool is not None:
             why = why or launch.pool.replace_silent()
+        if stop := why_stopped(attempt, clock, files):  # the nodes were asked for some seconds
+            ended = replace(ended, settled=replace(settled, stop=stop))
+            break
         if why:
             say(f"ddp-hpc: the ranks are not started again: {why}")
             break
@@ -86,9 +95,12 @@ def run_attempts(
         )
         files.begin_again(attempt)
     before = last_saved or earlier
-    if before is not None and (ended.was_lost or not ended.has_begun_like(before)):
-        return replace(ended, settled=settle_as_before(before.settled, settled.stop, files))
-    return ended
+    if before is None or not (ended.was_lost or not ended.has_begun_like(before)):
+        return ended
+    # A start that was refused is not in the list of attempts. In that of another job, nothing is changed.
+    if not any(files.is_last(known.attempt) for known in (ended, earlier) if known is not None):
+        return ended
+    return replace(ended, settled=settle_as_before(before.settled, ended.settled.stop, files))
 
 
 def _run_attempt(
@@ -143,6 +155,11 @@ class Launch:
         self._begin_limit_s: float | None = None
         self.pool: NodePool | None = None
         if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
+            if self.launcher != "srun":
+                raise RequestError(
+                    f"--spare-nodes was given, but the launch line begins with {self.launcher}; it must "
+                    "begin with srun, since only srun can leave nodes of a job out"
+                )
             self.pool = NodePool(names, settings.spare_nodes)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
@@ -175,33 +192,26 @@ class Launch:
             signal_lead_s=settings.signal_lead_s,
             say=say,
         )
-        self._start_guard(environ)
+        self._start_guard()
         end = run_launcher(argv, {**environ, **own_variables}, watch)
-        if end.was_killed and self._clock.stopped_s is None:
-            self._job.end_ranks(_RANKS_END_S)
+        if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
+            say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
+            end = replace(end, has_left_ranks=True)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
         if watch.lost_nodes:
             self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
         return replace(end, lost_nodes=watch.lost_nodes)
 
-    def _start_guard(self, environ: Mapping[str, str]) -> None:
+    def _start_guard(self) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
         if self.pool is None:
             return
-        first, *others = self.pool.names
+        first, node = self.pool.names[0], self.pool.node_of_guard
         guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
-        if words := self._job.on_one_node(others[-1], guard):
-            with suppress(OSError):
-                subprocess.Popen(
-                    words,
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
+        self._job.run_beside_ranks(node, guard)
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

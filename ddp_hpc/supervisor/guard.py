@@ -10,26 +10,35 @@ from __future__ import annotations
 import sys
 import time
 
-from ddp_hpc.schedulers.run_command import NoAnswerError, run
-from ddp_hpc.supervisor.spare_nodes import PORT, NodeWatch
+from ddp_hpc.schedulers.run_command import NoAnswerError, ask, submit
+from ddp_hpc.supervisor.spare_nodes import NodeWatch
 
 # Longer than the time after which the first node itself gives up another one.
-_SILENT_S, _LIMIT_S, _EVERY_S = 30.0, 60.0, 5.0
+_SILENT_S, _EVERY_S = 30.0, 5.0
 
 
 def main(node: str, job_id: str) -> None:
     """Waits until the node no longer answers, and then requeues the job, or cancels it if that is refused."""
-    watch = NodeWatch([node], PORT)
-    while not watch.silent(_SILENT_S):
-        time.sleep(_EVERY_S)
+    watch = NodeWatch([node])
     while True:
-        for command in ("scontrol", "requeue", job_id), ("scancel", job_id):
-            try:
-                if run(command, _LIMIT_S).code == 0:
-                    return
-            except NoAnswerError:
-                break  # this node has no connection to Slurm, either
         time.sleep(_EVERY_S)
+        if not watch.silent(_SILENT_S):
+            continue
+        try:
+            # Without an answer, this node itself is disconnected, and the job may be well. The first node is
+            # asked once more, because the connection may just have come back.
+            ask("scontrol", "show", "job", job_id)
+            watch.ask_again()
+            if watch.silent(_SILENT_S) and _end_job(job_id):
+                return
+        except NoAnswerError:
+            continue
+
+
+def _end_job(job_id: str) -> bool:
+    answer = submit("scontrol", "requeue", job_id)
+    is_requeued = answer.code == 0 or "pending" in answer.out + answer.err  # by Slurm itself, for example
+    return is_requeued or submit("scancel", job_id).code == 0
 
 
 if __name__ == "__main__":

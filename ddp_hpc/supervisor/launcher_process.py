@@ -39,6 +39,8 @@ class LauncherEnd:
     """Whether this process ended the launcher, because it did not end by itself."""
     was_killed: bool = False
     """Whether something else has killed the launcher, so that its ranks may still be running."""
+    has_left_ranks: bool = False
+    """Whether the ranks of a killed launcher could not be ended."""
     lost_nodes: tuple[str, ...] = ()
     """The nodes that did not answer, because of which the launcher was ended."""
 

@@ -32,7 +32,8 @@ class Ended:
         else:
             is_victim = end.cause is Cause.STOPPED and self.settled.was_launcher_killed
             is_restartable = end.cause.may_restart or is_victim
-        return self.settled.may_restart and is_restartable and has_snapshot
+        is_complete = after.state is not None and after.state.is_complete
+        return self.settled.may_restart and is_restartable and has_snapshot and not is_complete
 
     @property
     def has_progressed(self) -> bool:

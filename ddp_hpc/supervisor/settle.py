@@ -80,12 +80,7 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
             f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
         return Settled(after=after, outcome=EXIT_WRONG_REQUEST)
-    stop = decisions.why_stopped(
-        clock.stopped_s,
-        clock.stop_cause() if clock.stopped_s is not None else "unknown",
-        clock.end_s,
-        is_cancelled=is_cancelled(files.path, attempt.job_id),
-    )
+    stop = why_stopped(attempt, clock, files)
     writes_no_state = after.stamp == before.stamp
     if writes_no_state:
         program = _program_end(ended, recorded, files)
@@ -118,7 +113,20 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
         may_restart=(not (was_killed and ended.end.was_ended) or bool(ended.end.lost_nodes))
         and not stop
         and not ended.end.was_signalled_early
+        and not ended.end.has_left_ranks
         and refusal is not decisions.LAUNCHER_HUNG,
+    )
+
+
+def why_stopped(attempt: Attempt, clock: JobClock, files: RunFiles) -> decisions.SigtermCause:
+    """Returns why this job has received SIGTERM; empty if it has received none until now."""
+    if clock.stopped_s is None and signal.SIGTERM in signal.sigpending():
+        clock.stop()
+    return decisions.why_stopped(
+        clock.stopped_s,
+        clock.stop_cause() if clock.stopped_s is not None else "unknown",
+        clock.end_s,
+        is_cancelled=is_cancelled(files.path, attempt.job_id),
     )
 
 

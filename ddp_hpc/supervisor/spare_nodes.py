@@ -12,16 +12,22 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.units import counted
 from ddp_hpc.supervisor.job_log import say
 
 _EVERY_S, _ANSWER_S = 3.0, 3.0
 # Lost packets and a busy kernel must not cost a node.
 _LOST_AFTER_S = 12.0
 _MOST_THREADS = 64
-PORT = 6818
-"""That of slurmd; any other one would do."""
+PORTS = (9, 6818)
+"""That of the service `discard`, on which nothing listens, and that of slurmd, which no firewall can block.
+slurmd logs two errors for each connection without a message, so it is only used if the other one is blocked.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,14 @@ class Nodes:
 class NodeWatch:
     """Connects to nodes in the background, and knows which ones no longer answer.
 
-    Only nodes that have answered once can be lost: a firewall can discard connections to `port`.
+    Only nodes that have answered once can be lost: a firewall can discard all connections. Of `ports`, the
+    first one that answers is used for each node.
     """
 
-    def __init__(self, names: Sequence[str], port: int) -> None:
-        self._names, self._port = tuple(names), port
+    def __init__(self, names: Sequence[str], ports: Sequence[int] = PORTS) -> None:
+        self._names, self._ports = tuple(names), tuple(ports)
         self._answered_s: dict[str, float] = {}
+        self._places: dict[str, tuple[Any, ...]] = {}
         self._round_s = 0.0
         self._rounds = threading.Condition()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -74,10 +82,14 @@ class NodeWatch:
 
     def look_again(self) -> list[str]:
         """Asks all nodes once more, and returns those that do not answer."""
+        self.ask_again()
+        return self.lost(silent_s=0.0)
+
+    def ask_again(self) -> None:
+        """Waits until all nodes have been asked once more."""
         asked_s = time.monotonic()
         with self._rounds:
             self._rounds.wait_for(lambda: self._round_s > asked_s, 4 * (_EVERY_S + _ANSWER_S))
-        return self.lost(silent_s=0.0)
 
     def _watch(self) -> None:
         with ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
@@ -91,22 +103,50 @@ class NodeWatch:
                 time.sleep(_EVERY_S)
 
     def _answers(self, name: str) -> tuple[str, bool]:
-        try:
-            socket.create_connection((name, self._port), _ANSWER_S).close()
-        except ConnectionRefusedError:
-            return name, True
-        except OSError:  # no answer, no route, or an unknown name
-            return name, False
-        return name, True
+        # The name is resolved only once, since a name server that does not answer must not cost a node.
+        if name in self._places:
+            return name, _is_up(self._places[name])
+        for port in self._ports:
+            with suppress(OSError):  # the name is unknown
+                for *_, place in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
+                    if _is_up(place[:2]):
+                        self._places[name] = place[:2]
+                        return name, True
+        return name, False
+
+
+def _is_up(place: tuple[Any, ...]) -> bool:
+    try:
+        socket.create_connection(place, _ANSWER_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no answer, or no route
+        return False
+    return True
 
 
 class NodePool:
-    """The nodes of a job with spare nodes, of which the bad ones are replaced. `names` are all of them."""
+    """The nodes of a job with spare nodes, of which the bad ones are replaced. `names` are all of them.
+
+    Raises:
+        RequestError: all of them would be spare.
+    """
 
     def __init__(self, names: Sequence[str], num_spare: int) -> None:
+        if len(names) <= num_spare:
+            raise RequestError(
+                f"--spare-nodes {num_spare} was given, but this job has only {counted(len(names), 'node')}; "
+                "request more nodes"
+            )
         self.names = tuple(names)
         self.nodes = Nodes.of(names, num_spare)
-        self._watch = NodeWatch(names, PORT)
+        self._watch = NodeWatch(names)
+
+    @property
+    def node_of_guard(self) -> str:
+        """The last node that answers, but not the first one of the job."""
+        lost = self._watch.lost()
+        return next((name for name in reversed(self.names[1:]) if name not in lost), self.names[-1])
 
     def lost(self) -> list[str]:
         """Returns the nodes of the ranks that have not answered for too long."""

@@ -32,9 +32,10 @@ REFUSED = (
 
 @pytest.fixture
 def job(sandbox: Sandbox) -> Sandbox:
-    """A sandbox in which scontrol, sbatch and qsub succeed."""
+    """A sandbox in which scontrol, sbatch and qsub succeed, and squeue knows no job step."""
     for name in ("scontrol", "sbatch", "qsub"):
         command(sandbox, name)
+    command(sandbox, "squeue")
     return sandbox
 
 

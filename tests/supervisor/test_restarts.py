@@ -16,6 +16,7 @@ from ddp_hpc.supervisor.settle import Settled
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import calls, folder, job
 from tests.batch.test_requeue import run as run_training
+from tests.batch.test_scripts_run import script, slurm
 from tests.supervisor.test_any_program import TOUCH, run
 
 __all__ = ["job"]
@@ -163,14 +164,55 @@ def test_causes_that_another_start_does_not_repair(job: Sandbox, cause: str) -> 
     assert starts(job) == 1
 
 
+KILLED = f"say requeue 30 rank 0 received SIGTERM; {end_of_rank('stopped')} kill -9 $$"
+
+
+def test_a_job_that_is_cancelled_while_its_ranks_are_ended_is_neither_restarted_nor_requeued(
+    job: Sandbox,
+) -> None:
+    job.program("squeue", "#!/bin/bash\nkill -TERM $PPID\n")
+    done = training(job, KILLED)
+    assert (starts(job), calls(job, "scontrol")) == (1, [])
+    assert b"a signal arrived before the end of the walltime, so nothing is submitted" in done.stdout
+
+
+def test_if_ranks_of_a_killed_launcher_may_still_run_another_job_resumes_the_run(job: Sandbox) -> None:
+    job.program("squeue", "#!/bin/bash\nhead -c 70000000 /dev/zero\n")  # not a valid answer
+    done = training(job, KILLED)
+    assert (starts(job), calls(job, "scontrol")) == (1, ["requeue 7"])
+    assert b"ddp-hpc: srun was killed, and its ranks may still be running\n" in done.stdout
+
+
+def test_a_restart_changes_nothing_if_the_job_was_started_elsewhere_meanwhile(job: Sandbox) -> None:
+    """The network of this node was down, and Slurm has requeued the job."""
+    first = f"say requeue 30 rank 1 ended; {end_of_rank('lost rank')} exit 1"
+    elsewhere = "echo 3 7 30 1 >>$DDP_HPC_RUN_DIR/attempts; say running 40"
+    training(job, f"((n)) || {{ {first}; }}; {elsewhere}; exit 1")
+    assert (starts(job), calls(job, "scontrol")) == (2, [])
+    assert (folder(job) / "state").read_text() == "running 40\n"
+
+
+def test_spare_nodes_with_a_launch_line_that_does_not_begin_with_srun_are_refused(job: Sandbox) -> None:
+    text = script("generic_slurm", spare_nodes=1).replace("\n  srun ", "\n  env srun ")
+    done = job.run(text, **slurm(job, 3, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-3]"))
+    assert done.returncode == 2
+    assert b"the launch line begins with env; it must begin with srun, since only srun can" in done.stderr
+
+
 # The decision
 
 
 def ended(
-    cause: Cause = Cause.LOST_RANK, *, began: int = 10, step: int = 30, number: int = 2, **end: object
+    cause: Cause = Cause.LOST_RANK,
+    *,
+    began: int = 10,
+    step: int = 30,
+    number: int = 2,
+    state: State = State.FAILED,
+    **end: object,
 ) -> Ended:
     recorded = AttemptEnd(cause=cause, exit_code=1, reason="why", **end)  # type: ignore[arg-type]  # a table
-    after = SeenState(State.FAILED, step, "why")
+    after = SeenState(state, step, "why")
     attempt = Attempt(number=number, job_id="7", first_step=began, at_s=0)
     return Ended(attempt, Settled(after=after, outcome=1, end=recorded, may_restart=True))
 
@@ -186,6 +228,7 @@ def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause)
     repairable = {Cause.FAILED, Cause.EXITED, Cause.LOST_RANK, Cause.HANG}
     assert ended(cause).may_restart(None) == (cause in repairable)
     assert not ended(cause, began=0, step=0).may_restart(None), "it has no snapshot"
+    assert not ended(cause, state=State.DONE).may_restart(None), "a node was lost after the end"
 
 
 @pytest.mark.parametrize(

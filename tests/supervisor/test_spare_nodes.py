@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from ddp_hpc.supervisor import spare_nodes
-from ddp_hpc.supervisor.spare_nodes import Nodes, NodeWatch
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.schedulers.run_command import Answer, NoAnswerError
+from ddp_hpc.supervisor import guard, spare_nodes
+from ddp_hpc.supervisor.spare_nodes import NodePool, Nodes, NodeWatch
 
 NODES = Nodes(("n1", "n2", "n3"), ("n4", "n5"))
 
@@ -46,7 +50,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 
 def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]) -> None:
-    watch = NodeWatch(["n1", "n2", "n3"], 1)
+    watch = NodeWatch(["n1", "n2", "n3"])
     assert watch.look_again() == []
     answering.remove("n2")
     assert watch.look_again() == ["n2"]
@@ -58,11 +62,11 @@ def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]
 
 
 def test_a_node_that_has_never_answered_is_not_lost(answering: set[str]) -> None:
-    assert NodeWatch(["n1", "n2", "behind a firewall"], 1).look_again() == []
+    assert NodeWatch(["n1", "n2", "behind a firewall"]).look_again() == []
 
 
 def test_if_no_other_node_answers_the_network_of_this_node_is_down(answering: set[str]) -> None:
-    watch = NodeWatch(["n1", "n2", "n3"], 1)
+    watch = NodeWatch(["n1", "n2", "n3"])
     assert watch.look_again() == []
     answering -= {"n2", "n3"}
     assert watch.look_again() == []
@@ -71,6 +75,98 @@ def test_if_no_other_node_answers_the_network_of_this_node_is_down(answering: se
 def test_a_host_answers_whether_or_not_something_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert NodeWatch(["127.0.0.1"], port)._answers("127.0.0.1") == ("127.0.0.1", True)
-    assert NodeWatch(["127.0.0.1"], port)._answers("127.0.0.1") == ("127.0.0.1", True)
-    assert NodeWatch(["127.0.0.1"], port)._answers("no-such-host.invalid") == ("no-such-host.invalid", False)
+        assert NodeWatch(["127.0.0.1"], [port])._answers("127.0.0.1") == ("127.0.0.1", True)
+    assert NodeWatch(["127.0.0.1"], [port])._answers("127.0.0.1") == ("127.0.0.1", True)
+    assert NodeWatch(["127.0.0.1"])._answers("no-such-host.invalid") == ("no-such-host.invalid", False)
+
+
+def test_a_name_server_that_fails_later_costs_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_nodes, "_EVERY_S", 3600.0)
+    watch, resolve = NodeWatch(["localhost"]), socket.getaddrinfo
+    assert watch._answers("localhost") == ("localhost", True)
+
+    def fail(host: str, *options: Any, **others: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror
+        return resolve(host, *options, **others)
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert watch._answers("localhost") == ("localhost", True)
+
+
+def test_without_a_node_for_the_ranks_the_job_is_refused() -> None:
+    with pytest.raises(RequestError, match="this job has only 2 nodes; request more nodes"):
+        NodePool(["n1", "n2"], 2)
+
+
+def test_the_guard_runs_on_the_last_node_that_answers(answering: set[str]) -> None:
+    pool = NodePool(["n1", "n2", "n3"], 1)
+    assert pool._watch.look_again() == []
+    assert pool.node_of_guard == "n3"
+    answering.remove("n3")
+    while not pool._watch.lost(silent_s=0.0):
+        time.sleep(0.01)
+    pool._watch.lost = lambda: ["n3"]  # type: ignore[method-assign]
+    assert pool.node_of_guard == "n2"
+
+
+# The guard
+
+
+class Slurm:
+    """Slurm's answers to the guard, and its requests. Without `is_connected`, it does not answer."""
+
+    def __init__(self, requeue: Answer) -> None:
+        self.requeue, self.requests, self.is_connected = requeue, list[str](), True
+
+    def request(self, *argv: str) -> Answer:
+        if not self.is_connected:
+            self.requests.append("no answer")
+            raise NoAnswerError("x")
+        self.requests.append(" ".join(argv))
+        return self.requeue if argv[1] == "requeue" else Answer(0, "", "")
+
+
+def guard_of(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    monkeypatch.setattr(guard, "ask", slurm.request)
+    monkeypatch.setattr(guard, "submit", slurm.request)
+    monkeypatch.setattr(guard, "_SILENT_S", 0.1)
+    monkeypatch.setattr(guard, "_EVERY_S", 0.01)
+    thread = threading.Thread(target=guard.main, args=("n1", "7"), daemon=True)
+    thread.start()
+    time.sleep(0.2)
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "then"),
+    [
+        (Answer(0, "", ""), []),
+        (Answer(1, "", "Job is pending execution for job 7"), []),
+        (Answer(1, "", "Access/permission denied for job 7"), ["scancel 7"]),
+    ],
+)
+def test_the_guard_requeues_a_job_whose_first_node_has_died(
+    answering: set[str], monkeypatch: pytest.MonkeyPatch, answer: Answer, then: list[str]
+) -> None:
+    thread = guard_of(slurm := Slurm(answer), monkeypatch)
+    assert not slurm.requests
+    answering.remove("n1")
+    thread.join(20)
+    assert slurm.requests == ["scontrol show job 7", "scontrol requeue 7", *then]
+
+
+def test_the_guard_leaves_the_job_alone_if_its_own_node_was_disconnected(
+    answering: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = Slurm(Answer(0, "", ""))
+    slurm.is_connected = False
+    thread = guard_of(slurm, monkeypatch)
+    answering.remove("n1")
+    while not slurm.requests:
+        time.sleep(0.01)
+    answering.add("n1")
+    slurm.is_connected = True
+    time.sleep(0.5)
+    assert thread.is_alive()
+    assert {*slurm.requests} <= {"no answer", "scontrol show job 7"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,21 +59,31 @@ class SlurmJob(RunningJob):
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
         return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]]
 
-    def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
-        return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--gres=none", *argv]
+    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
+        words = ["srun", f"--jobid={self.environ['SLURM_JOB_ID']}", "--overlap", "--nodes=1", "--ntasks=1"]
+        words += [f"--nodelist={name}", "--gres=none", "--mpi=none", *argv]
+        # The options of the job are in variables that srun reads. Slurm 22.05 rejects a step of one task with
+        # those of sbatch --gpus-per-node or --ntasks-per-gpu.
+        environ = without_job(self.environ, ("SLURM", "SRUN_"), keep="SLURM_CONF")
+        null = subprocess.DEVNULL
+        with suppress(OSError):
+            subprocess.Popen(words, env=environ, stdin=null, stdout=null, stderr=null)
 
-    def end_ranks(self, limit_s: float) -> None:
+    def end_ranks(self, limit_s: float) -> bool:
         # Seen with Slurm 22.05: if both processes of srun are killed, its ranks run on, and the next srun
         # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job.
         ask = ("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={self.job_id}")
         end_s = time.monotonic() + limit_s
         with suppress(commands.NoAnswerError):
             while (left_s := end_s - time.monotonic()) > 0:
-                steps = [step for step in commands.run(ask, left_s).out.split() if _STEP.search(step)]
-                if not steps:
-                    return
-                commands.run(("scancel", "--signal=KILL", *steps), left_s)
+                answer = commands.run(ask, left_s)
+                steps = [step for step in answer.out.split() if _STEP.search(step)]
+                if answer.code == 0 and not steps:
+                    return True
+                if steps:
+                    commands.run(("scancel", "--signal=KILL", *steps), left_s)
                 time.sleep(0.5)
+        return False
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
