@@ -264,14 +264,13 @@ VICTIMS = {
     "supervisor": (SUPERVISOR, 0),
 }
 NUM_KILLS = 5
-# Longer than the waits before all kills together, so that the run is not complete before the last one.
-WAIT_S, RUN_S = 12.0, 61.0
 
 
-def kill_at_random(run: Run, chance: random.Random, step_s: float) -> list[str]:
+def kill_at_random(run: Run, chance: random.Random, step_s: float, steps: range, records: str) -> list[str]:
     """Kills processes until the run is complete; returns the jobs of the run.
 
-    A job that ends before is submitted again, as a user does, unless it has requeued itself.
+    Most kills come after some `steps`, of which the file `records` has one line each, and others
+    while the ranks start. A job that ends is submitted again, as a user does, unless it has requeued itself.
     """
     jobs, kills = [run.job], []
     while not run.state.startswith("done"):
@@ -280,10 +279,15 @@ def kill_at_random(run: Run, chance: random.Random, step_s: float) -> list[str]:
             run = resubmit(run, step_s)
             jobs.append(run.job)
         run.cluster.start_requeued(run.job)
-        is_killing = len(kills) < NUM_KILLS
-        time.sleep(chance.uniform(3.0, WAIT_S) if is_killing else 1.0)
-        # Not all of them exist with each launcher.
-        victims = chance.sample(list(VICTIMS), len(VICTIMS)) if is_killing else []
+        if len(kills) == NUM_KILLS:
+            time.sleep(1.0)
+            continue
+        if not kills or chance.random() < 0.7:
+            wait_for_steps(run, chance.choice(steps), records)
+        else:
+            time.sleep(chance.uniform(1.0, 5.0))
+        # Not all of them exist with each launcher. The first kill is one after which the ranks start again.
+        victims = chance.sample(list(VICTIMS), len(VICTIMS)) if kills else ["rank 1"]
         kills += next(([name] for name in victims if run.kill(*VICTIMS[name])), [])
     print(kills, run.attempts)
     assert run.cluster.wait(run.job).state == "COMPLETED"
@@ -291,8 +295,19 @@ def kill_at_random(run: Run, chance: random.Random, step_s: float) -> list[str]:
     return jobs
 
 
-def check_random_kills(run: Run, seed: int, step_s: float) -> None:
-    jobs = kill_at_random(run, random.Random(seed), step_s)
+def wait_for_steps(run: Run, num_steps: int, records: str) -> None:
+    """Waits until this number of steps is added to the file, or the job has ended."""
+
+    def count() -> int:
+        path = run.folder / records
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    goal = count() + num_steps
+    wait_for("steps", lambda: count() >= goal or has_ended(run), 120, 0.2)
+
+
+def check_random_kills(run: Run, seed: int, step_s: float, steps: range, records: str) -> None:
+    jobs = kill_at_random(run, random.Random(seed), step_s, steps, records)
     first_steps = [step for _, _, step in run.attempts]
     assert first_steps == sorted(first_steps), "a checkpoint was lost"
     assert jobs_of(run) == sorted(jobs), "a job was submitted twice"
@@ -305,10 +320,11 @@ def check_random_kills(run: Run, seed: int, step_s: float) -> None:
 def test_random_kills_of_a_training_lose_and_repeat_nothing(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path, launcher: str, seed: int
 ) -> None:
-    step_s, render = RUN_S / len(quiet), (*LONG, "--max-attempts", "100", "--launcher", launcher)
-    run = submit(cluster, tmp_path, *SAVING, num_steps=len(quiet), step_s=step_s, render=render)
-    check_random_kills(run, seed, step_s)
+    render = (*LONG, "--max-attempts", "100", "--launcher", launcher)
+    run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.2, render=render)
+    check_random_kills(run, seed, 0.2, range(6, 16), "metrics.jsonl")
     assert run.losses == quiet
+    assert run.attempts[1][0] == (2 if launcher == "srun" else 1)
 
 
 @pytest.mark.soak
@@ -316,13 +332,13 @@ def test_random_kills_of_a_training_lose_and_repeat_nothing(
 def test_random_kills_of_a_plain_program_lose_nothing_and_never_run_two_attempts_at_once(
     cluster: Cluster, checksum: str, tmp_path: Path
 ) -> None:
-    step_s = RUN_S / NUM_STEPS
-    run = submit_plain(cluster, tmp_path, step_s=step_s, save_every=1)
-    check_random_kills(run, 3, step_s)
+    run = submit_plain(cluster, tmp_path, step_s=2.0, save_every=1)
+    check_random_kills(run, 3, 2.0, range(1, 3), "records.jsonl")
     records = recorded(tmp_path)
     assert records[-1].get("checksum", "") == checksum
     began = [record["began_s"] for record in records[:-1]]
     assert began == sorted(began)
+    assert run.attempts[1][0] == 2
 
 
 def has_ended(run: Run) -> bool:
