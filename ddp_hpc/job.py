@@ -58,7 +58,7 @@ from ddp_hpc.supervisor.supervise import supervise
     type=click.IntRange(1, 1000),
     default=DEFAULT_MAX_ATTEMPTS,
     show_default=True,
-    help="Maximum number of attempts (jobs and requeues) per run.",
+    help="Maximum number of attempts (jobs, requeues and restarts) per run.",
 )
 @click.option(
     "--restarts",

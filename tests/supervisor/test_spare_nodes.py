@@ -61,8 +61,14 @@ def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]
     assert watch.look_again() == []
 
 
-def test_a_node_that_has_never_answered_is_not_lost(answering: set[str]) -> None:
+def test_a_node_that_has_never_answered_is_not_lost_but_named(
+    answering: set[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert NodeWatch(["n1", "n2", "behind a firewall"]).look_again() == []
+    assert (
+        "no answer from behind a firewall; until it answers, its loss is not noticed"
+        in capfd.readouterr().out
+    )
 
 
 def test_if_no_other_node_answers_the_network_of_this_node_is_down(answering: set[str]) -> None:
