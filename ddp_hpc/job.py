@@ -58,14 +58,15 @@ from ddp_hpc.supervisor.supervise import supervise
     type=click.IntRange(1, 1000),
     default=DEFAULT_MAX_ATTEMPTS,
     show_default=True,
-    help="Maximum number of attempts (jobs and requeues) per run.",
+    help="Maximum number of attempts (jobs, requeues and restarts) per run.",
 )
 @click.option(
     "--restarts",
     type=click.IntRange(0, 1000),
     default=DEFAULT_RESTARTS,
     show_default=True,
-    help="How often this job starts its ranks again after a failure, from the newest checkpoint.",
+    help="Maximum number of times that this job starts its ranks again after a failure, from the newest "
+    "checkpoint.",
 )
 @click.option(
     "--spare-nodes",

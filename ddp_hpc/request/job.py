@@ -190,8 +190,8 @@ class Job:
     )
     restarts: int = _resuming(
         DEFAULT_RESTARTS,
-        "How often a job starts its ranks again after a failure, from the newest checkpoint, instead of "
-        "waiting in the queue again.",
+        "Maximum number of times that a job starts its ranks again after a failure, from the newest "
+        "checkpoint, instead of waiting in the queue again.",
         at_least=0,
         metavar="N",
     )

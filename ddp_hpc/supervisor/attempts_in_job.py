@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.attempt_end import AttemptEnd
-from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.launch.rank_environment import (
@@ -83,17 +83,17 @@ def run_attempts(
         if stop := why_stopped(attempt, clock, files):  # the nodes were asked for some seconds
             ended = replace(ended, settled=replace(settled, stop=stop))
             break
-        if why:
+        following = decisions.next_attempt(attempt, settled.after)
+        if why := why or _why_not_recorded(following, files):
             say(f"ddp-hpc: the ranks are not started again: {why}")
             break
-        earlier, attempt = ended, decisions.next_attempt(attempt, settled.after)
+        earlier, attempt = ended, following
         reason = settled.end.reason if settled.end is not None else settled.after.reason
         say(
             f"ddp-hpc: restart {num_restarts + 1} of {settings.restarts} in this job"
             f"{decisions.at_step(attempt.first_step, ', from step ')}, since attempt "
             f"{earlier.attempt.number} failed{f': {reason}' if reason else ''}"
         )
-        files.begin_again(attempt)
     before = last_saved or earlier
     if before is None or not (ended.was_lost or not ended.has_begun_like(before)):
         return ended
@@ -101,6 +101,15 @@ def run_attempts(
     if not any(files.is_last(known.attempt) for known in (ended, earlier) if known is not None):
         return ended
     return replace(ended, settled=settle_as_before(before.settled, ended.settled.stop, files))
+
+
+def _why_not_recorded(attempt: Attempt, files: RunFiles) -> str:
+    """Records another attempt of this job; returns why this is not possible, or nothing."""
+    try:
+        files.begin_again(attempt)
+    except DdpHpcError as error:  # the disk is full, for example
+        return str(error)
+    return ""
 
 
 def _run_attempt(

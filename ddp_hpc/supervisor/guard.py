@@ -7,6 +7,7 @@ of the walltime (seen with Slurm 22.05). This process runs on one of them.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 
@@ -42,4 +43,6 @@ def _end_job(job_id: str) -> bool:
 
 
 if __name__ == "__main__":
+    # Slurm sends a signal for the ranks to all steps of the job, and a program can go on after SIGUSR1.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     main(*sys.argv[1:])

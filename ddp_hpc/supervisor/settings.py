@@ -22,9 +22,9 @@ class Settings:
     """The walltime of the directives, which is used if the scheduler does not report one."""
     max_attempts: int
     restarts: int
-    """How often a job starts its ranks again after a failure."""
+    """Maximum number of times that a job starts its ranks again after a failure."""
     spare_nodes: int
-    """Number of nodes that replace other ones."""
+    """Number of nodes of the job that replace others."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
@@ -93,9 +94,11 @@ class NodeWatch:
 
     def _watch(self) -> None:
         with ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
-            while True:
+            for round_number in count():
                 began_s = time.monotonic()
                 answered = [name for name, is_up in pool.map(self._answers, self._names) if is_up]
+                if round_number == 0 and (silent := ", ".join(sorted({*self._names} - {*answered}))):
+                    say(f"ddp-hpc: no answer from {silent[:200]}; until it answers, its loss is not noticed")
                 with self._rounds:
                     self._round_s = began_s
                     self._answered_s |= dict.fromkeys(answered, began_s)

@@ -108,7 +108,8 @@ def test_if_the_first_node_dies_another_one_requeues_the_job(forks: Forks, tmp_p
     """With --no-kill, Slurm 22.05 lets the other nodes idle until the end of the walltime."""
     with Cluster(Settings(num_nodes=4, slurmd_timeout_s=20)) as cluster:
         quiet = losses_of_a_quiet_run(forks, tmp_path, 200)
-        render = ("--spare-nodes", "1")
+        # With variables of the job that do not suit a step of one task.
+        render = ("--spare-nodes", "1", "--directive=--gpus-per-node=2")
         run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.1, render=render)
         run.wait_for_step(50)
         cluster.power_off(cluster.node_names[0])

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.supervisor.attempts_in_job import Launch, run_attempts
+from ddp_hpc.supervisor.job_clock import JobClock
+from ddp_hpc.supervisor.launcher_process import LauncherEnd
 from ddp_hpc.supervisor.restarts import Ended, why_no_restart
-from ddp_hpc.supervisor.run_files import SeenState
+from ddp_hpc.supervisor.run_files import RunFiles, SeenState
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import Settled
 from tests.batch.conftest import Sandbox
@@ -197,6 +205,27 @@ def test_spare_nodes_with_a_launch_line_that_does_not_begin_with_srun_are_refuse
     done = job.run(text, **slurm(job, 3, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-3]"))
     assert done.returncode == 2
     assert b"the launch line begins with env; it must begin with srun, since only srun can" in done.stderr
+
+
+def test_if_another_attempt_cannot_be_recorded_the_end_of_the_last_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, attempt = RunFiles(tmp_path), Attempt(number=1, job_id="7", first_step=0, at_s=0)
+    files.begin_again(attempt)
+
+    def launch(*_: object) -> LauncherEnd:
+        (tmp_path / "progress").write_text("30")
+        return LauncherEnd(3)
+
+    monkeypatch.setattr(RunFiles, "begin_again", Mock(side_effect=DdpHpcError("the disk is full")))
+    end = run_attempts(
+        attempt,
+        cast("Launch", SimpleNamespace(launcher="srun", writes_state=False, pool=None, run=launch)),
+        cast("JobClock", SimpleNamespace(stopped_s=None, end_s=None, ranks_left_s=900.0)),
+        files,
+        settings(progress=()),
+    )
+    assert (end.attempt.number, end.settled.outcome) == (1, 3)
 
 
 # The decision

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,8 +65,14 @@ def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]
     assert watch.look_again() == []
 
 
-def test_a_node_that_has_never_answered_is_not_lost(answering: set[str]) -> None:
+def test_a_node_that_has_never_answered_is_not_lost_but_named(
+    answering: set[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert NodeWatch(["n1", "n2", "behind a firewall"]).look_again() == []
+    assert (
+        "no answer from behind a firewall; until it answers, its loss is not noticed"
+        in capfd.readouterr().out
+    )
 
 
 def test_if_no_other_node_answers_the_network_of_this_node_is_down(answering: set[str]) -> None:
@@ -170,3 +180,22 @@ def test_the_guard_leaves_the_job_alone_if_its_own_node_was_disconnected(
     time.sleep(0.5)
     assert thread.is_alive()
     assert {*slurm.requests} <= {"no answer", "scontrol show job 7"}
+
+
+def test_a_signal_for_the_ranks_does_not_end_the_guard_before_sigterm() -> None:
+    """`scancel --signal=USR1 JOB` also reaches the guard."""
+    with subprocess.Popen([sys.executable, "-m", "ddp_hpc.supervisor.guard", "localhost", "7"]) as process:
+        for _ in range(400):  # until it has started
+            if is_ignored(process.pid, signal.SIGUSR1):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+
+
+def is_ignored(pid: int, number: int) -> bool:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(status["SigIgn"], 16) >> (number - 1) & 1)

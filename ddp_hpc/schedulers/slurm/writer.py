@@ -9,7 +9,7 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS, parse_mail_types, parse_memory
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.request.raw_options import raw_directive
+from ddp_hpc.request.raw_options import launcher_words, raw_directive
 from ddp_hpc.schedulers.directive_values import (
     Directives,
     cpus_per_task,
@@ -18,6 +18,9 @@ from ddp_hpc.schedulers.directive_values import (
 )
 from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site
+
+# Options of srun that choose nodes.
+_NODE_FLAGS = frozenset(("-w", "--nodelist", "-F", "--nodefile", "-x", "--exclude", "-r", "--relative"))
 
 
 class SlurmWriter(ScriptWriter):
@@ -34,11 +37,8 @@ class SlurmWriter(ScriptWriter):
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        if job.spare_nodes and layout.launcher not in ("srun", "torchrun"):
-            raise RequestError(
-                f"--spare-nodes {job.spare_nodes} was given, but only srun can leave nodes of a job out. Add "
-                "--launcher srun."
-            )
+        if job.spare_nodes:
+            _check_spare_nodes(job, layout)
         if not site.slurm.queue_option:
             refuse_unused(site, [("--queue", job.queue)])
         # With torchrun, one agent per node is the task; otherwise each rank is a task.
@@ -94,6 +94,20 @@ def _memory_option(site: Site, layout: Layout) -> list[str]:
     """Returns the option that requests the share of memory, unless the site's options request the memory."""
     is_fixed = any(option.partition("=")[0] == "--mem" for option in site.slurm.options)
     return [f"--mem={layout.memory_mib}M"] if layout.memory_mib and not is_fixed else []
+
+
+def _check_spare_nodes(job: Job, layout: Layout) -> None:
+    if layout.launcher not in ("srun", "torchrun"):
+        raise RequestError(
+            f"--spare-nodes {job.spare_nodes} was given, but only srun can leave nodes of a job out. Add "
+            "--launcher srun."
+        )
+    words = [word.partition("=")[0] for text in job.launcher_arg for word in launcher_words(text)]
+    for flag in sorted(_NODE_FLAGS & {*words}):
+        raise RequestError(
+            f"--launcher-arg {flag} cannot be combined with --spare-nodes, which chooses the nodes of the "
+            "ranks. Use --directive for nodes that the whole job must have or must not have."
+        )
 
 
 def _gpu_option(site: Site, layout: Layout) -> str:
