@@ -324,7 +324,7 @@ def test_random_kills_of_a_training_lose_and_repeat_nothing(
     run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.2, render=render)
     check_random_kills(run, seed, 0.2, range(6, 16), "metrics.jsonl")
     assert run.losses == quiet
-    assert run.attempts[1][0] == (2 if launcher == "srun" else 1)
+    assert launcher == "torchrun" or run.attempts[1][:2] == (2, run.job), "torchrun restarts ranks itself"
 
 
 @pytest.mark.soak
