@@ -155,8 +155,10 @@ def _why_no_log(report: JobReport, source: Source) -> str:
     job = report.job
     if source.rank is not None and (job is None or job.phase != "waiting"):
         return (
-            f"rank {source.rank} of job {report.job_id} has no log of its own (--rank-logs); its output is "
-            f"in the log of the job: ddp-hpc logs {shlex.quote(report.job_id)}"
+            f"rank {source.rank} of job {report.job_id} has no log of its own"
+            f"{f' in attempt {source.attempt}' if source.attempt else ''} in {report.run_dir}/logs; without "
+            "--rank-logs, the output of all ranks is in the log of the job: "
+            f"ddp-hpc logs {shlex.quote(report.job_id)}"
         )
     where = f" ({', '.join(report.logs)})" if report.logs else ""
     if job is None:

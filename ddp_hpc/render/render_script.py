@@ -87,7 +87,7 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
         "supervisor_options": sh_join(supervisor_options(job, site, layout, scheduler)),
         "own_program": _own_program(job, site),
         "supervisor_comments": supervisor_comments(
-            site, layout, scheduler, resumption_of_job(job, directory)
+            site, layout, scheduler, resumption_of_job(job, directory), job.restarts
         ),
         "launch_line": launch_line,
     }

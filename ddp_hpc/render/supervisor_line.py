@@ -52,6 +52,9 @@ _WHEN: dict[Way, str] = {
 }
 
 
+_AFTER_FAILURE = "After a failure, it first starts the ranks again in the same job (--restarts). "
+
+
 def resumption_of_job(job: Job, directory: Path | None) -> Resumption:
     """Returns how the program of a job is resumed, if the job is submitted from `directory`."""
     return resumption_of(
@@ -63,7 +66,7 @@ def resumption_of_job(job: Job, directory: Path | None) -> Resumption:
 
 
 def supervisor_comments(
-    site: Site, layout: Layout, scheduler: Scheduler, resumption: Resumption
+    site: Site, layout: Layout, scheduler: Scheduler, resumption: Resumption, restarts: int
 ) -> list[str]:
     """Returns the comments about what `python -m ddp_hpc.job` does in this script."""
     if scheduler.has_queue and (warning := resumption.warning(layout.walltime_s)):
@@ -74,8 +77,8 @@ def supervisor_comments(
         comments = [f"{_WHEN[resumption.way]} the next job with this script resumes the run."]
     else:
         comments = [
-            f"{_WHEN[resumption.way]} ddp_hpc.job resubmits this script ($0) with the same account. Failed "
-            "or cancelled jobs are not resubmitted."
+            f"{_WHEN[resumption.way]} ddp_hpc.job resubmits this script ($0) with the same account. "
+            f"{_AFTER_FAILURE if restarts else ''}Failed or cancelled jobs are not resubmitted."
         ]
     options = []
     if layout.walltime_s is not None:

@@ -191,7 +191,8 @@ class Job:
     restarts: int = _resuming(
         DEFAULT_RESTARTS,
         "Maximum number of times that a job starts its ranks again after a failure, from the newest "
-        "checkpoint, instead of waiting in the queue again.",
+        "checkpoint, instead of waiting in the queue again; 0 for never. Programs other than ddp_hpc.train "
+        "must record their checkpoints (--progress).",
         at_least=0,
         metavar="N",
     )
@@ -203,7 +204,8 @@ class Job:
     )
     spare_nodes: int = _launcher(
         0,
-        "Number of nodes to request in addition to --nodes; they replace nodes that fail.",
+        "Number of nodes to request in addition to --nodes; they replace nodes that fail (Slurm with srun or "
+        "torchrun).",
         at_least=0,
         metavar="S",
     )
@@ -322,7 +324,7 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 
 def _check_resuming(job: Job) -> None:
     if job.spare_nodes and (job.min_nodes is not None or not job.restarts or job.standalone):
-        without = "--min-nodes, --standalone and --restarts 0"
+        without = "--min-nodes, --standalone or --restarts 0"
         raise OptionError("spare_nodes", job.spare_nodes, f"cannot be combined with {without}")
     if job.signal and job.requeue != "on-signal":
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")

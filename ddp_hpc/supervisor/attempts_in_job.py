@@ -13,6 +13,7 @@ from ddp_hpc.base import process_control
 from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import Cause, State
+from ddp_hpc.base.text_table import cut
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.launch.rank_environment import (
     exported_names,
@@ -31,7 +32,7 @@ from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import say
 from ddp_hpc.supervisor.launcher_process import LauncherEnd, run_launcher
 from ddp_hpc.supervisor.restarts import Ended, why_no_restart
-from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
+from ddp_hpc.supervisor.run_files import RunFiles, SeenState, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import (
@@ -40,6 +41,7 @@ from ddp_hpc.supervisor.settle import (
     settle,
     settle_as_before,
     settle_repeated,
+    store,
     why_stopped,
 )
 from ddp_hpc.supervisor.spare_nodes import NodePool
@@ -48,6 +50,8 @@ from ddp_hpc.supervisor.spare_nodes import NodePool
 _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
 # A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
 _BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
+# The log already contains the whole reason.
+_REASON_CHARS = 120
 # The limit for ending the ranks of a killed launcher.
 _RANKS_END_S = 60.0
 # The step on a node that has died stays in the list until Slurm has noticed the loss.
@@ -69,11 +73,12 @@ def run_attempts(
         is_replaced = bool(suspect) and launch.pool is not None and launch.pool.replace(suspect)
         if ended.repeats(earlier) and not is_replaced:
             return replace(ended, settled=settle_repeated(settled, files))
-        if not ended.may_restart(last_saved) or not settings.restarts or not ended.has_begun_like(earlier):
+        if not ended.may_restart or not settings.restarts or not ended.has_begun_like(earlier):
             break
         why = why_no_restart(
             ended,
             earlier,
+            last_saved,
             settings,
             num_restarts=num_restarts,
             left_s=clock.ranks_left_s - (settings.signal_lead_s or 0.0),
@@ -88,7 +93,9 @@ def run_attempts(
             say(f"ddp-hpc: the ranks are not started again: {why}")
             break
         earlier, attempt = ended, following
-        reason = settled.end.reason if settled.end is not None else settled.after.reason
+        reason = cut(settled.end.reason if settled.end is not None else settled.after.reason, _REASON_CHARS)
+        begin = SeenState(State.RUNNING, following.first_step, f"attempt {following.number} begins")
+        store(replace(begin, is_step_known=settled.after.is_step_known), files)
         say(
             f"ddp-hpc: restart {num_restarts + 1} of {settings.restarts} in this job"
             f"{decisions.at_step(attempt.first_step, ', from step ')}, since attempt "
@@ -168,6 +175,11 @@ class Launch:
                 raise RequestError(
                     f"--spare-nodes was given, but the launch line begins with {self.launcher}; it must "
                     "begin with srun, since only srun can leave nodes of a job out"
+                )
+            if len(names) <= settings.spare_nodes:
+                raise RequestError(
+                    f"the job has {len(names)} nodes and --spare-nodes {settings.spare_nodes}, so no node is "
+                    "left for the ranks; request more nodes"
                 )
             self.pool = NodePool(names, settings.spare_nodes)
         self.run_dir = settings.run_dir

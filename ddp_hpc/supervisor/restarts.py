@@ -20,20 +20,17 @@ class Ended:
     attempt: Attempt
     settled: Settled
 
-    def may_restart(self, last_saved: Ended | None) -> bool:
-        """Returns whether another start can help, and has a snapshot to begin with.
-
-        `last_saved` is the last attempt of this job that has saved one.
-        """
+    @property
+    def may_restart(self) -> bool:
+        """Whether another start can help."""
         after, end = self.settled.after, self.settled.end
-        has_snapshot = last_saved is not None or after.step > 0
         if end is None:
             is_restartable = after.state is not None and after.state.is_failure
         else:
             is_victim = end.cause is Cause.STOPPED and self.settled.was_launcher_killed
             is_restartable = end.cause.may_restart or is_victim
         is_complete = after.state is not None and after.state.is_complete
-        return self.settled.may_restart and is_restartable and has_snapshot and not is_complete
+        return self.settled.may_restart and is_restartable and not is_complete
 
     @property
     def has_progressed(self) -> bool:
@@ -80,16 +77,25 @@ class Ended:
 
 
 def why_no_restart(
-    ended: Ended, earlier: Ended | None, settings: Settings, *, num_restarts: int, left_s: float
+    ended: Ended,
+    earlier: Ended | None,
+    last_saved: Ended | None,
+    settings: Settings,
+    *,
+    num_restarts: int,
+    left_s: float,
 ) -> str:
     """Returns why the ranks are not started again after a failure; empty if they are.
 
-    `earlier` is the attempt before this one in the same job. `left_s` is the time until the ranks must stop.
+    `earlier` is the attempt before this one in the same job, and `last_saved` the last one that has saved a
+    snapshot. `left_s` is the time until the ranks must stop.
     """
+    if last_saved is None and not ended.settled.after.step:
+        return "the run has no snapshot and no recorded checkpoint"
     if earlier is not None and not (ended.has_progressed or earlier.has_progressed):
         return "two attempts in a row have saved no snapshot"
     if num_restarts >= settings.restarts:
-        return f"this job has started them again {num_restarts} times (--restarts)"
+        return f"--restarts {settings.restarts} of this job are used up"
     if ended.attempt.number >= settings.max_attempts:
         return f"attempt {ended.attempt.number} was the last (--max-attempts)"
     if left_s < LEAST_S:

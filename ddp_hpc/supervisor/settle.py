@@ -154,14 +154,14 @@ def settle_repeated(settled: Settled, files: RunFiles) -> Settled:
     where = "after the same checkpoint" if end.step is None else f"in step {end.step}"
     reason = f"the run fails {where} each time: {end.reason}"
     after = replace(settled.after, state=State.FAILED, reason=reason)
-    _store(after, files)
+    store(after, files)
     complain(reason)
     return replace(settled, after=after, outcome=end.exit_code, refusal=None)
 
 
 def settle_as_before(earlier: Settled, stop: decisions.SigtermCause, files: RunFiles) -> Settled:
     """Returns to the end of the attempt before, after a restart that has not got further."""
-    _store(earlier.after if isinstance(earlier.outcome, int) else earlier.outcome, files)
+    store(earlier.after if isinstance(earlier.outcome, int) else earlier.outcome, files)
     return replace(earlier, stop=stop)
 
 
@@ -192,7 +192,7 @@ def _write_state(
         ended.progress,
         at_deadline=settings.signal_lead_s is not None and (ended.end.was_signalled_early or at_deadline),
     )
-    _store(state, files)
+    store(state, files)
     has_failed = state.state is not None and state.state.is_failure
     # The log of the launcher says the same about a program that exited with this code.
     is_plain = program.cause is Cause.EXITED and program.exit_code == ended.end.code
@@ -201,7 +201,7 @@ def _write_state(
     return state
 
 
-def _store(state: SeenState, files: RunFiles) -> None:
+def store(state: SeenState, files: RunFiles) -> None:
     """Writes the state, or prints it if it cannot be written."""
     try:
         files.write_state(state)

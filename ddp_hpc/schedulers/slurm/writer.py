@@ -99,8 +99,8 @@ def _memory_option(site: Site, layout: Layout) -> list[str]:
 def _check_spare_nodes(job: Job, layout: Layout) -> None:
     if layout.launcher not in ("srun", "torchrun"):
         raise RequestError(
-            f"--spare-nodes {job.spare_nodes} was given, but only srun can leave nodes of a job out. Add "
-            "--launcher srun."
+            f"--spare-nodes {job.spare_nodes} was given, but only srun can leave out nodes of a job. Use "
+            "--launcher srun or torchrun."
         )
     words = [word.partition("=")[0] for text in job.launcher_arg for word in launcher_words(text)]
     for flag in sorted(_NODE_FLAGS & {*words}):
