@@ -160,7 +160,7 @@ class NodePool:
         silent = self._watch.look_again()
         lost = ", ".join(name for name in self.nodes.used if name in silent)
         if lost and not self._replace(silent, f"no answer from {lost}"):
-            return f"no answer from {lost}, and there are not enough spare nodes"
+            return f"no answer from {lost}, and too few spare nodes are left"
         return ""
 
     def replace(self, host: str) -> bool:
