@@ -163,8 +163,8 @@ def test_a_stopped_rank_is_named_and_its_run_is_complete_in_the_same_job(
     check_complete(run, 2)
     assert run.losses == quiet[:NUM_STEPS]
     assert run.attempts[1][2] >= 10
-    first = run.log.partition("; restart 1 of 3 in this job, from step ")[0].splitlines()[-1]
-    assert f"rank 1 on {cluster.node_names[1]}" in first
+    [line] = [line for line in run.log.splitlines() if "ddp-hpc: restart 1 of 3 in this job" in line]
+    assert f"rank 1 on {cluster.node_names[1]}" in line
 
 
 def test_torchrun_restarts_a_killed_rank_itself(
@@ -200,7 +200,7 @@ def test_a_cancelled_job_is_neither_restarted_nor_requeued(
     run.wait_for_step(10)
     if moment == "restart":
         run.kill_rank(1)
-        run.wait_for_words("; restart 1 of 3 in this job")
+        run.wait_for_words("ddp-hpc: restart 1 of 3 in this job")
     cluster.run(["scancel", run.job]).check_returncode()
     assert cluster.wait(run.job).state == "CANCELLED"
     check_attempts(run, {"attempt": 1, "restart": 2}[moment])
