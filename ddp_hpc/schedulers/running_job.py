@@ -51,6 +51,8 @@ class RunningJob:
 
     sets_long_tmpdir = False
     """Whether the scheduler sets a TMPDIR that can be too long for sockets."""
+    watched_port = 0
+    """The port to which the supervisor connects on each node. A node that refuses is up, too."""
     work_dir_variable = ""
     """The variable with the directory in which the job was submitted."""
 
@@ -80,9 +82,17 @@ class RunningJob:
         """Returns Slurm's compressed list of the nodes of this job; empty if they cannot be replaced."""
         return ""
 
-    def on_nodes(self, argv: Sequence[str], names: Sequence[str]) -> list[str]:
-        """Returns the launch line for these nodes of the job."""
-        return list(argv)
+    def on_nodes(
+        self, argv: Sequence[str], names: Sequence[str], directory: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the launch line for these nodes of the job, and variables that it needs.
+
+        Files for all nodes are written to `directory`.
+
+        Raises:
+            RequestError: this launcher cannot leave nodes of a job out.
+        """
+        return list(argv), {}
 
     def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
         """Returns the command that runs `argv` on this node of the job, beside the ranks; empty: none."""

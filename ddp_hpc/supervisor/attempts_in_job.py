@@ -143,7 +143,7 @@ class Launch:
         self._begin_limit_s: float | None = None
         self.pool: NodePool | None = None
         if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
-            self.pool = NodePool(names, settings.spare_nodes)
+            self.pool = NodePool(names, settings.spare_nodes, job.watched_port)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
@@ -158,8 +158,9 @@ class Launch:
         argv, own_variables = resolve(
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
-        if self.pool is not None:
-            argv = self._job.on_nodes(argv, self.pool.nodes.used)
+        if self.pool is not None and files is not None:
+            argv, of_nodes = self._job.on_nodes(argv, self.pool.nodes.used, files.path)
+            own_variables |= of_nodes
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
         uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
         watch = RunWatch(

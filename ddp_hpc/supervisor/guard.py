@@ -11,7 +11,8 @@ import sys
 import time
 
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
-from ddp_hpc.supervisor.spare_nodes import PORT, NodeWatch
+from ddp_hpc.schedulers.slurm.running_job import SlurmJob
+from ddp_hpc.supervisor.spare_nodes import NodeWatch
 
 # Longer than the time after which the first node itself gives up another one.
 _SILENT_S, _LIMIT_S, _EVERY_S = 30.0, 60.0, 5.0
@@ -19,7 +20,7 @@ _SILENT_S, _LIMIT_S, _EVERY_S = 30.0, 60.0, 5.0
 
 def main(node: str, job_id: str) -> None:
     """Waits until the node no longer answers, and then requeues the job, or cancels it if that is refused."""
-    watch = NodeWatch([node], PORT)
+    watch = NodeWatch([node], SlurmJob.watched_port)
     while not watch.silent(_SILENT_S):
         time.sleep(_EVERY_S)
     while True:

@@ -20,8 +20,6 @@ _EVERY_S, _ANSWER_S = 3.0, 3.0
 # Lost packets and a busy kernel must not cost a node.
 _LOST_AFTER_S = 12.0
 _MOST_THREADS = 64
-PORT = 6818
-"""That of slurmd; any other one would do."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,10 @@ class NodeWatch:
 class NodePool:
     """The nodes of a job with spare nodes, of which the bad ones are replaced. `names` are all of them."""
 
-    def __init__(self, names: Sequence[str], num_spare: int) -> None:
+    def __init__(self, names: Sequence[str], num_spare: int, port: int) -> None:
         self.names = tuple(names)
         self.nodes = Nodes.of(names, num_spare)
-        self._watch = NodeWatch(names, PORT)
+        self._watch = NodeWatch(names, port)
 
     def lost(self) -> list[str]:
         """Returns the nodes of the ranks that have not answered for too long."""

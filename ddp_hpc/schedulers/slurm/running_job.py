@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
@@ -24,6 +25,7 @@ _STEP = re.compile(r"\.\d+$")
 class SlurmJob(RunningJob):
     """The Slurm job of this process."""
 
+    watched_port = 6818  # of slurmd
     work_dir_variable = "SLURM_SUBMIT_DIR"
 
     def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
@@ -52,11 +54,13 @@ class SlurmJob(RunningJob):
     def node_names(self) -> str:
         return self.environ.get("SLURM_JOB_NODELIST", "")
 
-    def on_nodes(self, argv: Sequence[str], names: Sequence[str]) -> list[str]:
+    def on_nodes(
+        self, argv: Sequence[str], names: Sequence[str], directory: Path
+    ) -> tuple[list[str], dict[str, str]]:
         if argv[0].rpartition("/")[2] != "srun":
-            return list(argv)
+            return list(argv), {}
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
-        return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]]
+        return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]], {}
 
     def on_one_node(self, name: str, argv: Sequence[str]) -> list[str]:
         return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--gres=none", *argv]
