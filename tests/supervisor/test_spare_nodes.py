@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ddp_hpc.schedulers.pbs.running_job import PbsJob
 from ddp_hpc.supervisor import spare_nodes
 from ddp_hpc.supervisor.spare_nodes import Nodes, NodeWatch
 
@@ -74,3 +77,14 @@ def test_a_host_answers_whether_or_not_something_listens() -> None:
         assert NodeWatch(["127.0.0.1"], port)._answers("127.0.0.1") == ("127.0.0.1", True)
     assert NodeWatch(["127.0.0.1"], port)._answers("127.0.0.1") == ("127.0.0.1", True)
     assert NodeWatch(["127.0.0.1"], port)._answers("no-such-host.invalid") == ("no-such-host.invalid", False)
+
+
+def test_under_pbs_mpiexec_gets_a_node_file_with_the_nodes_in_use(tmp_path: Path) -> None:
+    """Each node has as many lines as in PBS's own file, also one that replaces the first node."""
+    (of_pbs := tmp_path / "of_pbs").write_text("n1.lab\nn1.lab\nn2.lab\nn2.lab\nn3.lab\nn3.lab\n")
+    job = PbsJob(str(os.getpid()), {"PBS_NODEFILE": str(of_pbs)})  # without a server that could be asked
+    assert job.node_names() == "n1.lab,n2.lab,n3.lab"
+    argv, variables = job.on_nodes(["mpiexec", "-n", "4"], ["n3.lab", "n2.lab"], tmp_path)
+    assert argv == ["mpiexec", "--hostfile", str(tmp_path / "nodes"), "-n", "4"]
+    assert variables == {"PBS_NODEFILE": str(tmp_path / "nodes")}
+    assert (tmp_path / "nodes").read_text().split() == ["n3.lab", "n3.lab", "n2.lab", "n2.lab"]
