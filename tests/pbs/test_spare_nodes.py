@@ -70,19 +70,21 @@ def wait_for(site: Site, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mpiexec", "variable"),
+    ("mpiexec", "launcher", "variable"),
     [
-        pytest.param("hydra", "", marks=pytest.mark.check),
-        pytest.param("pals", "PALS_NODEID=1", marks=pytest.mark.soak),
+        pytest.param("hydra", "mpiexec", "", marks=pytest.mark.check),
+        pytest.param("hydra", "torchrun", "", marks=pytest.mark.soak),
+        pytest.param("pals", "mpiexec", "PALS_NODEID=1", marks=pytest.mark.soak),
     ],
 )
 def test_a_node_that_dies_is_replaced_in_the_same_job(
-    mpiexec: str, variable: str, make_site: MakeSite, nodes: Nodes
+    mpiexec: str, launcher: str, variable: str, make_site: MakeSite, nodes: Nodes
 ) -> None:
     """PBS would end the job after $max_poll_downtime, which is 1 s here."""
     quiet, site = (machine(make_site, nodes, mpiexec) for _ in range(2))
-    quiet.wait(quiet.submit(render(quiet, "generic_pbs", *RENDER, *nodes.options, command=TRAIN)))
-    options = [*RENDER, *nodes.options, "--env", "STEP_S=0.1", "--spare-nodes", "1"]
+    options = [*RENDER, *nodes.options, "--launcher", launcher]
+    quiet.wait(quiet.submit(render(quiet, "generic_pbs", *options, command=TRAIN)))
+    options += ["--env", "STEP_S=0.1", "--spare-nodes", "1"]
     job_id = site.submit("-k", "doe", render(site, "generic_pbs", *options, command=TRAIN))
     wait_for(site, " step 50/")
     first, second, third = nodes.names
