@@ -86,8 +86,8 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
         "cpus": cpus,
         "memory_mib": layout.memory_mib,
     }
-    all_nodes = {f"all_{name}": job.num_nodes * number for name, number in per_node.items()}
-    numbers = {"nodes": job.num_nodes, **per_node, **all_nodes}
+    all_nodes = {f"all_{name}": job.total_nodes * number for name, number in per_node.items()}
+    numbers = {"nodes": job.total_nodes, **per_node, **all_nodes}
     # With 0, the amount of memory is unknown, or the option --mem replaces it.
     values = [text.format_map(numbers).replace(":mem=0mb", "") for text in resources]
     return [directive_value("resource", text) for text in values if text != "mem=0mb"]

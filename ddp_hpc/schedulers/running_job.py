@@ -51,6 +51,11 @@ class RunningJob:
 
     sets_long_tmpdir = False
     """Whether the scheduler sets a TMPDIR that can be too long for sockets."""
+    watched_ports: tuple[int, ...] = ()
+    """The ports to which the supervisor connects on each node, the later ones if a firewall blocks the first
+    one, `discard`, on which nothing listens: a node that refuses a connection is up. slurmd logs two errors
+    for each connection without a message.
+    """
     work_dir_variable = ""
     """The variable with the directory in which the job was submitted."""
 
@@ -80,9 +85,17 @@ class RunningJob:
         """Returns Slurm's compressed list of the nodes of this job; empty if they cannot be replaced."""
         return ""
 
-    def on_nodes(self, argv: Sequence[str], names: Sequence[str]) -> list[str]:
-        """Returns the launch line for these nodes of the job."""
-        return list(argv)
+    def on_nodes(
+        self, argv: Sequence[str], names: Sequence[str], directory: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the launch line for these nodes of the job, and variables that it needs.
+
+        Files for all nodes are written to `directory`.
+
+        Raises:
+            RequestError: this launcher cannot leave nodes of a job out.
+        """
+        return list(argv), {}
 
     def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
         """Starts `argv` on this node of the job, without waiting for its end."""

@@ -233,8 +233,9 @@ class Pbs:
     `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices}, {cpus} and {memory_mib} per
     node; {all_ranks}, {all_devices}, {all_cpus} and {all_memory_mib} of the whole job. The default is one
     chunk per node with cores, ranks, GPUs and memory. `options` become directives without changes. With
-    `submit_from_nodes = false`, job scripts do not call qsub. `version` is the version of PBS, such as
-    2022.1.3.
+    `submit_from_nodes = false`, job scripts do not call qsub. With `tolerate_node_failures`, a job may run on
+    after it has lost a node (qsub -W tolerate_node_failures=all), which --spare-nodes needs. `version` is the
+    version of PBS, such as 2022.1.3.
     """
 
     resources: tuple[str, ...] = ()
@@ -242,6 +243,7 @@ class Pbs:
     filesystems_resource: str = "filesystems"
     options: tuple[str, ...] = ()
     submit_from_nodes: bool = True
+    tolerate_node_failures: bool = False
     version: str = ""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.attempt_end import AttemptEnd
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.discovery.hostlist import expand_hostlist
@@ -171,17 +171,7 @@ class Launch:
         self._begin_limit_s: float | None = None
         self.pool: NodePool | None = None
         if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
-            if self.launcher != "srun":
-                raise RequestError(
-                    f"--spare-nodes was given, but the launch line begins with {self.launcher}; it must "
-                    "begin with srun, since only srun can leave nodes of a job out"
-                )
-            if len(names) <= settings.spare_nodes:
-                raise RequestError(
-                    f"the job has {len(names)} nodes and --spare-nodes {settings.spare_nodes}, so no node is "
-                    "left for the ranks; request more nodes"
-                )
-            self.pool = NodePool(names, settings.spare_nodes)
+            self.pool = NodePool(names, settings.spare_nodes, job.watched_ports)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
@@ -196,8 +186,9 @@ class Launch:
         argv, own_variables = resolve(
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
-        if self.pool is not None:
-            argv = self._job.on_nodes(argv, self.pool.nodes.used)
+        if self.pool is not None and files is not None:
+            argv, of_nodes = self._job.on_nodes(argv, self.pool.nodes.used, files.path)
+            own_variables |= of_nodes
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
         uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
         watch = RunWatch(

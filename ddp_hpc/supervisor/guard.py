@@ -12,6 +12,7 @@ import sys
 import time
 
 from ddp_hpc.schedulers.run_command import NoAnswerError, ask, submit
+from ddp_hpc.schedulers.slurm.running_job import SlurmJob
 from ddp_hpc.supervisor.spare_nodes import NodeWatch
 
 # Longer than the time after which the first node itself gives up another one.
@@ -20,7 +21,7 @@ _SILENT_S, _EVERY_S = 30.0, 5.0
 
 def main(node: str, job_id: str) -> None:
     """Waits until the node no longer answers, and then requeues the job, or cancels it if that is refused."""
-    watch = NodeWatch([node])
+    watch = NodeWatch([node], SlurmJob.watched_ports)
     while True:
         time.sleep(_EVERY_S)
         if not watch.silent(_SILENT_S):

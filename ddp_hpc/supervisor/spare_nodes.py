@@ -25,10 +25,6 @@ _EVERY_S, _ANSWER_S = 3.0, 3.0
 # Lost packets and a busy kernel must not cost a node.
 _LOST_AFTER_S = 12.0
 _MOST_THREADS = 64
-PORTS = (9, 6818)
-"""That of the service `discard`, on which nothing listens, and that of slurmd, which no firewall can block.
-slurmd logs two errors for each connection without a message, so it is only used if the other one is blocked.
-"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class NodeWatch:
     first one that answers is used for each node.
     """
 
-    def __init__(self, names: Sequence[str], ports: Sequence[int] = PORTS) -> None:
+    def __init__(self, names: Sequence[str], ports: Sequence[int] = (9,)) -> None:
         self._names, self._ports = tuple(names), tuple(ports)
         self._answered_s: dict[str, float] = {}
         self._places: dict[str, tuple[Any, ...]] = {}
@@ -135,7 +131,7 @@ class NodePool:
         RequestError: all of them would be spare.
     """
 
-    def __init__(self, names: Sequence[str], num_spare: int) -> None:
+    def __init__(self, names: Sequence[str], num_spare: int, ports: Sequence[int] = (9,)) -> None:
         if len(names) <= num_spare:
             raise RequestError(
                 f"--spare-nodes {num_spare} was given, but this job has only {counted(len(names), 'node')}; "
@@ -143,7 +139,7 @@ class NodePool:
             )
         self.names = tuple(names)
         self.nodes = Nodes.of(names, num_spare)
-        self._watch = NodeWatch(names)
+        self._watch = NodeWatch(names, ports)
 
     @property
     def node_of_guard(self) -> str:

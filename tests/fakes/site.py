@@ -134,6 +134,13 @@ class Site:
         """While this file exists, the commands cannot reach the server."""
         return self.root / "server_is_down"
 
+    def lose(self, node: str) -> Path:
+        """Tells the daemons of PBS that a node is down, until the returned file is removed."""
+        file = server.down_file(self.root, node)
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        return file
+
     def requeue(self, job_id: str, grace_s: float = 7.0) -> None:
         """Ends a job and runs it again, as after qrerun or preemption. A lost node gives no grace period."""
         request = jobs.rerun_request(self.root, server.job_number("", job_id, self.root))

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,31 @@ def test_qstat_shows_a_finished_job_only_with_x(site: Site) -> None:
     text = attributes_in(site.run("qstat", "-xf", job_id).stdout)
     assert (shown["Exit_status"], text["Exit_status"]) == (0, "0")
     assert shown["Resource_List"]["walltime"] == text["Resource_List.walltime"] == "00:00:10"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ("F", 0, 2)),
+        (("-r", "n"), ("F", -14, 1)),
+        (("-W", "tolerate_node_failures=job_start"), ("F", 0, 2)),
+        (("-W", "tolerate_node_failures=all"), ("R", None, 1)),
+    ],
+)
+def test_a_job_that_loses_a_sister_is_killed_and_requeued_unless_it_tolerates_this(
+    options: tuple[str, ...], expected: tuple[str, int | None, int], make_site: MakeSite
+) -> None:
+    """As mom_comm.c, mom_main.c and req_jobobit.c of OpenPBS."""
+    site = make_site(max_poll_downtime_s=0.2)
+    script = write(site, "#PBS -l select=2", 'echo run >>"$PBS_O_WORKDIR/runs"', WAIT)
+    job_id = site.submit(*options, script)
+    wait_for(site, job_id, site.work / "runs", "run")
+    down = site.lose(site.job(job_id)["_chunks"][1]["node"])
+    time.sleep(0.5)
+    if "all" not in " ".join(options):
+        site.wait(job_id, states="FQ")
+        (site.work / "go").touch()
+        down.unlink()
+        site.wait(job_id)
+    job = site.job(job_id)
+    assert (job["job_state"], job.get("Exit_status"), job["run_count"]) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.schedulers.pbs.running_job import PbsJob
 from ddp_hpc.schedulers.run_command import Answer, NoAnswerError
 from ddp_hpc.supervisor import guard, spare_nodes
 from ddp_hpc.supervisor.spare_nodes import NodePool, Nodes, NodeWatch
@@ -199,3 +201,14 @@ def test_a_signal_for_the_ranks_does_not_end_the_guard_before_sigterm() -> None:
 def is_ignored(pid: int, number: int) -> bool:
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return bool(int(status["SigIgn"], 16) >> (number - 1) & 1)
+
+
+def test_under_pbs_mpiexec_gets_a_node_file_with_the_nodes_in_use(tmp_path: Path) -> None:
+    """Each node has as many lines as in PBS's own file, also one that replaces the first node."""
+    (of_pbs := tmp_path / "of_pbs").write_text("n1.lab\nn1.lab\nn2.lab\nn2.lab\nn3.lab\nn3.lab\n")
+    job = PbsJob(str(os.getpid()), {"PBS_NODEFILE": str(of_pbs)})  # without a server that could be asked
+    assert job.node_names() == "n1.lab,n2.lab,n3.lab"
+    argv, variables = job.on_nodes(["mpiexec", "-n", "4"], ["n3.lab", "n2.lab"], tmp_path)
+    assert argv == ["mpiexec", "--hostfile", str(tmp_path / "nodes"), "-n", "4"]
+    assert variables == {"PBS_NODEFILE": str(tmp_path / "nodes")}
+    assert (tmp_path / "nodes").read_text().split() == ["n3.lab", "n3.lab", "n2.lab", "n2.lab"]

@@ -21,7 +21,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.pbs import server
 
-WALLTIME_EXCEEDED, START_FAILED = -29, -3
+WALLTIME_EXCEEDED, START_FAILED, SISTER_LOST = -29, -3, -14
 _RERUN = "will run again"
 
 
@@ -38,6 +38,8 @@ class Mom(Daemon):
         while self._run_once() == _RERUN:
             # As in PBS, all runs have the same id and environment.
             self.update(job_state="Q", substate=10)
+            while self._down_s() and not (self.delete_request.exists() or self.keeper_is_gone()):
+                time.sleep(self.settings.poll_s)
         if not self.keeper_is_gone():
             server.schedule(self.root)
 
@@ -175,6 +177,9 @@ class Mom(Daemon):
             if self.delete_request.exists():
                 self._end(shell, self.settings.kill_delay_s)
                 return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.job['server']}"
+            if self._has_lost_sister():
+                self._end(shell, grace_s=0.0)
+                return SISTER_LOST, "failed" if self.job.get("Rerunable") == "False" else _RERUN
             if self.rerun_request.exists():
                 self.update(substate=server.RERUN)
                 self._end(shell, float(self.rerun_request.read_text()))
@@ -183,6 +188,20 @@ class Mom(Daemon):
         code = shell.returncode
         self._end(shell, grace_s=0.0)  # end the processes that the script has left in the background
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
+
+    def _down_s(self) -> dict[str, float]:
+        """Returns how long each of the job's nodes that are down has been down."""
+        files = [server.down_file(self.root, chunk["node"]) for chunk in self.job["_chunks"]]
+        return {file.name: time.time() - file.stat().st_mtime for file in files if file.exists()}
+
+    def _has_lost_sister(self) -> bool:
+        """Returns whether this job ends because another node than the first one has been down for too long.
+
+        `job_start` tolerates lost nodes only until the job runs (do_tolerate_node_failures in job_func.c).
+        """
+        first = self.job["_chunks"][0]["node"]
+        lost = [name for name, down_s in self._down_s().items() if down_s > self.settings.max_poll_downtime_s]
+        return self.job.get("tolerate_node_failures") != "all" and any(name != first for name in lost)
 
     def _end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""

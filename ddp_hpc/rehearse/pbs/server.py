@@ -25,6 +25,7 @@ class Settings(common.Settings):
     server: str = "rehearsal"
     submit_host: str = "login"
     default_chunk_ncpus: int = 1
+    max_poll_downtime_s: float = 300.0  # $max_poll_downtime of pbs_mom
 
 
 def schedule(root: Path) -> None:
@@ -62,6 +63,11 @@ def _decision(root: Path, kind: str, before: int) -> str:
         return "wait"
     succeeded = job.get("Exit_status") == 0
     return "start" if kind == "afterany" or (kind == "afterok") == succeeded else "drop"
+
+
+def down_file(root: Path, node: str) -> Path:
+    """Returns the file that exists while a node is down; its time is the beginning."""
+    return root / "down" / node
 
 
 def clock(seconds: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.base.job_variables import JOB_VARIABLES
+from ddp_hpc.base.job_variables import JOB_VARIABLES, node_file_hosts, read_node_file
 from ddp_hpc.base.units import parse_walltime_s
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import clock_s
@@ -37,6 +38,7 @@ _DELETED = " and terminated"
 class PbsJob(RunningJob):
     """The PBS job of this process."""
 
+    watched_ports = (9, 15002)  # the latter is that of pbs_mom, which no firewall can block
     sets_long_tmpdir = True
     work_dir_variable = "PBS_O_WORKDIR"
 
@@ -68,6 +70,25 @@ class PbsJob(RunningJob):
         walltime_s, start_s = _walltime_s(now), clock_s(now.get("stime", ""), TIME_FORMAT)
         is_over = walltime_s is not None and start_s is not None and time.time() >= start_s + walltime_s
         return "walltime" if is_over else "unknown"
+
+    def node_names(self) -> str:
+        return ",".join(node_file_hosts(self.environ))
+
+    def on_nodes(
+        self, argv: Sequence[str], names: Sequence[str], directory: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        if any(word.startswith("ppr:") for word in argv):  # only Open MPI maps its ranks like this
+            raise RequestError(
+                f"{argv[0]} is that of Open MPI, which starts ranks only on nodes in PBS's own node file, "
+                "but --spare-nodes needs another file. Use the mpiexec of MPICH or PALS, or omit "
+                "--spare-nodes."
+            )
+        # PBS does not remove a lost node from its node file (start_exec.c). MPICH and PALS read another one
+        # from the same variable, as does the rank discovery.
+        lines_of = read_node_file(self.environ)
+        node_file = directory / "nodes"
+        node_file.write_text("".join(f"{name}\n" * lines_of[name] for name in names))
+        return [argv[0], "--hostfile", str(node_file), *argv[1:]], {"PBS_NODEFILE": str(node_file)}
 
     def variables_for_successor(self) -> dict[str, str]:
         passed = self._variables()

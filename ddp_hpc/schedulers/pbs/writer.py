@@ -30,6 +30,7 @@ from ddp_hpc.sites.site import Site
 MAX_NAME_CHARS = 15
 # The default of PBS, 077, hides the results from the other members of the project.
 UMASK = "-W umask=022"
+_KEEP_WITHOUT_NODE = "-W tolerate_node_failures=all"
 _INSTEAD_OF = {
     "constraint": "PBS has no constraints; it selects nodes by resources of a chunk, such as gpu_type=a100. "
     "Add them to `resources` in a profile of your own (ddp-hpc profiles show).",
@@ -46,6 +47,7 @@ class PbsWriter(ScriptWriter):
     job_number_in_shell = "(${PBS_JOBID%%[!0-9]*} + ${PBS_ARRAY_INDEX:-0})"
     agent_launcher = "mpiexec"
     why_omp_num_threads = "PBS would set this to the number of cores of the whole node, for each rank."
+    has_spare_nodes = True
     queue_options = frozenset(QUEUE_OPTIONS) - set(_INSTEAD_OF)
     instead_of = _INSTEAD_OF
 
@@ -55,6 +57,8 @@ class PbsWriter(ScriptWriter):
                 f"job name {job.name!r} has {len(job.name)} characters, but PBS accepts at most "
                 f"{MAX_NAME_CHARS}. Use a shorter name."
             )
+        if job.spare_nodes:
+            _check_spare_nodes(job, site)
         resources = resource_values(job, site, layout, site.pbs.resources)
         if job.exclusive:
             if not any(text.startswith("select=") for text in resources):
@@ -68,7 +72,7 @@ class PbsWriter(ScriptWriter):
             "resources": _with_memory(resources, job) if job.mem else resources,
             "filesystems_resource": site.pbs.filesystems_resource,
             "filesystems": optional_value("filesystems", job.filesystems or site.pbs.filesystems),
-            "options": [*site.pbs.options, UMASK],
+            "options": [*site.pbs.options, UMASK, *([_KEEP_WITHOUT_NODE] if job.spare_nodes else [])],
             "variables": profile_variables(site),
         }
 
@@ -91,6 +95,21 @@ class PbsWriter(ScriptWriter):
 
 
 ROLE = PbsWriter
+
+
+def _check_spare_nodes(job: Job, site: Site) -> None:
+    given = f"--spare-nodes {job.spare_nodes} was given, but"
+    if not site.pbs.tolerate_node_failures:
+        raise RequestError(
+            f"{given} profile {site.name} does not say that jobs may lose nodes. If {site.title} accepts "
+            "qsub -W tolerate_node_failures=all, set tolerate_node_failures = true in [pbs] of a profile of "
+            "your own (ddp-hpc profiles show)."
+        )
+    if site.launch.dialect == "openmpi":
+        raise RequestError(
+            f"{given} the mpiexec of {site.title} is that of Open MPI, which cannot leave nodes of a PBS job "
+            "out. Omit --spare-nodes."
+        )
 
 
 def profile_variables(site: Site) -> str:
@@ -116,11 +135,11 @@ def _with_memory(resources: Sequence[str], job: Job) -> list[str]:
     requests = []
     for text in resources:
         chunk = re.fullmatch(r"select=([0-9]+)((?::[^:+]+)*)", text)
-        if chunk and int(chunk[1]) == job.num_nodes:
+        if chunk and int(chunk[1]) == job.total_nodes:
             others = re.sub(r":mem=[^:]*", "", chunk[2])
             requests.append(f"select={chunk[1]}{others}:mem={number}{unit.lower()}b")
         elif text.startswith("mem="):  # without chunks, mem is the memory of the whole job
-            requests.append(f"mem={number * job.num_nodes}{unit.lower()}b")
+            requests.append(f"mem={number * job.total_nodes}{unit.lower()}b")
         else:
             requests.append(text)
     if requests == list(resources) and not any(f":mem={number}{unit.lower()}b" in text for text in requests):

@@ -8,8 +8,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, without_job
 from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
@@ -25,6 +26,7 @@ _STEP = re.compile(r"\.\d+$")
 class SlurmJob(RunningJob):
     """The Slurm job of this process."""
 
+    watched_ports = (9, 6818)  # the latter is that of slurmd, which no firewall can block
     work_dir_variable = "SLURM_SUBMIT_DIR"
 
     def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
@@ -53,11 +55,17 @@ class SlurmJob(RunningJob):
     def node_names(self) -> str:
         return self.environ.get("SLURM_JOB_NODELIST", "")
 
-    def on_nodes(self, argv: Sequence[str], names: Sequence[str]) -> list[str]:
-        if argv[0].rpartition("/")[2] != "srun":
-            return list(argv)
+    def on_nodes(
+        self, argv: Sequence[str], names: Sequence[str], directory: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        launcher = argv[0].rpartition("/")[2]
+        if launcher != "srun":
+            raise RequestError(
+                f"--spare-nodes was given, but the launch line begins with {launcher}; it must begin with "
+                "srun, since only srun can leave nodes of a job out"
+            )
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
-        return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]]
+        return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]], {}
 
     def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
         words = ["srun", f"--jobid={self.environ['SLURM_JOB_ID']}", "--overlap", "--nodes=1", "--ntasks=1"]
