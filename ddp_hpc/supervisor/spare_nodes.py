@@ -89,7 +89,8 @@ class NodeWatch:
             self._rounds.wait_for(lambda: self._round_s > asked_s, 4 * (_EVERY_S + _ANSWER_S))
 
     def _watch(self) -> None:
-        with ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
+        # When this process ends, the pool accepts no more tasks (RuntimeError).
+        with suppress(RuntimeError), ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
             for round_number in count():
                 began_s = time.monotonic()
                 answered = [name for name, is_up in pool.map(self._answers, self._names) if is_up]

@@ -88,7 +88,7 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
             "--min-nodes 1 was given, but the launcher is srun, and only torchrun",
         ),
         (Job(num_nodes=2, spare_nodes=1), "polaris", "--spare-nodes 1 was given"),
-        (Job(num_nodes=2, spare_nodes=1, launcher="mpiexec"), "generic_slurm", "Use --launcher srun or torchrun"),
+        (Job(num_nodes=2, spare_nodes=1, launcher="mpiexec"), "generic_slurm", "Use --launcher srun"),
         (
             Job(num_nodes=2, spare_nodes=1, launcher_arg=("--cpu-bind=cores --exclude n7",)),
             "generic_slurm",
