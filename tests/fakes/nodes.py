@@ -35,8 +35,8 @@ class Nodes:
 
     def lose(self, name: str, variable: str = "") -> None:
         """Lets a node die. `variable`, such as PALS_NODEID=1, is in the environment of its processes."""
-        full = socket.create_server((name, PbsJob.watched_port), backlog=0)
-        self._sockets += [full, socket.create_connection((name, PbsJob.watched_port))]
+        full = socket.create_server((name, PbsJob.watched_ports[0]), backlog=0)
+        self._sockets += [full, socket.create_connection((name, PbsJob.watched_ports[0]))]
         wanted = (variable or f"SIMULATED_NODE={name}").encode()
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):

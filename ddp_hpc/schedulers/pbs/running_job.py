@@ -38,7 +38,7 @@ _DELETED = " and terminated"
 class PbsJob(RunningJob):
     """The PBS job of this process."""
 
-    watched_ports = (9, 15002)  # the latter is that of pbs_mom, which no firewall can block
+    watched_ports = (15002,)  # of pbs_mom, which logs nothing about a connection without a message
     sets_long_tmpdir = True
     work_dir_variable = "PBS_O_WORKDIR"
 
