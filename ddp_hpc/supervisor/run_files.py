@@ -182,12 +182,14 @@ class RunFiles:
         """Returns whether no other job has started with this run directory since `attempt`."""
         return any(line.startswith(attempt.key + " ") for line in self._lines(ATTEMPTS)[-1:])
 
-    def has_begun(self, attempt: Attempt, before: SeenState) -> bool:
+    def has_begun(self, attempt: Attempt, before: SeenState, now: SeenState) -> bool:
         """Returns whether ranks are known to have begun; `before` is the state before the attempt."""
+        if now.stamp != before.stamp or self.end(attempt) is not None:
+            return True
         with suppress(LookupError):
             rank_0_end(self.path, attempt.key)
             return True
-        return self.end(attempt) is not None or self.state().stamp != before.stamp
+        return False
 
     def end(self, attempt: Attempt) -> AttemptEnd | None:
         """Returns how the attempt ended, as its ranks have recorded; None without a record."""

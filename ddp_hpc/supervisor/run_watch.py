@@ -163,7 +163,7 @@ class RunWatch:
     def _read_state(self, files: RunFiles, now_s: float) -> None:
         state = files.state()
         attempt = self._attempt if self.began_after_s is None else None
-        if attempt is not None and files.has_begun(attempt, self._initial):
+        if attempt is not None and files.has_begun(attempt, self._initial, state):
             self.began_after_s = now_s - self._started_s
         if state.stamp == self._initial.stamp or state.state not in self._final_states:
             self._final_since_s = None

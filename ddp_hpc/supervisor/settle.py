@@ -71,7 +71,8 @@ def settle(ended: EndedLauncher, clock: JobClock, files: RunFiles, settings: Set
     # the run.
     if not files.is_last(attempt):
         return Settled(after=SeenState(), outcome=code)
-    after, recorded, has_begun = files.state(), files.end(attempt), files.has_begun(attempt, before)
+    after, recorded = files.state(), files.end(attempt)
+    has_begun = files.has_begun(attempt, before, after)
     if decisions.is_refusal(code, recorded, before, after):
         with suppress(DdpHpcError):  # the disk is full, for example
             files.withdraw()
