@@ -44,6 +44,11 @@ class LauncherEnd:
     lost_nodes: tuple[str, ...] = ()
     """The nodes that did not answer, because of which the launcher was ended."""
 
+    @property
+    def saw_sigkill(self) -> bool:
+        """Whether SIGKILL has ended the launcher, or a rank or an agent of torchrun whose code it reports."""
+        return self.code == 128 + signal.SIGKILL
+
 
 class LauncherWatch(Protocol):
     """What the supervisor does while the launcher runs."""

@@ -152,20 +152,25 @@ class NodePool:
         """Returns the nodes of the ranks that have not answered for too long."""
         return [name for name in self._watch.lost() if name in self.nodes.used]
 
-    def replace_silent(self) -> str:
-        """Replaces nodes that do not answer; returns why the ranks cannot be started again, or nothing."""
+    def replaceable(self, host: str) -> str:
+        """Returns the node of the ranks with this host name, if a spare one can replace it; otherwise
+        nothing.
+        """
+        node = next((name for name in self.nodes.used if name.partition(".")[0] == host), "")
+        return node if node and self.nodes.without([*self._watch.lost(), node]) is not None else ""
+
+    def replace_bad(self, suspect: str) -> str:
+        """Replaces the nodes that do not answer, and the node `suspect`, on which two attempts have failed.
+
+        Returns why the ranks cannot be started again, or nothing.
+        """
         silent = self._watch.look_again()
         lost = ", ".join(name for name in self.nodes.used if name in silent)
         if lost and not self._replace(silent, f"no answer from {lost}"):
             return f"no answer from {lost}, and too few spare nodes are left"
+        if suspect in self.nodes.used:
+            self._replace([*silent, suspect], f"two attempts have failed on {suspect}")
         return ""
-
-    def replace(self, host: str) -> bool:
-        """Replaces the node with this host name, and returns whether there was a spare one."""
-        bad = [name for name in self.nodes.used if name.partition(".")[0] == host]
-        return bool(bad) and self._replace(
-            [*self._watch.lost(), *bad], f"two attempts have failed on {bad[0]}"
-        )
 
     def _replace(self, bad: Collection[str], why: str) -> bool:
         nodes = self.nodes.without(bad)

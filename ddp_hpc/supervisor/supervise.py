@@ -9,21 +9,18 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
-from ddp_hpc.launch.rank_environment import (
-    exported_names,
-)
+from ddp_hpc.launch.rank_environment import exported_names
 from ddp_hpc.queue.run_conflicts import check_program
 from ddp_hpc.schedulers.running_job import RunningJob
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor import decisions
-from ddp_hpc.supervisor.attempts_in_job import Launch, run_attempts
+from ddp_hpc.supervisor.attempts_in_job import run_attempts
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
+from ddp_hpc.supervisor.launch import Launch
+from ddp_hpc.supervisor.next_job import conclude
 from ddp_hpc.supervisor.run_files import RunFiles
 from ddp_hpc.supervisor.settings import Settings
-from ddp_hpc.supervisor.settle import (
-    conclude,
-)
 
 AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
@@ -69,7 +66,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     files.begin(attempt, settings.script, settings.scheduler.reader.array_directive, variables)
     ended = run_attempts(attempt, launch, clock, files, settings)
     last = replace(ended.attempt, first_step=attempt.first_step)
-    return conclude(ended.settled, last, job, clock, files, settings)
+    return conclude(ended, last, job, clock, files, settings)
 
 
 def _read_script(settings: Settings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,16 +12,18 @@ from unittest.mock import Mock
 import pytest
 
 from ddp_hpc.base.attempt_end import AttemptEnd
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import Cause, State
-from ddp_hpc.queue.submission_ledger import Attempt
-from ddp_hpc.supervisor.attempts_in_job import Launch, run_attempts
+from ddp_hpc.base.run_state import RunState, write_state
+from ddp_hpc.queue.submission_ledger import Attempt, record_attempt
+from ddp_hpc.supervisor.attempts_in_job import run_attempts
+from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.job_clock import JobClock
+from ddp_hpc.supervisor.launch import Launch
 from ddp_hpc.supervisor.launcher_process import LauncherEnd
-from ddp_hpc.supervisor.restarts import Ended, why_no_restart
+from ddp_hpc.supervisor.restarts import why_no_restart
 from ddp_hpc.supervisor.run_files import RunFiles, SeenState
 from ddp_hpc.supervisor.settings import Settings
-from ddp_hpc.supervisor.settle import Settled
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import calls, folder, job
 from tests.batch.test_requeue import run as run_training
@@ -208,25 +211,58 @@ def test_spare_nodes_with_a_launch_line_that_does_not_begin_with_srun_are_refuse
     assert b"the launch line begins with env; it must begin with srun, since only srun can" in done.stderr
 
 
+def attempts_in(
+    directory: Path, launch: Callable[..., LauncherEnd], pool: Mock | None = None, **options: object
+) -> EndedAttempt:
+    """Runs the attempts of a job whose launcher is the function `launch`."""
+    files, attempt = RunFiles(directory), Attempt(number=1, job_id="7", first_step=0, at_s=0)
+    record_attempt(directory, attempt)
+    return run_attempts(
+        attempt,
+        cast("Launch", SimpleNamespace(launcher="srun", writes_state=False, pool=pool, run=launch)),
+        cast("JobClock", SimpleNamespace(stopped_s=None, end_s=None, ranks_left_s=900.0)),
+        files,
+        settings(progress=(), **options),
+    )
+
+
 def test_if_another_attempt_cannot_be_recorded_the_end_of_the_last_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, attempt = RunFiles(tmp_path), Attempt(number=1, job_id="7", first_step=0, at_s=0)
-    files.begin_again(attempt)
-
     def launch(*_: object) -> LauncherEnd:
         (tmp_path / "progress").write_text("30")
         return LauncherEnd(3)
 
     monkeypatch.setattr(RunFiles, "begin_again", Mock(side_effect=DdpHpcError("the disk is full")))
-    end = run_attempts(
-        attempt,
-        cast("Launch", SimpleNamespace(launcher="srun", writes_state=False, pool=None, run=launch)),
-        cast("JobClock", SimpleNamespace(stopped_s=None, end_s=None, ranks_left_s=900.0)),
-        files,
-        settings(progress=()),
-    )
-    assert (end.attempt.number, end.settled.outcome) == (1, 3)
+    end = attempts_in(tmp_path, launch)
+    assert (end.attempt.number, end.outcome) == (1, 3)
+
+
+def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(tmp_path: Path) -> None:
+    def launch(_: object, files: RunFiles, attempt: Attempt) -> LauncherEnd:
+        if attempt.number > 1:
+            raise RequestError("cannot start srun (Cannot allocate memory)")
+        files.write_end(attempt, AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="n2 was lost"))
+        write_state(tmp_path, RunState(State.RUNNING, 30, ""))
+        return LauncherEnd(1)
+
+    end = attempts_in(tmp_path, launch)
+    assert end.attempt.number == 2
+    assert isinstance(end.outcome, SeenState)
+    assert (end.outcome.state, end.outcome.step, end.outcome.reason) == (State.REQUEUE, 30, "n2 was lost")
+
+
+def test_without_a_restart_no_node_is_replaced(tmp_path: Path) -> None:
+    def launch(_: object, files: RunFiles, attempt: Attempt) -> LauncherEnd:
+        write_state(tmp_path, RunState(State.RUNNING, 30, ""))
+        lost = AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="why", host="n2")
+        files.write_end(attempt, lost)
+        return LauncherEnd(1)
+
+    pool = Mock(replace_bad=Mock(return_value=""))
+    assert attempts_in(tmp_path, launch, pool, restarts=1).attempt.number == 2
+    assert pool.replaceable.call_args.args == ("n2",)
+    assert pool.replace_bad.call_count == 1, "only before the restart"
 
 
 # The decision
@@ -240,11 +276,11 @@ def ended(
     number: int = 2,
     state: State = State.FAILED,
     **end: object,
-) -> Ended:
+) -> EndedAttempt:
     recorded = AttemptEnd(cause=cause, exit_code=1, reason="why", **end)  # type: ignore[arg-type]  # a table
     after = SeenState(state, step, "why")
     attempt = Attempt(number=number, job_id="7", first_step=began, at_s=0)
-    return Ended(attempt, Settled(after=after, outcome=1, end=recorded, may_restart=True))
+    return EndedAttempt(attempt=attempt, launcher=LauncherEnd(1), after=after, outcome=1, end=recorded)
 
 
 def settings(**changes: object) -> Settings:
@@ -273,7 +309,7 @@ def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause)
     ],
 )
 def test_why_the_ranks_are_not_started_again(
-    earlier: Ended | None, changes: dict[str, int], why: str
+    earlier: EndedAttempt | None, changes: dict[str, int], why: str
 ) -> None:
     now = ended(**changes)  # type: ignore[arg-type]  # a table
     assert why_no_restart(now, earlier, None, settings(), num_restarts=1, left_s=900.0) == why
@@ -281,11 +317,16 @@ def test_why_the_ranks_are_not_started_again(
 
 def test_the_program_itself_fails_if_it_ends_at_the_same_place_twice() -> None:
     def fails(
-        cause: Cause = Cause.FAILED, at: int | None = 35, exception: str = "ValueError", saved: int = 30
-    ) -> Ended:
+        cause: Cause = Cause.FAILED,
+        at: int | None = 35,
+        exception: str = "ValueError",
+        saved: int = 30,
+        code: int = 1,
+    ) -> EndedAttempt:
         attempt = Attempt(number=2, job_id="7", first_step=30, at_s=0)
-        end = AttemptEnd(cause=cause, exit_code=1, reason="why", step=at, exception=exception)
-        return Ended(attempt, Settled(after=SeenState(State.FAILED, saved, ""), outcome=1, end=end))
+        end = AttemptEnd(cause=cause, exit_code=code, reason="why", step=at, exception=exception)
+        after = SeenState(State.FAILED, saved, "")
+        return EndedAttempt(attempt=attempt, launcher=LauncherEnd(code), after=after, outcome=1, end=end)
 
     assert fails().repeats(fails())
     assert fails(saved=34).repeats(fails()), "it has only saved a newer snapshot before"
@@ -293,6 +334,10 @@ def test_the_program_itself_fails_if_it_ends_at_the_same_place_twice() -> None:
     assert not fails().repeats(fails(exception="KeyError"))
     assert not fails().repeats(None)
     assert not fails(Cause.LOST_RANK).repeats(fails(Cause.LOST_RANK)), "the rank can be on a bad node"
+    crash = fails(Cause.LOST_RANK, at=None, exception="", code=139)
+    assert crash.repeats(crash), "SIGSEGV comes from the program"
+    kill = fails(Cause.LOST_RANK, at=None, exception="", code=137)
+    assert not kill.repeats(kill), "SIGKILL comes from outside"
     plain = fails(Cause.EXITED, at=None, exception="")
     assert plain.repeats(plain)
     assert not fails(Cause.EXITED, at=None, exception="", saved=40).repeats(plain)

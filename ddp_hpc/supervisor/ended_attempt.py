@@ -1,0 +1,93 @@
+"""How an attempt ended, and whether another start in the same job can help."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from ddp_hpc.base.attempt_end import AttemptEnd
+from ddp_hpc.base.run_outcomes import Cause
+from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.launcher_process import LauncherEnd
+from ddp_hpc.supervisor.run_files import SeenState
+
+# Signals that a program causes by its own errors. SIGABRT is not one of them: NCCL aborts after an error of
+# the network. SIGKILL comes from outside, such as from a node that runs out of memory.
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedAttempt:
+    """How an attempt ended, and what follows if it is the last one of this job."""
+
+    attempt: Attempt
+    launcher: LauncherEnd
+    after: SeenState
+    """The state of the run."""
+    outcome: SeenState | int
+    """The state that another job can resume, or the exit code of this job. A user can resume it after a
+    `refusal`.
+    """
+    end: AttemptEnd | None = None
+    """The record of the end; None without a record."""
+    stop: decisions.SigtermCause = ""
+    refusal: decisions.NoJob | None = None
+    has_begun: bool = False
+    """Whether ranks are known to have begun."""
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether this job may start the ranks again, and another start can help."""
+        launcher, after, end = self.launcher, self.after, self.end
+        # Ranks whose launcher had to be killed can still be running on other nodes. After the loss of a node,
+        # they have been ended.
+        has_left_ranks = launcher.has_left_ranks or (
+            launcher.saw_sigkill and launcher.was_ended and not launcher.lost_nodes
+        )
+        if has_left_ranks or launcher.was_signalled_early or self.stop:
+            return False
+        if self.refusal is decisions.LAUNCHER_HUNG or (after.state is not None and after.state.is_complete):
+            return False
+        if end is None:
+            return after.state is not None and after.state.is_failure
+        # It is not a user who stops ranks with SIGTERM if one of them was killed.
+        return end.cause.may_restart or (end.cause is Cause.STOPPED and launcher.saw_sigkill)
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the attempt has saved a snapshot."""
+        return self.after.step > self.attempt.first_step or not self.after.is_step_known
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether ranks were lost before they saved a snapshot."""
+        return self.end is not None and self.end.cause.may_resume and not self.has_progressed
+
+    def has_begun_like(self, earlier: EndedAttempt | None) -> bool:
+        """Returns whether the ranks have begun, as far as this is known of the earlier attempt."""
+        return earlier is None or self.has_begun or not earlier.has_begun
+
+    def repeats(self, earlier: EndedAttempt | None) -> bool:
+        """Returns whether the program itself has ended both attempts at the same place: the same exception in
+        the same step, or the same exit code after the same checkpoint.
+        """
+        if earlier is None or earlier.end is None or self.end is None or not self.has_begun_like(earlier):
+            return False
+        end, before = self.end, earlier.end
+        is_own = end.cause in (Cause.FAILED, Cause.EXITED) or end.exit_code - 128 in _OWN_SIGNALS
+        if self.launcher.saw_sigkill or not is_own or (end.step is None and self.has_progressed):
+            return False
+        return (end.exception, end.step, end.exit_code) == (before.exception, before.step, before.exit_code)
+
+    def suspected_node(self, earlier: EndedAttempt | None) -> str:
+        """Returns the host on which two attempts in a row have failed, the second one without progress; empty
+        if there is none, or if the same exception in the same step shows that the program is the cause.
+        """
+        if earlier is None or earlier.end is None or self.end is None or self.has_progressed:
+            return ""
+        end, before = self.end, earlier.end
+        is_exact = bool(end.exception) and end.step is not None and self.repeats(earlier)
+        if is_exact or end.host != before.host or not (self.may_restart and end.cause.may_restart):
+            return ""
+        return end.host

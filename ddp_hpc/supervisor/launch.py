@@ -1,0 +1,131 @@
+"""Starts the launcher of a job, which starts the ranks, and gives the ranks their variables."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_hpc.base import process_control
+from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.discovery.hostlist import expand_hostlist
+from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
+from ddp_hpc.launch.resolve_launcher import resolve
+from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
+from ddp_hpc.schedulers.deadline import REPORTED_BY
+from ddp_hpc.schedulers.running_job import RunningJob
+from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.job_clock import JobClock
+from ddp_hpc.supervisor.job_log import say
+from ddp_hpc.supervisor.launcher_process import LauncherEnd, run_launcher
+from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
+from ddp_hpc.supervisor.run_watch import RunWatch
+from ddp_hpc.supervisor.settings import Settings
+from ddp_hpc.supervisor.spare_nodes import NodePool
+
+# The final states of a run. torchrun's agents restart failed ranks, so only a complete run is final there.
+_FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
+# A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
+_BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
+# The limit for ending the ranks of a killed launcher.
+_RANKS_END_S = 60.0
+# The step on a node that has died stays in the list until Slurm has noticed the loss.
+_RANKS_OF_LOST_NODE_END_S = 5.0
+
+
+class Launch:
+    """The launch line of the job, and the variables of its ranks."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        settings: Settings,
+        environ: Mapping[str, str],
+        job: RunningJob,
+        clock: JobClock,
+        script: str,
+    ) -> None:
+        self._argv, self._settings, self._environ = argv, settings, environ
+        self._job, self._clock = job, clock
+        self._exported = exported_names(script)
+        self.launcher = Path(argv[0]).name
+        self.writes_state = decisions.writes_its_state(argv)
+        self._begin_limit_s: float | None = None
+        self.pool: NodePool | None = None
+        if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
+            self.pool = NodePool(names, settings.spare_nodes, job.watched_ports)
+        self.run_dir = settings.run_dir
+        if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
+            self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
+
+    def run(
+        self, variables: Mapping[str, str], files: RunFiles | None, attempt: Attempt | None = None
+    ) -> LauncherEnd:
+        """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs."""
+        settings = self._settings
+        variables = {**self._variables(), **variables}
+        environ = {**self._environ, **variables}
+        argv, own_variables = resolve(
+            self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
+        )
+        if self.pool is not None and files is not None:
+            argv, of_nodes = self._job.on_nodes(argv, self.pool.nodes.used, files.path)
+            own_variables |= of_nodes
+        say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
+        uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
+        watch = RunWatch(
+            self._clock,
+            self.launcher,
+            forwards_term=self._job.forwards_term if self.launcher == "srun" else "",
+            files=files,
+            attempt=attempt,
+            begin_limit_s=self._begin_limit_s,
+            find_lost_nodes=self.pool.lost if self.pool is not None else list,
+            final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
+            signal_name=settings.signal_name,
+            signal_lead_s=settings.signal_lead_s,
+            say=say,
+        )
+        self._start_guard()
+        end = run_launcher(argv, {**environ, **own_variables}, watch)
+        if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
+            say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
+            end = replace(end, has_left_ranks=True)
+        if watch.began_after_s is not None:
+            self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
+        if watch.lost_nodes:
+            self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
+        return replace(end, lost_nodes=watch.lost_nodes)
+
+    def _start_guard(self) -> None:
+        """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
+        the launcher.
+        """
+        if self.pool is None:
+            return
+        first, node = self.pool.names[0], self.pool.node_of_guard
+        guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
+        self._job.run_beside_ranks(node, guard)
+
+    def _variables(self) -> dict[str, str]:
+        """Returns the variables of the ranks that the script does not set."""
+        scheduler, environ, clock = self._settings.scheduler, self._environ, self._clock
+        variables = {"DDP_HPC_LAUNCH": launch_id(), process_control.UMASK: process_control.umask_text()}
+        # Keep the values that the script exports, such as those of --env. Replace all others, since they may
+        # come from another job.
+        if clock.end_s is not None and "DDP_HPC_DEADLINE" not in environ:
+            variables["DDP_HPC_DEADLINE"] = str(int(clock.end_s))
+            if clock.is_reported:
+                variables[REPORTED_BY] = scheduler.name
+        if self._job.sets_long_tmpdir and "TMPDIR" not in self._exported:
+            variables |= short_tmpdir(environ)
+        if scheduler.has_queue:
+            variables |= private_kernel_caches(environ, self._settings.local_dir)
+            if not environ.get("DDP_HPC_KILL_DELAY_S") and clock.kill_delay_of_ranks_s is not None:
+                variables["DDP_HPC_KILL_DELAY_S"] = f"{clock.kill_delay_of_ranks_s:g}"
+            if self.run_dir is not None:
+                variables["DDP_HPC_RUN_DIR"] = str(self.run_dir)
+        return variables
