@@ -18,6 +18,9 @@ from tests.fakes.nodes import Nodes
 from tests.fakes.site import Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
+from tests.slurm.test_restarts import PLAIN, recorded
+from tests.training.forked import Forks
+from tests.waiting import wait_until
 
 # A step takes 0.1 s.
 MODEL = """
@@ -99,6 +102,28 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
     log = site.log(job)
     assert f"no answer from {second}; replaced by {third}" in log
     assert (site.work / "runs" / "ddp" / "nodes").read_text().split() == [first, third]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("mpiexec", "variable"), [("hydra", ""), ("pals", "PALS_NODEID=1")])
+def test_a_node_of_a_plain_program_that_dies_is_replaced(
+    mpiexec: str, variable: str, forks: Forks, make_site: MakeSite, nodes: Nodes, tmp_path: Path
+) -> None:
+    """No rank of this program notices that a node has died."""
+    (home := tmp_path / "quiet").mkdir()
+    assert forks.script(PLAIN, "200", "10", cwd=home).exit_code == 0
+    site = machine(make_site, nodes, mpiexec)
+    options = [*RENDER, *nodes.options, "--env", "STEP_S=0.1", "--spare-nodes", "1"]
+    command = ["python", str(PLAIN), "200", "10"]
+    job_id = site.submit("-k", "doe", render(site, "generic_pbs", *options, command=command))
+    wait_until(lambda: len(recorded(site.work)) >= 50, 90.0)
+    _, second, third = nodes.names
+    site.lose(second)
+    nodes.lose(second, variable)
+    job = site.wait(job_id, timeout_s=180.0)
+    assert (job["Exit_status"], job["run_count"], site.num_jobs()) == (0, 1, 1), site.logs()
+    assert recorded(site.work)[-1] == recorded(home)[-1], "the checksums of the weights"
+    assert f"no answer from {second}; replaced by {third}" in site.log(job)
 
 
 def test_open_mpi_is_refused_in_the_job(make_site: MakeSite, nodes: Nodes) -> None:

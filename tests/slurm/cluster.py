@@ -143,6 +143,10 @@ class Cluster(HeadNode):
         """Simulates a power loss of a node: other nodes are not notified."""
         nodes.power_off(self.layout, name)
 
+    def power_on(self, name: str) -> None:
+        """Starts a node again that was powered off."""
+        nodes.start_node(self.layout, name)
+
     def set_link(self, name: str, state: str) -> None:
         """Disconnects (`down`) or connects (`up`) a node's network cable."""
         nodes.set_link(self.layout, name, state)

@@ -111,11 +111,25 @@ def submit_program(
     return Run(cluster, folder, cluster.sbatch(script, env=env, cwd=folder))
 
 
-def losses_of_a_quiet_run(forks: Forks, folder: Path, num_steps: int) -> list[tuple[int, float]]:
-    """Returns the losses of the same training without Slurm, snapshots and failures."""
+def losses_of_a_quiet_run(
+    forks: Forks, folder: Path, num_steps: int, *options: str
+) -> list[tuple[int, float]]:
+    """Returns the losses of the same training without Slurm and failures; `options` are more options."""
     (home := folder / "without_slurm").mkdir()
-    forks.run(*OPTIONS, "--max-steps", str(num_steps), cwd=home, ranks=2)
+    forks.run(*OPTIONS, "--max-steps", str(num_steps), *options, cwd=home, ranks=2)
     return read_losses(home / "metrics.jsonl")
+
+
+def assert_same_weights(run_dir: Path, other: Path, step: int) -> None:
+    """Checks that the snapshots of two runs after this step have the same weights and optimizer state."""
+    import torch
+
+    from ddp_hpc.training.snapshots.snapshot_files import read_snapshot, snapshot_name
+
+    one, two = (read_snapshot(path / "snapshots" / snapshot_name(step)) for path in (run_dir, other))
+    for mine, theirs in ((one.model, two.model), (one.training, two.training)):
+        assert {*mine} == {*theirs}
+        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
 
 
 def read_losses(path: Path) -> list[tuple[int, float]]:

@@ -111,6 +111,15 @@ def test_a_plain_program_that_fails_once_is_complete_in_the_same_job(
     assert restarted_s < MOST_S
 
 
+@pytest.mark.soak
+def test_torchrun_restarts_a_killed_rank_of_a_plain_program_itself(
+    cluster: Cluster, checksum: str, tmp_path: Path
+) -> None:
+    run = submit_plain(cluster, tmp_path, "kill", 13, launcher="torchrun")
+    check_complete(run, 1)
+    assert recorded(tmp_path)[-1]["checksum"] == checksum
+
+
 def test_a_plain_program_that_fails_in_the_same_step_again_ends_with_its_own_error(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -165,6 +174,19 @@ def test_a_stopped_rank_is_named_and_its_run_is_complete_in_the_same_job(
     assert run.attempts[1][2] >= 10
     [line] = [line for line in run.log.splitlines() if "ddp-hpc: restart 1 of 3 in this job" in line]
     assert f"rank 1 on {cluster.node_names[1]}" in line
+
+
+@pytest.mark.soak
+def test_torchrun_restarts_a_stopped_rank_itself(
+    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
+) -> None:
+    limit = ("--hang-timeout", "15")
+    run = submit(cluster, tmp_path, *SAVING, *limit, num_steps=NUM_STEPS, step_s=0.2, render=TORCHRUN)
+    run.wait_for_step(10)
+    run.kill_rank(1, "STOP")
+    check_complete(run, 1)
+    assert run.losses == quiet[:NUM_STEPS]
+    assert f"rank 1 on {cluster.node_names[1]}" in run.log
 
 
 def test_torchrun_restarts_a_killed_rank_itself(

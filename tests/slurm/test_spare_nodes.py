@@ -13,7 +13,7 @@ from tests.training.forked import Forks
 from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
-from .survival_runs import PROJECT, losses_of_a_quiet_run, submit, submit_program
+from .survival_runs import PROJECT, assert_same_weights, losses_of_a_quiet_run, submit, submit_program
 from .test_restarts import PLAIN, recorded
 from .test_survival import SAVING
 
@@ -31,56 +31,94 @@ def cluster3() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    "lose", [pytest.param("power", marks=pytest.mark.check), pytest.param("cable", marks=pytest.mark.soak)]
-)
-def test_a_node_that_dies_is_replaced_in_the_same_job(lose: str, forks: Forks, tmp_path: Path) -> None:
-    """Slurm notices the loss later, while the ranks already run on the spare node: the job must go on."""
-    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
-        quiet = losses_of_a_quiet_run(forks, tmp_path, NUM_STEPS)
+def lose_node(cluster: Cluster, name: str, how: str) -> None:
+    if how == "power":
+        cluster.power_off(name)
+    else:
+        cluster.set_link(name, "down")
+
+
+def repair_node(cluster: Cluster, name: str, how: str) -> None:
+    """Slurm then ends what it has of a job on this node, and the job no longer waits for the node."""
+    if how == "power":
+        cluster.power_on(name)
+    else:
+        cluster.set_link(name, "up")
+
+
+SOAK = pytest.mark.soak
+# With 60 s, Slurm notices the loss while the ranks already run on the spare node: the job must go on. With
+# its default, 300 s, it does not notice it before the end of the job.
+LOSSES = [
+    pytest.param("power", "srun", 300, marks=pytest.mark.check),
+    pytest.param("power", "srun", 60, marks=SOAK),
+    pytest.param("power", "torchrun", 300, marks=SOAK),
+    pytest.param("cable", "srun", 300, marks=SOAK),
+    pytest.param("cable", "torchrun", 60, marks=SOAK),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("lose", "launcher", "slurmd_timeout_s"), LOSSES)
+def test_a_node_that_dies_is_replaced_in_the_same_job(
+    lose: str, launcher: str, slurmd_timeout_s: int, forks: Forks, tmp_path: Path
+) -> None:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=slurmd_timeout_s)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, NUM_STEPS, "--snapshot-dir", "snapshots")
         run = submit(
             cluster,
             tmp_path,
             *SAVING,
             num_steps=NUM_STEPS,
             step_s=0.1,
-            render=("--spare-nodes", "1"),
+            render=("--spare-nodes", "1", "--launcher", launcher),
         )
         run.wait_for_step(200)
         _, second, third = cluster.node_names
-        if lose == "power":
-            cluster.power_off(second)
-        else:
-            cluster.set_link(second, "down")
+        lose_node(cluster, second, lose)
         lost_s = time.monotonic()
         run.wait_for_words("resuming after step")
+        num_steps = len(run.losses)
+        wait_for("next step", lambda: len(run.losses) > num_steps, 30)
         waited_s = time.monotonic() - lost_s
-        print(f"{waited_s:.0f} s from the loss to the next start")
+        print(f"{waited_s:.0f} s from the loss to the next step")
+        wait_for("end", lambda: run.state.startswith("done"), 150)
+        if slurmd_timeout_s == 300:
+            repair_node(cluster, second, lose)
         end = run.end(150)
         assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
         assert run.losses == quiet
+        assert_same_weights(run.folder / "runs" / "ddp", tmp_path / "without_slurm", NUM_STEPS)
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
         assert f"no answer from {second}; replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_node_of_a_plain_program_that_dies_is_replaced(launcher: str, forks: Forks, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lose", "slurmd_timeout_s"), [("power", 60), ("power", 300), ("cable", 300)])
+def test_a_node_of_a_plain_program_that_dies_is_replaced(
+    launcher: str, lose: str, slurmd_timeout_s: int, forks: Forks, tmp_path: Path
+) -> None:
     """No rank of this program notices that a node has died."""
     (home := tmp_path / "quiet").mkdir()
     assert forks.script(PLAIN, "600", "20", cwd=home).exit_code == 0
-    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=slurmd_timeout_s)) as cluster:
         render = ("--spare-nodes", "1", "--launcher", launcher)
         run = submit_program(cluster, tmp_path, ["python", PLAIN, 600, 20], step_s=0.1, render=render)
         wait_for("150 steps", lambda: len(recorded(tmp_path)) >= 150, 90)
-        cluster.power_off(cluster.node_names[1])
+        lose_node(cluster, cluster.node_names[1], lose)
         lost_s = time.time()
-        end = run.end(200)
+        wait_for("end", lambda: run.state.startswith("done"), 200)
+        if slurmd_timeout_s == 300:
+            repair_node(cluster, cluster.node_names[1], lose)
+        end = run.end(150)
         assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
         assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
-        waited_s = min(record["began_s"] for record in recorded(tmp_path)[-2:-1]) - lost_s
-        print(f"{waited_s:.0f} s from the loss to the next start")
+        steps = [record for record in recorded(tmp_path) if "step" in record]
+        waited_s = min(record["at_s"] for record in steps if record["began_s"] > lost_s) - lost_s
+        print(f"{waited_s:.0f} s from the loss to the next step")
         assert waited_s < PROMISED_S, run.log
 
 
@@ -117,3 +155,30 @@ def test_if_the_first_node_dies_another_one_requeues_the_job(forks: Forks, tmp_p
         assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
         assert run.losses == quiet
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first_lost", [1, 2], ids=["the second node", "the spare node"])
+def test_if_no_spare_node_is_left_another_job_resumes_the_run(
+    first_lost: int, forks: Forks, tmp_path: Path
+) -> None:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=300)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, 200)
+        run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.1, render=("--spare-nodes", "1"))
+        run.wait_for_step(50)
+        cluster.power_off(cluster.node_names[first_lost])
+        if first_lost == 1:
+            run.wait_for_words("resuming after step")
+            run.wait_for_step(100)
+        cluster.power_off(cluster.node_names[3 - first_lost])
+        lost_s = time.monotonic()
+        run.wait_for_words("resumes the run in this job", 300)
+        waited_s = time.monotonic() - lost_s
+        print(f"{waited_s:.0f} s from the second loss to the requeue")
+        for name in cluster.node_names[1:]:
+            cluster.power_on(name)
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert run.losses == quiet
+        assert waited_s < PROMISED_S, run.log
