@@ -19,8 +19,17 @@ from tests.training.forked import Forks
 from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
-from .survival_runs import PROJECT, Run, assert_same_weights, losses_of_a_quiet_run, submit, submit_program
-from .test_restarts import AGENT, PLAIN, PROGRAM, SUPERVISOR, jobs_of, recorded
+from .survival_runs import Run, assert_same_weights, losses_of_a_quiet_run, submit, submit_program
+from .test_restarts import (
+    AGENT,
+    PLAIN,
+    PROGRAM,
+    SUPERVISOR,
+    has_ended,
+    jobs_of,
+    recorded,
+    resubmit,
+)
 from .test_survival import SAVING
 
 pytestmark = [pytest.mark.slurm, pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -67,12 +76,11 @@ class Operation:
             if waits or time.monotonic() > at_s + REPAIR_S:
                 self.repair(name)
         self._cluster.start_requeued(self.run.job)
-        if job["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") and not self.is_complete:
+        if has_ended(self.run) and not self.is_complete:
+            job = self._cluster.job(self.run.job)
             print(f"job {self.run.job} has ended: {job['JobState']}, {job['ExitCode']}; {self.run.state}")
-            script, env = self.run.folder / "job.sbatch", {"PYTHONPATH": str(PROJECT), "STEP_S": str(STEP_S)}
-            job_id = self._cluster.sbatch(script, env=env, cwd=self.run.folder)
-            self.run = replace(self.run, job=job_id)
-            self.jobs.append(job_id)
+            self.run = resubmit(self.run, STEP_S)
+            self.jobs.append(self.run.job)
 
     def wait_until(self, what: str, look: Callable[[], bool]) -> None:
         """Waits until `look` is true, or the run is complete."""
@@ -87,6 +95,10 @@ class Operation:
         goal = self.num_records() + num_steps
         self.wait_until(f"{num_steps} more steps", lambda: self.num_records() >= goal)
 
+    def wait_for_seconds(self, duration_s: float) -> None:
+        end_s = time.monotonic() + duration_s
+        self.wait_until("end of the pause", lambda: time.monotonic() > end_s)
+
     def kill(self, kind: str, chance: random.Random) -> bool:
         """Kills a random process or node of this kind; returns whether there was one."""
         if kind in NODES:
@@ -96,12 +108,9 @@ class Operation:
             self.repair(*self._lost)
             self._lose(chance.choice(names), kind)
             return True
-        found = [
-            (name, pid)
-            for name in self._cluster.node_names
-            if self._lost.get(name, ("", 0.0))[0] != "power"
-            for pid in self._cluster.run(["pgrep", "--full", "--", PROCESSES[kind][0]], node=name).stdout.split()
-        ]
+        up = [name for name in self._cluster.node_names if self._lost.get(name, ("",))[0] != "power"]
+        look = ["pgrep", "--full", "--", PROCESSES[kind][0]]
+        found = [(name, pid) for name in up for pid in self._cluster.run(look, node=name).stdout.split()]
         if not found:
             return False
         name, pid = chance.choice(found)
@@ -109,7 +118,8 @@ class Operation:
 
     def nodes(self) -> list[str]:
         """Returns the nodes of the job, if it runs."""
-        done = self._cluster.run(["squeue", "--noheader", "--states=running", "--format=%N", f"--jobs={self.run.job}"])
+        ask = ["squeue", "--noheader", "--states=running", "--format=%N", f"--jobs={self.run.job}"]
+        done = self._cluster.run(ask)
         if not done.stdout.strip():
             return []
         return self._cluster.run(["scontrol", "show", "hostnames", done.stdout.strip()]).stdout.split()
@@ -158,8 +168,7 @@ def kill_at_random(operation: Operation, seed: int) -> None:
         if chance.random() < 0.7:
             operation.wait_for_steps(chance.randrange(6, 16))
         else:
-            end_s = time.monotonic() + chance.uniform(1.0, 8.0)
-            operation.wait_until("moment", lambda: time.monotonic() > end_s)
+            operation.wait_for_seconds(chance.uniform(1.0, 8.0))
         kind = chance.choices(list(weights), list(weights.values()))[0]
         if operation.kill(kind, chance):
             print(f"{time.strftime('%X')} {operation.run.state!r}: {kind}", flush=True)

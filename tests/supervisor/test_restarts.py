@@ -199,7 +199,7 @@ def test_a_job_that_is_cancelled_while_its_ranks_are_ended_is_neither_restarted_
 
 @pytest.mark.xfail(strict=True, reason="Slurm is asked why it ends the job only after SIGTERM")
 def test_a_job_that_slurm_already_ends_is_neither_restarted_nor_requeued(job: Sandbox) -> None:
-    """slurmd signals one step after the other, and can wait for one that ends before it signals the script."""
+    """slurmd signals one step after the other, and an ending step delays that of the script."""
     command(job, "scontrol", says="JobId=7 JobState=COMPLETING Reason=None Restarts=0")
     training(job, f"say requeue 30 rank 1 ended; {end_of_rank('lost rank')} exit 1")
     assert (starts(job), calls(job, "scontrol")) == (1, [])
@@ -375,11 +375,11 @@ def test_the_program_itself_fails_if_it_ends_at_the_same_place_twice() -> None:
 def test_only_a_node_on_which_two_attempts_have_failed_without_progress_is_suspected(
     cause: Cause, hosts: tuple[str, str], saved: int, suspect: str
 ) -> None:
-    def fails(host: str, saved: int) -> Ended:
+    def fails(host: str, saved: int) -> EndedAttempt:
         attempt = Attempt(number=2, job_id="7", first_step=30, at_s=0)
         end = AttemptEnd(cause=cause, exit_code=1, reason="why", step=35, exception="ValueError", host=host)
         after = SeenState(State.FAILED, saved, "")
-        return Ended(attempt, Settled(after=after, outcome=1, end=end, may_restart=True))
+        return EndedAttempt(attempt=attempt, launcher=LauncherEnd(1), after=after, outcome=1, end=end)
 
     one, two = fails(hosts[0], 30), fails(hosts[1], saved)
     assert two.suspected_node(None) == ""
