@@ -202,6 +202,18 @@ def test_with_min_nodes_the_job_survives_the_loss_of_a_node(
     assert sandbox.seen()["DDP_HPC_MIN_NODES"] == "3"
 
 
+def test_with_spare_nodes_the_job_survives_the_loss_of_a_node_but_its_ranks_do_not(sandbox: Sandbox) -> None:
+    """Otherwise, the ranks on the other nodes would wait in a collective."""
+    sandbox.launcher("srun")
+    job = script("generic_slurm", num_nodes=2, spare_nodes=1)
+    assert "\n#SBATCH --no-kill\n" in job
+    done = sandbox.run(job, **slurm(sandbox, 3, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-3]"))
+    assert done.returncode == 0, done.stderr
+    words = sandbox.words()
+    assert {"--nodelist=n1,n2", "--nodes=2", "--kill-on-bad-exit=1"} <= set(words)
+    assert "--no-kill" not in words
+
+
 def test_a_signal_is_forwarded_to_the_launcher_and_its_exit_code_is_returned(sandbox: Sandbox) -> None:
     # It stops after half a second with a specific exit code.
     then = """trap 'sleep 0.5; echo saved >saved; exit 75' TERM
