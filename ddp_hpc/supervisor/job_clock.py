@@ -84,6 +84,10 @@ class JobClock:
             self._asking = threading.Thread(target=self._ask_for_cause, daemon=True)
             self._asking.start()
 
+    def is_ending(self) -> bool:
+        """Asks the scheduler whether it ends this job, of which SIGTERM may not have arrived yet."""
+        return self._job.is_job and self._job.stop_cause(_ASK_LIMIT_S) != "unknown"
+
     def stop_cause(self) -> StopCause:
         """Returns why SIGTERM was sent, once the scheduler has answered; `unknown` without an answer."""
         if self._asking is not None:

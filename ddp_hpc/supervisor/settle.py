@@ -60,7 +60,7 @@ def settle(
         return EndedAttempt(
             attempt=attempt, launcher=launcher, after=after, outcome=EXIT_WRONG_REQUEST, end=refused
         )
-    stop = why_stopped(attempt, clock, files)
+    stop = why_stopped(attempt, clock, files, has_failed=bool(code))
     writes_no_state = after.stamp == before.stamp
     if writes_no_state:
         program = _program_end(started, launcher, recorded, files)
@@ -72,6 +72,9 @@ def settle(
     elif recorded is None and after.state is State.RUNNING:
         recorded = decisions.end_without_record(code, started.launcher)
         files.write_end(attempt, recorded)
+    # Ranks can record nothing, such as those of other programs under torchrun.
+    is_complete = after.state is not None and after.state.is_complete
+    has_begun = has_begun or is_complete
     outcome = decisions.outcome(code, recorded, attempt.first_step, after)
     refusal = None
     has_hung = writes_no_state and launcher.was_ended and not launcher.lost_nodes
@@ -91,9 +94,15 @@ def settle(
     )
 
 
-def why_stopped(attempt: Attempt, clock: JobClock, files: RunFiles) -> decisions.SigtermCause:
-    """Returns why this job has received SIGTERM; empty if it has received none until now."""
-    if clock.stopped_s is None and signal.SIGTERM in signal.sigpending():
+def why_stopped(
+    attempt: Attempt, clock: JobClock, files: RunFiles, *, has_failed: bool = True
+) -> decisions.SigtermCause:
+    """Returns why the scheduler ends this job; empty if it does not, or this is unknown.
+
+    It may have ended only the ranks until now, so after a failure it is asked even without SIGTERM.
+    """
+    is_signalled = signal.SIGTERM in signal.sigpending()
+    if clock.stopped_s is None and (is_signalled or (has_failed and clock.is_ending())):
         clock.stop()
     return decisions.why_stopped(
         clock.stopped_s,

@@ -104,7 +104,6 @@ def test_a_program_that_fails_after_other_checkpoints_is_restarted_as_often_as_r
     assert b"the ranks are not started again: --restarts 2 of this job are used up" in done.stdout
 
 
-@pytest.mark.xfail(strict=True, reason="a restart counts as not begun if its ranks record nothing")
 def test_a_restart_that_completes_the_run_counts_even_if_its_ranks_record_nothing(job: Sandbox) -> None:
     """Such as under torchrun after the loss of a node, which the supervisor has recorded."""
     lost = f"{end_of_rank('lost rank')} exit 1"
@@ -197,7 +196,6 @@ def test_a_job_that_is_cancelled_while_its_ranks_are_ended_is_neither_restarted_
     assert b"a signal arrived before the end of the walltime, so nothing is submitted" in done.stdout
 
 
-@pytest.mark.xfail(strict=True, reason="Slurm is asked why it ends the job only after SIGTERM")
 def test_a_job_that_slurm_already_ends_is_neither_restarted_nor_requeued(job: Sandbox) -> None:
     """slurmd signals one step after the other, and an ending step delays that of the script."""
     command(job, "scontrol", says="JobId=7 JobState=COMPLETING Reason=None Restarts=0")
@@ -237,7 +235,10 @@ def attempts_in(
     return run_attempts(
         attempt,
         cast("Launch", SimpleNamespace(launcher="srun", writes_state=False, pool=pool, run=launch)),
-        cast("JobClock", SimpleNamespace(stopped_s=None, end_s=None, ranks_left_s=900.0)),
+        cast(
+            "JobClock",
+            SimpleNamespace(stopped_s=None, end_s=None, ranks_left_s=900.0, is_ending=lambda: False),
+        ),
         files,
         settings(progress=(), **options),
     )
