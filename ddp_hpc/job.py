@@ -106,6 +106,13 @@ from ddp_hpc.supervisor.supervise import supervise
     "repeated.",
 )
 @click.option(
+    "--idle-timeout",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and "
+    "at least one of them waits.",
+)
+@click.option(
     "--no-submit",
     is_flag=True,
     help="Do not submit successors, because compute nodes of this site cannot submit jobs.",
@@ -148,6 +155,7 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],
+        idle_timeout_s=options["idle_timeout"],
         signal_name=name,
         signal_lead_s=lead_s if is_signalled else None,
     )

@@ -237,6 +237,15 @@ class Job:
         "DDP_HPC_PROGRESS_FILE; may be repeated.",
         metavar="PATTERN",
     )
+    idle_timeout_s: float | None = _resuming(
+        None,
+        "End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and at "
+        "least one of them waits; their stacks are saved, and --restarts applies. For programs other than "
+        "ddp_hpc.train, which has --hang-timeout.",
+        flag="--idle-timeout",
+        at_least=1,
+        metavar="SECONDS",
+    )
     command: tuple[str, ...] = option(DEFAULT_COMMAND, "Program and arguments of each rank.", positional=True)
 
     def __post_init__(self) -> None:
@@ -330,10 +339,12 @@ def _check_resuming(job: Job) -> None:
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:
         parse_signal(job.signal)
-    if job.standalone and (job.requeue != REQUEUE_POLICIES[0] or job.progress or job.rank_logs):
+    of_supervisor = (job.requeue != REQUEUE_POLICIES[0], job.progress, job.rank_logs, job.idle_timeout_s)
+    if job.standalone and any(of_supervisor):
         raise RequestError(
-            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job and give ranks "
-            "logs of their own; omit --requeue, --progress and --rank-logs, or --standalone"
+            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, give ranks logs "
+            "of their own and notice hangs; omit --requeue, --progress, --rank-logs and --idle-timeout, or "
+            "--standalone"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,9 +62,16 @@ class Launch:
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
 
     def run(
-        self, variables: Mapping[str, str], files: RunFiles | None, attempt: Attempt | None = None
+        self,
+        variables: Mapping[str, str],
+        files: RunFiles | None,
+        attempt: Attempt | None = None,
+        find_hang: Callable[[], str] = str,
     ) -> LauncherEnd:
-        """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs."""
+        """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs.
+
+        `find_hang` returns why the ranks hang; empty if they do not.
+        """
         settings = self._settings
         variables = {**self._variables(), **variables}
         environ = {**self._environ, **variables}
@@ -84,6 +91,7 @@ class Launch:
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
             find_lost_nodes=self.pool.lost if self.pool is not None else list,
+            find_hang=find_hang,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
             signal_lead_s=settings.signal_lead_s,
@@ -98,7 +106,9 @@ class Launch:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
         if watch.lost_nodes:
             self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
-        return replace(end, lost_nodes=watch.lost_nodes)
+        if watch.has_hung and not self._job.end_ranks(_RANKS_END_S):
+            end = replace(end, has_left_ranks=True)
+        return replace(end, lost_nodes=watch.lost_nodes, has_hung=watch.has_hung)
 
     def _start_guard(self) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of

@@ -44,6 +44,9 @@ class LauncherEnd:
     lost_nodes: tuple[str, ...] = ()
     """The nodes that did not answer, because of which the launcher was ended."""
 
+    has_hung: bool = False
+    """Whether the launcher was ended because its ranks hung, after which they have been ended, too."""
+
     @property
     def saw_sigkill(self) -> bool:
         """Whether SIGKILL has ended the launcher, or a rank or an agent of torchrun whose code it reports."""

@@ -31,6 +31,8 @@ class Settings:
     """The node-local directory for compiled kernels."""
     progress: tuple[str, ...]
     """Patterns of checkpoints. Their modification times show the progress of a program."""
+    idle_timeout_s: float | None
+    """The ranks hang if nothing happens for this long; None without a limit."""
     signal_name: str
     signal_lead_s: float | None
     """Send `signal_name` to the ranks this long before the deadline, and resume the run afterwards."""

@@ -77,8 +77,8 @@ def settle(
     has_begun = has_begun or is_complete
     outcome = decisions.outcome(code, recorded, attempt.first_step, after)
     refusal = None
-    has_hung = writes_no_state and launcher.was_ended and not launcher.lost_nodes
-    if has_hung and after.state in State.ending_in("failure"):
+    is_known = bool(launcher.lost_nodes) or launcher.has_hung
+    if writes_no_state and launcher.was_ended and not is_known and after.state in State.ending_in("failure"):
         refusal = decisions.LAUNCHER_HUNG
     elif outcome and after.state is State.RUNNING and after.step:
         refusal = decisions.NOTHING_SAVED

@@ -40,6 +40,8 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         environ = {name: value for name, value in environ.items() if name != "DDP_HPC_DEADLINE"}
     clock = JobClock(job, settings.scheduler, settings.walltime_s, environ)
     launch = Launch(argv, settings, environ, job, clock, script)
+    if settings.idle_timeout_s is not None and launch.writes_state:
+        raise RequestError("--idle-timeout is for other programs; ddp_hpc.train has --hang-timeout")
     if launch.run_dir is None or not settings.scheduler.has_queue:
         return launch.run({}, None).code
     _warn_about_walltime(settings, job, clock)

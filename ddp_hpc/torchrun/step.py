@@ -21,6 +21,7 @@ from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.job_variables import job_id_of, read_node_file
 from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.rank_output import RANK_LOGS
+from ddp_hpc.discovery.silence import limit_in
 from ddp_hpc.discovery.visible_gpus import gpus_here
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.rendezvous.end_with_parent import keep_exit_code
@@ -171,8 +172,8 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
         f"--rdzv-conf={conf}",
         f"--local-addr={rendezvous.local_addr}",
         f"--max-restarts={environ.get('DDP_HPC_MAX_RESTARTS') or '3'}",
-        # `ddp-hpc exec` writes the output of each rank to its file.
-        *(("-m", "ddp_hpc.exec", python) if environ.get(RANK_LOGS) == "1" else ()),
+        # `ddp-hpc exec` writes the output of each rank to its file, or watches it.
+        *(("-m", "ddp_hpc.exec", python) if environ.get(RANK_LOGS) == "1" or limit_in(environ) else ()),
         *step.program,
     ]
 

@@ -257,7 +257,7 @@ def test_if_another_attempt_cannot_be_recorded_the_end_of_the_last_one_counts(
 
 
 def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(tmp_path: Path) -> None:
-    def launch(_: object, files: RunFiles, attempt: Attempt) -> LauncherEnd:
+    def launch(_: object, files: RunFiles, attempt: Attempt, find_hang: object) -> LauncherEnd:
         if attempt.number > 1:
             raise RequestError("cannot start srun (Cannot allocate memory)")
         files.write_end(attempt, AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="n2 was lost"))
@@ -271,7 +271,7 @@ def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(tmp
 
 
 def test_without_a_restart_no_node_is_replaced(tmp_path: Path) -> None:
-    def launch(_: object, files: RunFiles, attempt: Attempt) -> LauncherEnd:
+    def launch(_: object, files: RunFiles, attempt: Attempt, find_hang: object) -> LauncherEnd:
         write_state(tmp_path, RunState(State.RUNNING, 30, ""))
         lost = AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="why", host="n2")
         files.write_end(attempt, lost)
