@@ -34,6 +34,11 @@ class Progress:
         """Returns whether a checkpoint has been saved since this object was created."""
         return self._last_change_ns() > self._before_ns
 
+    def saved_s(self) -> float | None:
+        """Returns when the last checkpoint was saved, in seconds since the Unix epoch; None if none was."""
+        changed_ns = self._last_change_ns()
+        return changed_ns / 1e9 if changed_ns > self._before_ns else None
+
     def _last_change_ns(self) -> int:
         # The time of the last change of a checkpoint, in nanoseconds since the Unix epoch.
         return max((_modified_ns(path) for path in islice(self._paths(), _MOST_FILES)), default=0)

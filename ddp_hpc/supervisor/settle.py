@@ -45,7 +45,13 @@ def settle(
         return EndedAttempt(attempt=attempt, launcher=launcher, after=SeenState(), outcome=code)
     if launcher.lost_nodes:
         host = launcher.lost_nodes[0]
-        lost = AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason=f"{host} does not answer", host=host)
+        lost = AttemptEnd(
+            cause=Cause.LOST_RANK,
+            exit_code=1,
+            reason=f"{host} does not answer",
+            host=host,
+            silent_s=launcher.silent_s,
+        )
         files.write_end(attempt, lost)
     after, recorded = files.state(), files.end(attempt)
     has_begun = files.has_begun(attempt, before, after)
