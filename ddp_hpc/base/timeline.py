@@ -28,7 +28,7 @@ class Moment(StrEnum):
     NODES_CHECKED = "nodes checked"
     """`seconds`: how long the nodes were checked before the launcher starts."""
     LAUNCHER_STARTED = "launcher started"
-    """`num_nodes`: the nodes of the ranks, if the job has others; `records_steps`: whether rank 0 records
+    """`num_used`: the number of nodes of the ranks, null for all; `records_steps`: whether rank 0 records
     STEPS_BEGAN in any case."""
     PROGRAM_BEGAN = "program began"
     """`ddp-hpc exec` starts the program of rank 0."""

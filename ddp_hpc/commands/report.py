@@ -77,7 +77,8 @@ def command(
     if _is_run_without_traces(directory):
         if others or page_file is not None:
             raise RequestError(
-                f"{directory} is a run directory, for which --compare and -o are not supported"
+                f"{directory} is a run directory, and --compare and -o need traces; leave them out, or give "
+                "the --trace-dir of a training"
             )
         _report_cost(directory, json_file)
         return

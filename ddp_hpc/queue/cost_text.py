@@ -25,8 +25,8 @@ def cost_line(cost: RunCost) -> str:
 def cost_lines(cost: RunCost) -> Iterator[str]:
     """Yields a table of the categories with node-hours, one of the attempts, and why the attempts ended."""
     total = cost.total_node_hours
-    rows = [{"name": CATEGORIES[name], "hours": cost.node_hours[name]} for name in CATEGORIES]
-    rows = [row | {"share": row["hours"] / total} for row in rows if row["hours"]]
+    known = {title: cost.node_hours[name] for name, title in CATEGORIES.items() if cost.node_hours[name]}
+    rows = [{"name": title, "hours": hours, "share": hours / total} for title, hours in known.items()]
     rows.append({"name": "total", "hours": total, "share": 1.0})
     yield table(
         (Column("name", ""), Column("hours", "node-hours", _hours), Column("share", "share", _share)), rows

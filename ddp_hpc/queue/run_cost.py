@@ -116,8 +116,8 @@ def _of_job(job: Job, *, is_current: bool) -> Iterator[AttemptCost]:
 
 
 def _attempt_cost(launch: Launch, num_nodes: int, wall_s: float, seconds: Mapping[str, float]) -> AttemptCost:
-    node_hours = {name: seconds.get(name, 0.0) * launch.num_nodes / _HOUR_S for name in CATEGORIES}
-    node_hours["idle_nodes"] = wall_s * (num_nodes - launch.num_nodes) / _HOUR_S
+    node_hours = {name: seconds.get(name, 0.0) * launch.num_used / _HOUR_S for name in CATEGORIES}
+    node_hours["idle_nodes"] = wall_s * (num_nodes - launch.num_used) / _HOUR_S
     number, _, job_id = launch.key.partition(" ")
     return AttemptCost(
         attempt=int(number) if number.isdecimal() else 0,

@@ -41,13 +41,13 @@ class Steps:
 
 @dataclass
 class Launch:
-    """One start of the launcher, which is an attempt of the run. `ended_s` is None without a line about it,
-    and `last_s` the time of its last line.
+    """One start of the launcher, which is an attempt of the run, on `num_used` nodes. `ended_s` is None
+    without a line about it, and `last_s` the time of its last line.
     """
 
     key: str
     began_s: float
-    num_nodes: int
+    num_used: int
     records_steps: bool = True
     checks_s: float = 0.0
     last_s: float = 0.0
@@ -96,8 +96,8 @@ def read_timeline(run_dir: Path) -> list[Job]:
         if moment == Moment.NODES_CHECKED:
             checks_s += line["seconds"]
         elif moment == Moment.LAUNCHER_STARTED:
-            num_nodes = min(line["num_nodes"] or job.num_nodes, job.num_nodes)
-            job.launches.append(Launch(key, at_s, num_nodes, line["records_steps"], checks_s, at_s))
+            num_used = min(line["num_used"] or job.num_nodes, job.num_nodes)
+            job.launches.append(Launch(key, at_s, num_used, line["records_steps"], checks_s, at_s))
             checks_s = 0.0
         elif moment == Moment.JOB_ENDED:
             job.ended_s = at_s
@@ -140,14 +140,14 @@ def has_succeeded(end: Line | None) -> bool:
 _NEEDED: dict[str, tuple[str, ...]] = {
     Moment.JOB_BEGAN: ("num_nodes",),
     Moment.NODES_CHECKED: ("seconds",),
-    Moment.LAUNCHER_STARTED: ("num_nodes", "records_steps"),
+    Moment.LAUNCHER_STARTED: ("num_used", "records_steps"),
     Moment.STEPS_BEGAN: ("step", "restore_s"),
     Moment.SAVED: ("step", "save_s", "data_s"),
     Moment.STEPS_ENDED: ("step", "save_s", "data_s"),
     Moment.ATTEMPT_ENDED: ("silent_s", "cause", "reason"),
     Moment.LAUNCHER_ENDED: ("checkpoint_s",),
 }
-_TEXTS, _OPTIONAL = ("cause", "reason"), ("num_nodes", "checkpoint_s")
+_TEXTS, _OPTIONAL = ("cause", "reason"), ("num_used", "checkpoint_s")
 
 
 def _lines(run_dir: Path) -> Iterator[Line]:

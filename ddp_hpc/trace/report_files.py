@@ -1,4 +1,4 @@
-"""The output files of `ddp-hpc report`. Only earlier reports are overwritten. Needs no package of `report`."""
+"""The output files of `ddp-hpc report`. Does not import the packages that reading traces needs."""
 
 from __future__ import annotations
 
