@@ -107,7 +107,7 @@ def _of_job(job: Job, *, is_current: bool) -> Iterator[AttemptCost]:
     for launch, later in zip(launches, [*launches[1:], None], strict=True):
         from_s = spending.now_s
         following_s = end_s if later is None else later.began_s
-        is_open = is_current and later is None and launch.ended_s is None
+        is_open = is_current and later is None and launch.ended_s is None and launch.end is None
         begin = "start" if launch is launches[0] else "restarts"
         _spend(launch, spending, begin, following_s, is_open=is_open)
         if later is None:
@@ -181,12 +181,12 @@ def _spend(launch: Launch, spending: _Spending, begin: str, following_s: float, 
 def _spend_steps(steps: Steps, spending: _Spending, alive_s: float, *, is_open: bool = False) -> bool:
     """Spends the time of steps until the last sign of life; returns whether all of them were kept."""
     kept = steps.kept
-    is_kept = is_open or (kept is not None and kept["moment"] == Moment.STEPS_ENDED)
-    if not is_kept and has_succeeded(steps.end):
-        is_kept = not steps.saved or kept is steps.saved[-1]
     kept_s = steps.began_s if kept is None else kept["at_s"]
-    if is_kept and kept is not None and kept["moment"] == Moment.STEPS_ENDED:
-        alive_s = kept_s
+    if kept is not None and kept["moment"] == Moment.STEPS_ENDED:
+        alive_s, is_kept = kept_s, True
+    else:
+        has_lost = bool(steps.saved) and kept is not steps.saved[-1]
+        is_kept = is_open or (has_succeeded(steps.end) and not has_lost)
     waits = {} if kept is None else {"saves": kept["save_s"], "data": kept["data_s"]}
     spending.until(alive_s if is_kept else min(kept_s, alive_s), "useful_steps", **waits)
     spending.until(alive_s, "repeated_steps")
