@@ -54,7 +54,7 @@ def check(run: Run, expected_s: dict[str, float]) -> RunCost:
 
 
 def test_the_cost_of_a_training_with_a_lost_rank(cluster: Cluster, tmp_path: Path) -> None:
-    program = ["python", TIMED, *OPTIONS, "--max-steps", 40, "--snapshot-every-steps", 10]
+    program = ["python", TIMED, *OPTIONS, "--max-steps", 40, "--snapshot-every-steps", 10, "--log-every", 5]
     run = submit_program(cluster, tmp_path, program, step_s=0, render=LONG)
     run.wait_for_step(25)
     killed_s = time.time()
