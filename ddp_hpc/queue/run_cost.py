@@ -188,7 +188,8 @@ def _spend_steps(steps: Steps, spending: _Spending, alive_s: float, *, is_open: 
         has_lost = bool(steps.saved) and kept is not steps.saved[-1]
         is_kept = is_open or (has_succeeded(steps.end) and not has_lost)
     waits = {} if kept is None else {"saves": kept["save_s"], "data": kept["data_s"]}
-    spending.until(alive_s if is_kept else min(kept_s, alive_s), "useful_steps", **waits)
+    # A snapshot is a sign of life, too: the supervisor asks a node only every few seconds whether it answers.
+    spending.until(alive_s if is_kept else kept_s, "useful_steps", **waits)
     spending.until(alive_s, "repeated_steps")
     return is_kept
 

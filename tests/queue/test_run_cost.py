@@ -229,6 +229,17 @@ def test_the_end_of_a_launcher_that_is_missing_is_unknown(line: Note, tmp_path: 
     assert seconds(cost_of(tmp_path).node_hours) == {"start": 10, "useful_steps": 10, "unknown": 30}
 
 
+def test_a_snapshot_after_the_last_answer_of_a_node_is_kept(line: Note, tmp_path: Path) -> None:
+    job(line, 0)
+    launch(line, 1)
+    steps(line, 10)
+    saved(line, 30, 20)
+    lost(line, 50, silent_s=22)
+    left(line, 50)
+    line(50, Moment.JOB_ENDED)
+    assert seconds(cost_of(tmp_path).node_hours) == {"start": 10, "useful_steps": 20, "detection": 20}
+
+
 def test_clocks_that_differ_make_no_time_negative(line: Note, tmp_path: Path) -> None:
     job(line, 100)
     launch(line, 101)
