@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.base import attempt_end, process_control
+from ddp_hpc.base import attempt_end, process_control, timeline
 from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
@@ -163,6 +163,7 @@ def _warn(watch: SeparateRanks) -> None:
 def _record_began(recording: Recording) -> None:
     try:
         attempt_end.write_began(recording.run_dir, recording.attempt)
+        timeline.note(recording.run_dir, recording.attempt, timeline.Moment.PROGRAM_BEGAN)
     except DdpHpcError as error:  # the disk is full, for example
         _complain(f"warning: {error}")
 

@@ -8,6 +8,7 @@ from itertools import count
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.text_table import cut
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.silence import IDLE_TIMEOUT
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor import decisions
@@ -131,4 +132,5 @@ def _run_attempt(
             raise
         complain(str(error))
         launcher = LauncherEnd(_NOT_STARTED)
+    note(files.path, attempt.key, Moment.LAUNCHER_ENDED, checkpoint_s=started.progress.saved_s())
     return settle(started, launcher, clock, files, settings)

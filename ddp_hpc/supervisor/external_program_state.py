@@ -32,7 +32,12 @@ class Progress:
 
     def has_advanced(self) -> bool:
         """Returns whether a checkpoint has been saved since this object was created."""
-        return self.last_change_ns() > self._before_ns
+        return self.saved_s() is not None
+
+    def saved_s(self) -> float | None:
+        """Returns when the last checkpoint was saved, in seconds since the Unix epoch; None if none was."""
+        changed_ns = self.last_change_ns()
+        return changed_ns / 1e9 if changed_ns > self._before_ns else None
 
     def last_change_ns(self) -> int:
         """Returns the time of the last change of a checkpoint, in nanoseconds since the Unix epoch."""

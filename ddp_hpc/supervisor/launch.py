@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
 from ddp_hpc.launch.resolve_launcher import resolve
@@ -98,17 +99,24 @@ class Launch:
             say=say,
         )
         self._start_guard()
+        if files is not None and attempt is not None:
+            num_used = len(self.pool.nodes.used) if self.pool is not None else None
+            details = {"num_used": num_used, "records_steps": self.writes_state}
+            note(files.path, attempt.key, Moment.LAUNCHER_STARTED, **details)
         end = run_launcher(argv, {**environ, **own_variables}, watch)
         if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
             say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
-        if watch.lost_nodes:
+        if watch.lost_nodes and self.pool is not None:
             self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
-        if watch.has_hung and not self._job.end_ranks(_RANKS_END_S):
-            end = replace(end, has_left_ranks=True)
-        return replace(end, lost_nodes=watch.lost_nodes, has_hung=watch.has_hung)
+            silent_s = self.pool.silent_s(watch.lost_nodes[0])
+            end = replace(end, lost_nodes=watch.lost_nodes, silent_s=silent_s)
+        if watch.has_hung:
+            has_left_ranks = not self._job.end_ranks(_RANKS_END_S)
+            end = replace(end, has_hung=True, has_left_ranks=end.has_left_ranks or has_left_ranks)
+        return end
 
     def _start_guard(self) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of

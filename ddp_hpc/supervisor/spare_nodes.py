@@ -77,6 +77,11 @@ class NodeWatch:
             # Not the current time: this process can have been suspended.
             return [name for name, at_s in self._answered_s.items() if self._round_s - at_s > silent_s]
 
+    def silent_s(self, name: str) -> float:
+        """Returns the time since the last answer of a node that has answered once."""
+        with self._rounds:
+            return time.monotonic() - self._answered_s[name]
+
     def look_again(self) -> list[str]:
         """Asks all nodes once more, and returns those that do not answer."""
         self.ask_again()
@@ -151,6 +156,10 @@ class NodePool:
     def lost(self) -> list[str]:
         """Returns the nodes of the ranks that have not answered for too long."""
         return [name for name in self._watch.lost() if name in self.nodes.used]
+
+    def silent_s(self, name: str) -> float:
+        """Returns the time since the last answer of a lost node."""
+        return self._watch.silent_s(name)
 
     def replaceable(self, host: str) -> str:
         """Returns the node of the ranks with this host name, if a spare one can replace it; otherwise

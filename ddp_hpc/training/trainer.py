@@ -264,6 +264,7 @@ class Trainer:
         tick()
         exchanged = self.pending.receive()
         decision = self.lifecycle.decide(exchanged.reports, self.position, is_last)
+        self.lifecycle.waited_for_data(sum(record.data_s for record in exchanged.records))
         for sink in self.sinks:
             sink.write(exchanged.records)
         first, last = exchanged.records[0], exchanged.records[-1]

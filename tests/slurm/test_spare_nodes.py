@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.queue.run_cost import run_cost
 from tests.training.forked import Forks
 
 from .cluster import Cluster
@@ -92,6 +93,22 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
         assert f"no answer from {second}; replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
+        check_cost(run.folder / "runs" / "ddp", waited_s)
+
+
+def check_cost(run_dir: Path, waited_s: float) -> None:
+    """Checks the node-seconds of a run on two of three nodes."""
+    cost = run_cost(run_dir, is_running=False)
+    assert cost is not None
+    node_s = {name: 3600 * hours for name, hours in cost.node_hours.items()}
+    print(node_s)
+    walls_s = sum(attempt.wall_s for attempt in cost.attempts)
+    assert sum(node_s.values()) == pytest.approx(3 * walls_s)
+    assert node_s["idle_nodes"] == pytest.approx(walls_s)
+    # The last answer of a node is up to 3 s before its loss.
+    lost_s = node_s["detection"] + node_s["restarts"] + node_s["restore"]
+    assert lost_s / 2 == pytest.approx(waited_s, abs=5)
+    assert node_s["detection"] / 2 > 5
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_a_program_that_is_killed_after_a_checkpoint_is_started_again_in_the_sam
     assert attempts(job) == ["1 7 0", "2 7 0"]
     assert (folder(job) / "state").read_text().startswith("done ")
     assert b"ddp-hpc: restart 1 of 3 in this job, since attempt 1 failed: exit code 137\n" in done.stdout
+
+
+def test_a_job_records_when_its_launchers_began_and_ended_and_its_last_checkpoint(job: Sandbox) -> None:
+    run(job, f"{COUNT}{TOUCH} ((n)) && exit 0; kill -9 $$")
+    lines = [json.loads(line) for line in (folder(job) / "timeline").read_text().splitlines()]
+    assert [(line["attempt"], line["moment"]) for line in lines] == [
+        ("1 7", "job began"),
+        ("1 7", "launcher started"),
+        ("1 7", "launcher ended"),
+        ("1 7", "attempt ended"),
+        ("2 7", "launcher started"),
+        ("2 7", "launcher ended"),
+        ("2 7", "attempt ended"),
+        ("1 7", "job ended"),
+    ]
+    times = [line["at_s"] for line in lines]
+    assert times == sorted(times)
+    assert lines[0]["num_nodes"] == 1
+    assert lines[1]["at_s"] <= lines[2]["checkpoint_s"] <= lines[2]["at_s"]
+    assert lines[3]["reason"] == "exit code 137"
 
 
 @pytest.mark.parametrize("then", ["exit 3", "kill -9 $$"])

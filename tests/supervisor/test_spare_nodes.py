@@ -63,6 +63,7 @@ def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]
     assert watch.lost() == [], "a few lost packets"
     time.sleep(0.2)
     assert watch.lost(silent_s=0.1) == ["n2"]
+    assert watch.silent_s("n2") > 0.2
     answering.add("n2")
     assert watch.look_again() == []
 

@@ -90,12 +90,17 @@ class RankStatus:
     node_answers: bool = True  # False: the node's kernel did not acknowledge the request for stack traces
 
 
-def end_of_lost(cause: Cause, reason: str, ranks: Sequence[RankStatus]) -> AttemptEnd:
+def end_of_lost(cause: Cause, reason: str, ranks: Sequence[RankStatus], silent_s: float) -> AttemptEnd:
     """Returns the end of the attempt that has lost these ranks, the first of which is blamed."""
     first = ranks[0]
-    step = None if first.beat.step == NOT_BEGUN else first.beat.step
     return AttemptEnd(
-        cause=cause, exit_code=cause.exit_code, reason=reason, rank=first.rank, host=first.host, step=step
+        cause=cause,
+        exit_code=cause.exit_code,
+        reason=reason,
+        rank=first.rank,
+        host=first.host,
+        step=None if first.beat.step == NOT_BEGUN else first.beat.step,
+        silent_s=silent_s,
     )
 
 
