@@ -39,6 +39,7 @@ class LocalWriter(ScriptWriter):
             ("--max-attempts", attempts),
             ("--restarts", restarts),
             ("--spare-nodes", str(job.spare_nodes or "")),
+            ("--min-nodes", str(job.min_nodes or "")),
             ("--rank-logs", "1" if job.rank_logs else ""),
         ]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
