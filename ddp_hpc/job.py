@@ -17,7 +17,9 @@ from ddp_hpc.request.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESTARTS,
     DEFAULT_SIGNAL,
+    NODE_CHECKS,
     REQUEUE_POLICIES,
+    default_node_check,
     parse_signal,
 )
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -74,6 +76,13 @@ from ddp_hpc.supervisor.supervise import supervise
     default=0,
     metavar="S",
     help="Number of nodes of this job on which ranks start only after another node has failed.",
+)
+@click.option(
+    "--node-check",
+    type=click.Choice(NODE_CHECKS),
+    show_default="replace with --spare-nodes, otherwise off",
+    help="Check the nodes before each start with several nodes: warn about bad ones, or replace them by "
+    "spare ones.",
 )
 @click.option(
     "--local-dir",
@@ -145,6 +154,7 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         max_attempts=options["max_attempts"],
         restarts=options["restarts"],
         spare_nodes=options["spare_nodes"],
+        node_check=options["node_check"] or default_node_check(options["spare_nodes"]),
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],

@@ -87,7 +87,7 @@ def record_attempt(run_dir: Path, attempt: Attempt) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    _append(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
+    append_line(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
 
 
 def record(run_dir: Path, submission: SubmissionRecord) -> None:
@@ -96,7 +96,7 @@ def record(run_dir: Path, submission: SubmissionRecord) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    _append(run_dir / SUBMITTED, f"{json.dumps(asdict(submission))}\n".encode())
+    append_line(run_dir / SUBMITTED, f"{json.dumps(asdict(submission))}\n".encode())
 
 
 def record_cancelled(run_dir: Path, job_id: str) -> None:
@@ -105,32 +105,37 @@ def record_cancelled(run_dir: Path, job_id: str) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    _append(run_dir / CANCELLED, f"{_number_of(job_id)}\n".encode())
+    append_line(run_dir / CANCELLED, f"{_number_of(job_id)}\n".encode())
 
 
 def is_cancelled(run_dir: Path, job_id: str) -> bool:
     """Returns whether `ddp-hpc cancel` has cancelled the job."""
-    return _number_of(job_id) in _lines(run_dir / CANCELLED)
+    return _number_of(job_id) in lines_of(run_dir / CANCELLED)
 
 
 def forget_cancelled(run_dir: Path, job_id: str) -> None:
     """Removes the record of `record_cancelled` if the scheduler did not cancel the job. Ignores errors."""
     with suppress(DdpHpcError):
-        kept = [line for line in _lines(run_dir / CANCELLED) if line != _number_of(job_id)]
+        kept = [line for line in lines_of(run_dir / CANCELLED) if line != _number_of(job_id)]
         content = "".join(f"{line}\n" for line in kept).encode()
         write_atomically(run_dir / CANCELLED, content, CANCELLED, is_private=True)
 
 
 def resume_command(run_dir: Path) -> str:
     """Returns the shell command that resumes the run; empty if the last job of the run has left none."""
-    return next(iter(_lines(run_dir / RESUME)), "")
+    return next(iter(lines_of(run_dir / RESUME)), "")
 
 
 def _number_of(job_id: str) -> str:
     return re.split("[.@]", job_id)[0]
 
 
-def _append(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line to a file that only this user may write.
+
+    Raises:
+        DdpHpcError: the file cannot be written.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -152,7 +157,7 @@ def _append(path: Path, line: bytes) -> None:
 def submissions(run_dir: Path) -> list[SubmissionRecord]:
     """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
     records = []
-    for line in _lines(run_dir / SUBMITTED):
+    for line in lines_of(run_dir / SUBMITTED):
         try:
             read = json.loads(line)
             known = {own.name: read[own.name] for own in fields(SubmissionRecord)}
@@ -181,7 +186,7 @@ def attempts(run_dir: Path) -> list[Attempt]:
         for number, at, cluster in (s.job_id.partition("@") for s in submissions(run_dir))
     }
     starts, cluster = [], ""
-    for start in filter(None, map(parse_attempt, _lines(run_dir / ATTEMPTS))):
+    for start in filter(None, map(parse_attempt, lines_of(run_dir / ATTEMPTS))):
         # A successor is queued on the same cluster as the previous job.
         cluster = clusters.get(start.job_id, cluster)
         starts.append(replace(start, job_id=start.job_id + cluster))
@@ -207,7 +212,8 @@ def next_job(run_dir: Path, job_id: str) -> str:
     return later[0].job_id if later and later[0].number > 1 and is_job_id(later[0].job_id) else ""
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """Returns the last lines of a file, at most 4 MiB; none if it cannot be read."""
     try:
         if not is_plain(path):
             return []

@@ -10,6 +10,7 @@ from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.check_nodes import check_nodes
 from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.external_program_state import Progress
 from ddp_hpc.supervisor.job_clock import JobClock
@@ -60,6 +61,7 @@ def run_attempts(
         )
         if pool is not None:
             why = why or pool.replace_bad(suspect)
+        why = why or check_nodes(launch, clock, files, settings)
         if stop := why_stopped(attempt, clock, files):  # the nodes were asked for some seconds
             ended = replace(ended, stop=stop)
             break

@@ -48,38 +48,32 @@ class Launch:
         clock: JobClock,
         script: str,
     ) -> None:
-        self._argv, self._settings, self._environ = argv, settings, environ
-        self._job, self._clock = job, clock
+        self.argv, self._settings, self._environ = argv, settings, environ
+        self.job, self._clock = job, clock
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name
         self.writes_state = decisions.writes_its_state(argv)
         self._begin_limit_s: float | None = None
-        self.pool: NodePool | None = None
-        if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
-            self.pool = NodePool(names, settings.spare_nodes, job.watched_ports)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
+        self._nodes = tuple(expand_hostlist(job.node_names()))
+        self.pool: NodePool | None = None
+        if settings.spare_nodes and self._nodes:
+            self.pool = NodePool(self._nodes, settings.spare_nodes, self.run_dir, job.watched_ports)
 
     def run(
         self, variables: Mapping[str, str], files: RunFiles | None, attempt: Attempt | None = None
     ) -> LauncherEnd:
         """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs."""
         settings = self._settings
-        variables = {**self._variables(), **variables}
-        environ = {**self._environ, **variables}
-        argv, own_variables = resolve(
-            self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
-        )
-        if self.pool is not None and files is not None:
-            argv, of_nodes = self._job.on_nodes(argv, self.pool.nodes.used, files.path)
-            own_variables |= of_nodes
-        say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
-        uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
+        argv, environ = self.command(variables, files)
+        say(f"ddp-hpc: job {self.job.job_id}: {shlex.join(argv)}")
+        uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self.argv})
         watch = RunWatch(
             self._clock,
             self.launcher,
-            forwards_term=self._job.forwards_term if self.launcher == "srun" else "",
+            forwards_term=self.forwards_term,
             files=files,
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
@@ -89,26 +83,50 @@ class Launch:
             signal_lead_s=settings.signal_lead_s,
             say=say,
         )
-        self._start_guard()
-        end = run_launcher(argv, {**environ, **own_variables}, watch)
-        if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
+        self.start_guard()
+        end = run_launcher(argv, environ, watch)
+        if end.was_killed and self._clock.stopped_s is None and not self.job.end_ranks(_RANKS_END_S):
             say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
         if watch.lost_nodes:
-            self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
+            self.job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
         return replace(end, lost_nodes=watch.lost_nodes)
 
-    def _start_guard(self) -> None:
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the ranks; empty if they are not known."""
+        return self._nodes if self.pool is None else self.pool.nodes.used
+
+    @property
+    def forwards_term(self) -> str:
+        """See `LauncherWatch`."""
+        return self.job.forwards_term if self.launcher == "srun" else ""
+
+    def command(
+        self, variables: Mapping[str, str], files: RunFiles | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the command line of the launcher for the nodes of the ranks, and its environment."""
+        variables = {**self._variables(), **variables}
+        environ = {**self._environ, **variables}
+        argv, own_variables = resolve(
+            self.argv, environ, [*self._exported, *variables], has_queue=self._settings.scheduler.has_queue
+        )
+        if self.pool is not None and files is not None:
+            argv, of_nodes = self.job.on_nodes(argv, self.pool.nodes.used, files.path)
+            own_variables |= of_nodes
+        return argv, {**environ, **own_variables}
+
+    def start_guard(self) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
         if self.pool is None:
             return
         first, node = self.pool.names[0], self.pool.node_of_guard
-        guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
-        self._job.run_beside_ranks(node, guard)
+        guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self.job.job_id]
+        self.job.run_beside_ranks(node, guard)
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""
@@ -120,7 +138,7 @@ class Launch:
             variables["DDP_HPC_DEADLINE"] = str(int(clock.end_s))
             if clock.is_reported:
                 variables[REPORTED_BY] = scheduler.name
-        if self._job.sets_long_tmpdir and "TMPDIR" not in self._exported:
+        if self.job.sets_long_tmpdir and "TMPDIR" not in self._exported:
             variables |= short_tmpdir(environ)
         if scheduler.has_queue:
             variables |= private_kernel_caches(environ, self._settings.local_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.request.job import NodeCheck
 from ddp_hpc.schedulers.scheduler import Scheduler
 
 
@@ -25,6 +26,8 @@ class Settings:
     """Maximum number of times that a job starts its ranks again after a failure."""
     spare_nodes: int
     """Number of nodes of the job that replace others."""
+    node_check: NodeCheck
+    """What to do before a start with nodes that fail their check."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str

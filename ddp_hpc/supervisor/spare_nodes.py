@@ -10,15 +10,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import counted
+from ddp_hpc.queue.failed_nodes import failed_nodes, record_failed_node
 from ddp_hpc.supervisor.job_log import say
 
 _EVERY_S, _ANSWER_S = 3.0, 3.0
@@ -128,18 +130,24 @@ def _is_up(place: tuple[Any, ...]) -> bool:
 class NodePool:
     """The nodes of a job with spare nodes, of which the bad ones are replaced. `names` are all of them.
 
+    Nodes that fail are recorded in the run directory. Those of earlier jobs become the spare ones.
+
     Raises:
         RequestError: all of them would be spare.
     """
 
-    def __init__(self, names: Sequence[str], num_spare: int, ports: Sequence[int] = (9,)) -> None:
+    def __init__(
+        self, names: Sequence[str], num_spare: int, run_dir: Path | None, ports: Sequence[int] = (9,)
+    ) -> None:
         if len(names) <= num_spare:
             raise RequestError(
                 f"--spare-nodes {num_spare} was given, but this job has only {counted(len(names), 'node')}; "
                 "request more nodes"
             )
         self.names = tuple(names)
-        self.nodes = Nodes.of(names, num_spare)
+        self._run_dir = run_dir
+        failed = {each.node for each in failed_nodes(run_dir)} if run_dir is not None else set()
+        self.nodes = Nodes.of(sorted(names, key=failed.__contains__), num_spare)
         self._watch = NodeWatch(names, ports)
 
     @property
@@ -165,18 +173,26 @@ class NodePool:
         Returns why the ranks cannot be started again, or nothing.
         """
         silent = self._watch.look_again()
-        lost = ", ".join(name for name in self.nodes.used if name in silent)
-        if lost and not self._replace(silent, f"no answer from {lost}"):
-            return f"no answer from {lost}, and too few spare nodes are left"
-        if suspect in self.nodes.used:
-            self._replace([*silent, suspect], f"two attempts have failed on {suspect}")
-        return ""
+        why = self.replace({name: "no answer" for name in self.nodes.used if name in silent}, silent)
+        if suspect in self.nodes.used and not why:
+            self.replace({suspect: "two attempts have failed"}, silent)
+        return why
 
-    def _replace(self, bad: Collection[str], why: str) -> bool:
-        nodes = self.nodes.without(bad)
+    def replace(self, bad: Mapping[str, str], silent: Collection[str] = ()) -> str:
+        """Replaces these nodes, each with the reason, by spare ones that answer.
+
+        Returns why the ranks cannot be started, or nothing.
+        """
+        if not bad:
+            return ""
+        if self._run_dir is not None:
+            for name, why in bad.items():
+                record_failed_node(self._run_dir, name, why)
+        what = "; ".join(f"node {name}: {why}" for name, why in bad.items())
+        nodes = self.nodes.without({*bad, *silent, *self._watch.lost()})
         if nodes is None:
-            return False
+            return f"{what}; too few spare nodes are left"
         news = ", ".join(name for name in nodes.used if name not in self.nodes.used)
-        say(f"ddp-hpc: {why}; replaced by {news}")
+        say(f"ddp-hpc: {what}; replaced by {news}")
         self.nodes = nodes
-        return True
+        return ""

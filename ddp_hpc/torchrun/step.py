@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.job_variables import job_id_of, read_node_file
 from ddp_hpc.base.process_control import set_umask
+from ddp_hpc.discovery.node_check_request import MODULE, NODE_CHECK
 from ddp_hpc.discovery.rank_output import RANK_LOGS
 from ddp_hpc.discovery.visible_gpus import gpus_here
 from ddp_hpc.discovery.world import short_hostname
@@ -45,6 +46,7 @@ class Step:
     min_nodes: int
     ranks_per_node: int
     backend: str
+    max_restarts: str
     timeout_s: str
 
 
@@ -82,10 +84,15 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
                 f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE and "
                 "DDP_HPC_MIN_NODES"
             )
+    program, max_restarts = _program(arguments), environ.get("DDP_HPC_MAX_RESTARTS") or "3"
+    if environ.get(NODE_CHECK):
+        # A rank that fails has a result, too.
+        program, max_restarts, numbers["min_nodes"] = ["-m", MODULE], "0", numbers["num_nodes"]
     step = Step(
-        _program(arguments),
+        program,
         **{name: int(value) for name, value in numbers.items()},
         backend=backend,
+        max_restarts=max_restarts,
         timeout_s=environ.get("DDP_HPC_INIT_TIMEOUT_S") or "300",
     )
     if step.min_nodes > step.num_nodes:
@@ -170,7 +177,7 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
         f"--rdzv-endpoint={rendezvous.host}:{rendezvous.port}",
         f"--rdzv-conf={conf}",
         f"--local-addr={rendezvous.local_addr}",
-        f"--max-restarts={environ.get('DDP_HPC_MAX_RESTARTS') or '3'}",
+        f"--max-restarts={step.max_restarts}",
         # `ddp-hpc exec` writes the output of each rank to its file.
         *(("-m", "ddp_hpc.exec", python) if environ.get(RANK_LOGS) == "1" else ()),
         *step.program,
