@@ -70,9 +70,7 @@ def _name(device: torch.device, number: int, world: World) -> str:
     return f"GPU {device.index if number > 1 else world.local_rank}"
 
 
-def memory_in_use(
-    ask: Callable[[], tuple[int, int]], num_sharing: int, limit_s: float = _FREED_S
-) -> str:
+def memory_in_use(ask: Callable[[], tuple[int, int]], num_sharing: int, limit_s: float = _FREED_S) -> str:
     """Returns how much memory other processes use on a device, if they do not free it within `limit_s`.
 
     `ask` returns the free and the total memory in bytes. `num_sharing` ranks use the device.

@@ -24,6 +24,10 @@ class Verdict:
 def judge(results: Results, nodes: Sequence[str]) -> Verdict:
     """Returns the verdict on the nodes, which have the scheduler's names."""
     of_node = {name: [rank for rank in results.ranks if rank.host == short(name)] for name in nodes}
+    hosts = {rank.host for rank in results.ranks}
+    if strangers := sorted(hosts - {*map(short, nodes)}):
+        text = f"ranks run on {', '.join(strangers)}, which are not names of nodes of this job"
+        return Verdict(common=(text,))
     absent = [name for name, ranks in of_node.items() if not ranks]
     problems = {name: [each for rank in ranks for each in rank.problems] for name, ranks in of_node.items()}
     common = []

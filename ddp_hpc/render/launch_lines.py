@@ -83,6 +83,13 @@ def uses_exec(job: Job, layout: Layout) -> bool:
     return program.endswith(".py")
 
 
+NOT_CHECKED = (
+    "the nodes are not checked before a start, because the program is not started with ddp_hpc.train, "
+    "ddp-hpc exec or torchrun_script.sh; use --env-style torchrun or --node-check off"
+)
+"""A warning if `runs_node_check` is false."""
+
+
 def runs_node_check(words: Words) -> bool:
     """Returns whether the ranks of this launch line can check the nodes in place of the program."""
     has_command = {("ddp-hpc", "exec"), ("ddp-hpc", "train")} & {*pairwise(words)}

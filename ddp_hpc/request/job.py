@@ -339,6 +339,8 @@ def _check_resuming(job: Job) -> None:
     if job.spare_nodes and (job.min_nodes is not None or not job.restarts or job.standalone):
         without = "--min-nodes, --standalone or --restarts 0"
         raise OptionError("spare_nodes", job.spare_nodes, f"cannot be combined with {without}")
+    if job.standalone and job.node_check is not None:
+        raise OptionError("node_check", job.node_check, "cannot be combined with --standalone")
     if job.signal and job.requeue != "on-signal":
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:

@@ -13,7 +13,7 @@ from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.node_check.results import LAUNCH, RESULTS, read_results
 from ddp_hpc.node_check.verdict import Verdict, judge
 from ddp_hpc.queue.failed_nodes import record_failed_node
-from ddp_hpc.render.launch_lines import runs_node_check
+from ddp_hpc.render.launch_lines import NOT_CHECKED, runs_node_check
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
 from ddp_hpc.supervisor.launch import Launch
@@ -49,7 +49,7 @@ def check_nodes(launch: Launch, clock: JobClock, files: RunFiles, settings: Sett
             return ""
         for text in verdict.common:
             complain(f"the check of nodes: {text}; no node is replaced because of this", kind="warning")
-        bad = {**dict.fromkeys(lost, "no answer"), **verdict.bad}
+        bad = {**dict.fromkeys(lost, "no answer"), **_unhealthy(launch), **verdict.bad}
         if not bad:
             if not verdict.common:
                 took_s = time.monotonic() - begin_s
@@ -68,17 +68,17 @@ def check_nodes(launch: Launch, clock: JobClock, files: RunFiles, settings: Sett
             return why
 
 
-NOT_CHECKED = (
-    "the nodes are not checked, because the program is not started with ddp_hpc.train, ddp-hpc exec or "
-    "torchrun_script.sh; use --env-style torchrun, or --node-check off"
-)
+def _unhealthy(launch: Launch) -> dict[str, str]:
+    """Returns what the site's own check says about nodes, unless it says it about all of them."""
+    found = launch.job.unhealthy_nodes(launch.nodes)
+    return found if len(found) < len(launch.nodes) else {}
 
 
 def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequence[str], Verdict]:
     """Returns the nodes that no longer answer, and the verdict on the others."""
     directory = files.path / _DIRECTORY
     variables = {NODE_CHECK: str(directory), "DDP_HPC_INIT_TIMEOUT_S": str(_INIT_TIMEOUT_S)}
-    argv, environ = launch.command(variables, files)
+    argv, environ = launch.command({**variables, "OMP_NUM_THREADS": "1"}, files)
     try:
         directory.mkdir(exist_ok=True)
         (directory / RESULTS).unlink(missing_ok=True)
