@@ -57,10 +57,9 @@ class Launch:
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
-        self._nodes = tuple(expand_hostlist(job.node_names()))
         self.pool: NodePool | None = None
-        if settings.spare_nodes and self._nodes:
-            self.pool = NodePool(self._nodes, settings.spare_nodes, self.run_dir, job.watched_ports)
+        if settings.spare_nodes and (names := self._node_names()):
+            self.pool = NodePool(names, settings.spare_nodes, self.run_dir, job.watched_ports)
 
     def run(
         self, variables: Mapping[str, str], files: RunFiles | None, attempt: Attempt | None = None
@@ -97,7 +96,7 @@ class Launch:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes of the ranks; empty if they are not known."""
-        return self._nodes if self.pool is None else self.pool.nodes.used
+        return self._node_names() if self.pool is None else self.pool.nodes.used
 
     @property
     def forwards_term(self) -> str:
@@ -127,6 +126,10 @@ class Launch:
         first, node = self.pool.names[0], self.pool.node_of_guard
         guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self.job.job_id]
         self.job.run_beside_ranks(node, guard)
+
+    def _node_names(self) -> tuple[str, ...]:
+        names = self.job.node_names()
+        return tuple(expand_hostlist(names)) if names else ()
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -100,7 +100,7 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
     assert (job["Exit_status"], job["run_count"], site.num_jobs()) == (0, 1, 1), site.logs()
     assert losses(site) == losses(quiet)
     log = site.log(job)
-    assert f"no answer from {second}; replaced by {third}" in log
+    assert f"node {second}: no answer; replaced by {third}" in log
     assert (site.work / "runs" / "ddp" / "nodes").read_text().split() == [first, third]
 
 

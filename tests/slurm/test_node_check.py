@@ -25,9 +25,9 @@ import os
 import pathlib
 import sys
 
-if os.environ["RANK"] == "0":
+if os.environ["RANK"] == "0" and os.environ["DDP_HPC_THIS_ATTEMPT"].startswith("1 "):
     pathlib.Path(os.environ["DDP_HPC_PROGRESS_FILE"]).touch()
-sys.exit(0 if os.environ["DDP_HPC_THIS_ATTEMPT"].startswith("2 ") else 75)
+    sys.exit(75)
 """
 
 

@@ -90,7 +90,7 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
         assert run.losses == quiet
         assert_same_weights(run.folder / "runs" / "ddp", tmp_path / "without_slurm", NUM_STEPS)
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
-        assert f"no answer from {second}; replaced by {third}" in run.log
+        assert f"node {second}: no answer; replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
 
 
@@ -137,7 +137,7 @@ def test_a_node_on_which_ranks_fail_again_is_replaced(
     end = run.end(120)
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
-    assert f"two attempts have failed on {second}; replaced by {third}" in run.log
+    assert f"node {second}: two attempts have failed; replaced by {third}" in run.log
     assert [number for number, _, _ in run.attempts] == [1, 2, 3]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.queue.failed_nodes import failed_nodes, record_failed_node
 from ddp_hpc.schedulers.pbs.running_job import PbsJob
 from ddp_hpc.schedulers.run_command import Answer, NoAnswerError
 from ddp_hpc.supervisor import guard, spare_nodes
@@ -108,11 +109,11 @@ def test_a_name_server_that_fails_later_costs_no_node(monkeypatch: pytest.Monkey
 
 def test_without_a_node_for_the_ranks_the_job_is_refused() -> None:
     with pytest.raises(RequestError, match="this job has only 2 nodes; request more nodes"):
-        NodePool(["n1", "n2"], 2)
+        NodePool(["n1", "n2"], 2, None)
 
 
 def test_the_guard_runs_on_the_last_node_that_answers(answering: set[str]) -> None:
-    pool = NodePool(["n1", "n2", "n3"], 1)
+    pool = NodePool(["n1", "n2", "n3"], 1, None)
     assert pool._watch.look_again() == []
     assert pool.node_of_guard == "n3"
     answering.remove("n3")
@@ -212,3 +213,31 @@ def test_under_pbs_mpiexec_gets_a_node_file_with_the_nodes_in_use(tmp_path: Path
     assert argv == ["mpiexec", "--hostfile", str(tmp_path / "nodes"), "-n", "4"]
     assert variables == {"PBS_NODEFILE": str(tmp_path / "nodes")}
     assert (tmp_path / "nodes").read_text().split() == ["n3.lab", "n3.lab", "n2.lab", "n2.lab"]
+
+
+def test_nodes_that_have_failed_in_earlier_jobs_become_spare(answering: set[str], tmp_path: Path) -> None:
+    record_failed_node(tmp_path, "n1", "no answer")
+    assert NodePool(["n1", "n2", "n3"], 1, tmp_path).nodes == Nodes(("n2", "n3"), ("n1",))
+
+
+def test_a_bad_node_is_replaced_and_recorded(
+    answering: set[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = NodePool(["n1", "n2", "n3"], 1, tmp_path)
+    assert pool.replace({"n2": "GPU 1 fails"}) == ""
+    assert pool.nodes == Nodes(("n1", "n3"), ())
+    assert "ddp-hpc: node n2: GPU 1 fails; replaced by n3\n" in capfd.readouterr().out
+    assert pool.replace({"n1": "no GPUs found"}) == "node n1: no GPUs found; too few spare nodes are left"
+    assert [(each.node, each.reason) for each in failed_nodes(tmp_path)] == [
+        ("n2", "GPU 1 fails"),
+        ("n1", "no GPUs found"),
+    ]
+
+
+def test_a_silent_node_and_one_with_two_failures_are_recorded(answering: set[str], tmp_path: Path) -> None:
+    pool = NodePool(["n1", "n2", "n3"], 1, tmp_path)
+    assert pool._watch.look_again() == []
+    assert pool.replace_bad("n2") == ""
+    assert [(each.node, each.reason) for each in failed_nodes(tmp_path)] == [
+        ("n2", "two attempts have failed")
+    ]
