@@ -18,7 +18,9 @@ from tests.batch.conftest import Sandbox, run_cli, sandbox
 
 __all__ = ["sandbox"]
 
-SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=10\n{more}export DDP_HPC_RUN_DIR=$PWD/runs/ddp\nsrun x\n"
+SCRIPT = (
+    "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=10\n{more}export DDP_HPC_RUN_DIR=$PWD/runs/ddp\nsrun x\n"
+)
 
 
 def test_each_node_is_listed_once_with_its_last_failure(tmp_path: Path) -> None:
