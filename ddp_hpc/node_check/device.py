@@ -47,7 +47,8 @@ def check_device(world: World, tell: Tell) -> tuple[int, list[Problem]]:
             tell(name, "free memory")
             num_sharing = -(-world.local_size // number)
             module = torch.get_device_module(device.type)
-            if not getattr(module.get_device_properties(device), "is_integrated", False):
+            is_integrated = getattr(module.get_device_properties(device), "is_integrated", False)
+            if hasattr(module, "mem_get_info") and not is_integrated:
                 in_use = memory_in_use(lambda: module.mem_get_info(device), num_sharing)
                 problems = [Problem("memory", f"{name} has {in_use}")] if in_use else []
         tell(name, "matrix product")

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -19,6 +20,8 @@ from ddp_hpc.base import process_control
 from ddp_hpc.discovery.world import World
 from ddp_hpc.doctor.check_result import first_line
 from ddp_hpc.node_check.results import Problem
+
+_KILLED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,10 @@ class Worker:
         self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Ends the worker."""
+        """Ends the worker, so that the device is free for the program."""
         self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process can be unkillable
+            self._process.wait(_KILLED_S)
 
 
 def main(pipe: int, place: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.node_check.results import LAUNCH, RESULTS, read_results
@@ -78,16 +78,16 @@ def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequen
     """Returns the nodes that no longer answer, and the verdict on the others."""
     directory = files.path / _DIRECTORY
     variables = {NODE_CHECK: str(directory), "DDP_HPC_INIT_TIMEOUT_S": str(_INIT_TIMEOUT_S)}
-    argv, environ = launch.command({**variables, "OMP_NUM_THREADS": "1"}, files)
+    watch = _CheckWatch(launch, clock, directory)
     try:
+        argv, environ = launch.command({**variables, "OMP_NUM_THREADS": "1"}, files)
         directory.mkdir(exist_ok=True)
         (directory / RESULTS).unlink(missing_ok=True)
         (directory / LAUNCH).write_text(environ["DDP_HPC_LAUNCH"], encoding="utf-8")
-    except OSError as error:
-        return (), Verdict(common=(f"{directory} cannot be written ({error.strerror})",))
-    watch = _CheckWatch(launch, clock, directory / RESULTS)
-    launch.start_guard()
-    end = run_launcher(argv, environ, watch)
+        launch.start_guard()
+        end = run_launcher(argv, environ, watch)
+    except (OSError, RequestError) as error:  # the program cannot be started either, and says so then
+        return (), Verdict(common=(f"it could not run: {error}",))
     if end.was_ended or end.was_killed:
         launch.job.end_ranks(_RANKS_END_S)
     if watch.lost_nodes:
@@ -102,9 +102,9 @@ def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequen
 class _CheckWatch:
     """Ends a launcher that waits for ranks that hang; see `LauncherWatch`."""
 
-    def __init__(self, launch: Launch, clock: JobClock, results: Path) -> None:
+    def __init__(self, launch: Launch, clock: JobClock, directory: Path) -> None:
         self.forwards_term = launch.forwards_term
-        self._pool, self._clock, self._results = launch.pool, clock, results
+        self._pool, self._clock, self._directory = launch.pool, clock, directory
         self.lost_nodes: tuple[str, ...] = ()
         self._terminate_s = time.monotonic() + _LIMIT_S
         self._has_results = self._is_terminated = False
@@ -120,7 +120,8 @@ class _CheckWatch:
 
     def action(self) -> Action:
         """Returns whether to end the launcher."""
-        if not self._has_results and self._results.exists():
+        # A network file system can remember for a minute that a name did not exist.
+        if not self._has_results and any(path.name == RESULTS for path in self._directory.iterdir()):
             self._has_results = True
             self._end_within(_END_S)
         if self._pool is not None and not self.lost_nodes and (lost := self._pool.lost()):
