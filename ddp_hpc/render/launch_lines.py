@@ -85,7 +85,7 @@ def uses_exec(job: Job, layout: Layout) -> bool:
 
 NOT_CHECKED = (
     "the nodes are not checked before a start, because the program is not started with ddp_hpc.train, "
-    "ddp-hpc exec or torchrun_script.sh; use --env-style torchrun or --node-check off"
+    "ddp-hpc exec or torchrun_script.sh; start it with ddp-hpc exec, or use --node-check off"
 )
 """A warning if `runs_node_check` is false."""
 

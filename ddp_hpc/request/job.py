@@ -211,7 +211,7 @@ class Job:
         at_least=0,
         metavar="S",
     )
-    node_check: Literal["off", "warn", "replace"] | None = _launcher(
+    node_check: NodeCheck | None = _launcher(
         None,
         "Check the nodes before each start with several nodes: warn about bad ones, or replace them by spare "
         "ones.",

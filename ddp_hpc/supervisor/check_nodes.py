@@ -99,6 +99,13 @@ def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequen
     return (), Verdict(common=(f"it could not run: {launch.launcher} {how} without results",))
 
 
+def _has_results(directory: Path) -> bool:
+    # A network file system can remember for a minute that a name did not exist, so the directory is listed.
+    with suppress(OSError):
+        return any(path.name == RESULTS for path in directory.iterdir())
+    return False
+
+
 class _CheckWatch:
     """Ends a launcher that waits for ranks that hang; see `LauncherWatch`."""
 
@@ -120,8 +127,7 @@ class _CheckWatch:
 
     def action(self) -> Action:
         """Returns whether to end the launcher."""
-        # A network file system can remember for a minute that a name did not exist.
-        if not self._has_results and any(path.name == RESULTS for path in self._directory.iterdir()):
+        if not self._has_results and _has_results(self._directory):
             self._has_results = True
             self._end_within(_END_S)
         if self._pool is not None and not self.lost_nodes and (lost := self._pool.lost()):
