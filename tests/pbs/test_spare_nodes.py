@@ -128,7 +128,7 @@ def test_a_node_of_a_plain_program_that_dies_is_replaced(
     job = site.wait(job_id, timeout_s=180.0)
     assert (job["Exit_status"], job["run_count"], site.num_jobs()) == (0, 1, 1), site.logs()
     assert recorded(site.work)[-1] == recorded(home)[-1], "the checksums of the weights"
-    assert f"no answer from {second}; replaced by {third}" in site.log(job)
+    assert f"node {second}: no answer; replaced by {third}" in site.log(job)
 
 
 def test_open_mpi_is_refused_in_the_job(make_site: MakeSite, nodes: Nodes) -> None:
