@@ -7,6 +7,7 @@ the running job are shell variables of the script: num_nodes, num_ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from ddp_hpc.base.errors import RequestError, nearest
@@ -78,6 +79,19 @@ def uses_exec(job: Job, layout: Layout) -> bool:
     if PurePosixPath(program).name.startswith("python"):
         return not module_of(job.command).startswith(_DETECT_THEIR_RANKS)
     return program.endswith(".py")
+
+
+NOT_CHECKED = (
+    "the nodes are not checked before a start, because the program is not started with ddp_hpc.train, "
+    "ddp-hpc exec or torchrun_script.sh; start it with ddp-hpc exec, or use --node-check off"
+)
+"""A warning if `runs_node_check` is false."""
+
+
+def runs_node_check(words: Words) -> bool:
+    """Returns whether the ranks of this launch line can check the nodes in place of the program."""
+    has_command = {("ddp-hpc", "exec"), ("ddp-hpc", "train")} & {*pairwise(words)}
+    return bool(has_command or {"ddp_hpc.exec", "ddp_hpc.train", STEP_SCRIPT, STEP_MODULE} & {*words})
 
 
 def dialect_of(site: Site) -> str:

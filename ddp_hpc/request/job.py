@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ddp_hpc.base.click_options import to_arguments
 from ddp_hpc.base.errors import RequestError
@@ -20,6 +20,8 @@ from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_
 from ddp_hpc.sites.profile_tables import check_variable
 
 REQUEUE_POLICIES = ("on-exit-75", "on-signal")
+NodeCheck = Literal["off", "warn", "replace"]
+NODE_CHECKS: tuple[NodeCheck, ...] = get_args(NodeCheck)
 DEFAULT_SIGNAL = "TERM@60"
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
@@ -210,6 +212,12 @@ class Job:
         metavar="M",
         shown_default="--nodes",
     )
+    node_check: NodeCheck | None = _launcher(
+        None,
+        "Check the nodes before each start with several nodes: warn about bad ones, or replace them by spare "
+        "ones.",
+        shown_default="replace with --spare-nodes, otherwise off",
+    )
     template: str = _script(
         "", "Template of the job script, instead of the default template of the scheduler.", metavar="FILE"
     )
@@ -307,6 +315,11 @@ class Job:
         return from_options(cls, options)
 
 
+def default_node_check(spare_nodes: int) -> NodeCheck:
+    """Returns the value of --node-check for a job with this number of spare nodes."""
+    return "replace" if spare_nodes else "off"
+
+
 def parse_signal(text: str) -> tuple[str, int]:
     """Returns the name and the seconds of `NAME@SECONDS`, such as TERM@60.
 
@@ -348,6 +361,8 @@ def _check_resuming(job: Job) -> None:
             f"{given} was given, but {against} prevents that the job starts its ranks again. Remove one of "
             "them."
         )
+    if job.standalone and job.node_check is not None:
+        raise OptionError("node_check", job.node_check, "cannot be combined with --standalone")
     if job.signal and job.requeue != "on-signal":
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:

@@ -83,9 +83,14 @@ class Commands:
         """Returns the command line that queues a script."""
         raise NotImplementedError
 
+    def exclude_arguments(self, hosts: Sequence[str]) -> list[str]:
+        """Returns the arguments of the submit command that exclude these hosts, if it has any."""
+        return []
+
     def exclude_host(self, host: str) -> str:
         """Returns the submit command that excludes this host; empty if the scheduler cannot exclude hosts."""
-        return ""
+        arguments = self.exclude_arguments([host])
+        return " ".join([self.programs[0], *arguments]) if arguments else ""
 
     def array_options(self, index: str) -> list[str]:
         """Returns the options of the submit command for a job that continues this task of an array."""

@@ -24,7 +24,8 @@ class Successor:
     """The request for another job that resumes the run of this job.
 
     `until_s` is a time of `time.monotonic`, after which the scheduler is no longer asked. `on_unreachable` is
-    called once with an error message if the scheduler cannot be reached at first.
+    called once with an error message if the scheduler cannot be reached at first. `leave_out` are nodes that
+    the job should not get.
     """
 
     script: Path
@@ -32,6 +33,7 @@ class Successor:
     until_s: float
     say: Say
     on_unreachable: Callable[[str], None]
+    leave_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,10 @@ class RunningJob:
             RequestError: this launcher cannot leave nodes of a job out, or the line lacks a number.
         """
         return list(argv), {}
+
+    def unhealthy_nodes(self, names: Sequence[str]) -> dict[str, str]:
+        """Returns the nodes of which the site's health check has reported a failure, with its message."""
+        return {}
 
     def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
         """Starts `argv` on this node of the job, without waiting for its end."""

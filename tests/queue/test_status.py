@@ -57,7 +57,7 @@ def test_the_cost_of_a_run_and_why_ranks_were_started_again(work: Path, programs
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 0 4600")
     end = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 3 on n2 exited with code 3", rank=3)
     note(folder, "1 12", Moment.JOB_BEGAN, at_s=time.time() - 3600, num_nodes=2)
-    launched = {"num_used": None, "records_steps": False}
+    launched = {"num_used": None, "records_steps": False, "checks_s": 0.0}
     note(folder, "1 12", Moment.LAUNCHER_STARTED, at_s=time.time() - 3600, **launched)
     write_end(folder, "1 12", end)
     note(folder, "1 12", Moment.LAUNCHER_ENDED, checkpoint_s=time.time())

@@ -225,7 +225,7 @@ def test_a_node_on_which_ranks_fail_again_is_replaced(
     end = run.end(120)
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
-    assert f"two attempts have failed on {second}; replaced by {third}" in run.log
+    assert f"node {second}: two attempts have failed; replaced by {third}" in run.log
     assert [number for number, _, _ in run.attempts] == [1, 2, 3]
 
 

@@ -43,8 +43,8 @@ class SlurmCommands(Commands):
     def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
 
-    def exclude_host(self, host: str) -> str:
-        return f"sbatch --exclude={host}"
+    def exclude_arguments(self, hosts: Sequence[str]) -> list[str]:
+        return [f"--exclude={','.join(hosts)}"]
 
     def array_options(self, index: str) -> list[str]:
         return [f"--array={index}"]

@@ -27,7 +27,7 @@ from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
 
 _ANSWER_S = 5.0
-
+_ASK_LIMIT_S = 10.0
 # Not the steps `batch` and `extern`, which Slurm itself creates.
 _STEP = re.compile(r"\.\d+$")
 
@@ -83,6 +83,15 @@ class SlurmJob(RunningJob):
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
         return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]], {}
 
+    def unhealthy_nodes(self, names: Sequence[str]) -> dict[str, str]:
+        # LBNL NHC drains a bad node with a reason that begins with "NHC:" (its helper node-mark-offline). Any
+        # user can read the reason.
+        ask = ("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %E")
+        with suppress(commands.NoAnswerError):
+            lines = (line.partition(" ") for line in commands.run(ask, _ASK_LIMIT_S).out.splitlines())
+            return {name: reason.strip() for name, _, reason in lines if reason.startswith("NHC:")}
+        return {}
+
     def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
         words = ["srun", f"--jobid={self.environ['SLURM_JOB_ID']}", "--overlap", "--nodes=1", "--ntasks=1"]
         words += [f"--nodelist={name}", "--gres=none", "--mpi=none", *argv]
@@ -111,6 +120,7 @@ class SlurmJob(RunningJob):
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
+        excluded = self._without(request)
         if shutil.which("scontrol"):
             # If scontrol does not answer, the job may have been requeued, and a new job would run at the same
             # time.
@@ -122,11 +132,16 @@ class SlurmJob(RunningJob):
                 may_repeat=True,
             )
             if answer.code == 0 or "pending" in answer.out + answer.err:
+                if excluded:
+                    update = ("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={excluded}")
+                    with suppress(commands.NoAnswerError):
+                        commands.run(update, _ASK_LIMIT_S)
                 return Queued(self.job_id, requeue)
             request.say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
-        environ = without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
+        environ = self._environ_of_sbatch()
         environ["DDP_HPC_ATTEMPT"] = str(request.attempt)
         options = [f"--dependency=afterany:{self.job_id}", *self._request()]
+        options += [f"--exclude={excluded}"] if excluded else []
         words = ("sbatch", *options, str(request.script), *self.arguments)
         answer = commands.submit_until(
             words, request.until_s, request.on_unreachable, environ=environ, cwd=self.work_dir
@@ -137,6 +152,27 @@ class SlurmJob(RunningJob):
         if (job_id := job_id_of(last)) is None:
             raise DdpHpcError(f"sbatch printed no job ID; check whether the job is queued: {answer.said}")
         return Queued(job_id, words)
+
+    def _without(self, request: Successor) -> str:
+        """Returns the nodes that the job should not get, as a list for Slurm; empty if there are none, or if
+        the job could not run without them.
+        """
+        if not request.leave_out:
+            return ""
+        with suppress(commands.NoAnswerError):
+            job = commands.run(("scontrol", "--oneliner", "show", "job", self.job_id), _ASK_LIMIT_S)
+            before = fields_of(job.out).get("ExcNodeList", "").replace("(null)", "")
+            excluded = ",".join(filter(None, (before, *request.leave_out)))
+            # Seen with Slurm 22.05: a job with too few nodes left waits forever (BadConstraints).
+            test = ("sbatch", "--test-only", f"--exclude={excluded}", *self._request(), str(request.script))
+            answer = commands.run(test, _ASK_LIMIT_S, self._environ_of_sbatch(), self.work_dir)
+            if answer.code == 0:
+                return excluded
+            request.say(f"ddp-hpc: {', '.join(request.leave_out)} cannot be left out: {answer.said}")
+        return ""
+
+    def _environ_of_sbatch(self) -> dict[str, str]:
+        return without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
 
     def _request(self) -> list[str]:
         """Returns options of sbatch that the user may have given on the command line."""
