@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
@@ -49,8 +49,6 @@ class Commands:
     """A pattern that occurs only in job ids of this scheduler."""
     programs: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
-    shows: ClassVar[Mapping[str, str]] = {}
-    """The commands that show the version, a queue, a QOS and the nodes; {name} is the queue or QOS."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.device_share import DeviceShare
@@ -25,11 +24,6 @@ class PbsCommands(Commands):
         "--env HYDRA_LAUNCHER=rsh --env HYDRA_LAUNCHER_EXEC=/PATH/OF/THE/SCRIPT"
     )
     job_id_pattern = re.compile(r"[.[]")
-    shows: ClassVar[Mapping[str, str]] = {
-        "version": "qstat --version",
-        "queue": "qstat -Q -f {name}",
-        "node": "pbsnodes -a",
-    }
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
         return device_share.device_share(queue, gpus_per_node)
