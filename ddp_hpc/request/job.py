@@ -217,9 +217,6 @@ class Job:
         "Environment variables for Python programs other than ddp_hpc.train: those of torchrun, "
         "such as RANK, or none.",
     )
-    standalone: bool = _script(
-        False, "Write a script that runs without ddp-hpc, but does not resume the run in another job."
-    )
     requeue: Literal["on-exit-75", "on-signal"] = _resuming(
         "on-exit-75",
         "When a job is requeued or resubmitted to resume from a checkpoint: after exit code 75, or also "
@@ -323,18 +320,13 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 
 
 def _check_resuming(job: Job) -> None:
-    if job.spare_nodes and (job.min_nodes is not None or not job.restarts or job.standalone):
-        without = "--min-nodes, --standalone or --restarts 0"
+    if job.spare_nodes and (job.min_nodes is not None or not job.restarts):
+        without = "--min-nodes or --restarts 0"
         raise OptionError("spare_nodes", job.spare_nodes, f"cannot be combined with {without}")
     if job.signal and job.requeue != "on-signal":
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:
         parse_signal(job.signal)
-    if job.standalone and (job.requeue != REQUEUE_POLICIES[0] or job.progress or job.rank_logs):
-        raise RequestError(
-            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job and give ranks "
-            "logs of their own; omit --requeue, --progress and --rank-logs, or --standalone"
-        )
 
 
 def _check_env(env: dict[str, str]) -> None:
