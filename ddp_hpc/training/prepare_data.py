@@ -1,24 +1,17 @@
-"""Prepares the data of a run: creates synthetic data, copies files to the nodes, opens and checks them."""
+"""Prepares the data of a run: creates synthetic data, and opens files."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from data_gen import Recipe, default_file_name, generate
 from data_gen.progress import shown_progress
-from ddp_hpc.base.errors import DataError, RequestError, stop_together
-from ddp_hpc.data.check_finite import first_bad_sample
+from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.process_group.errors_of_torch import known_cause
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress import Progress
-
-# If a copy takes less than this time, no progress is shown.
-_PROGRESS_AFTER_S = 3.0
 
 
 def open_data(
@@ -38,8 +31,6 @@ def open_data(
         f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src.dtype_name}; "
         f"{samples.reader})"
     )
-    if config.data.check_data:
-        check_finite(samples, path, group, progress)
     return samples
 
 
@@ -56,33 +47,6 @@ def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
             where = f"on {group.world.hostname}: is it on a file system that all nodes share?"
             raise DataError(f"{error} ({where})") from None
     return samples
-
-
-def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
-    """Stops all ranks at the first sample with a non-finite value. Collective: every rank must call this.
-
-    Each rank checks a section of the samples; the test split is checked too.
-    """
-    begin_s = time.monotonic()
-    rank, world_size = group.world.rank, group.world.world_size
-    for split in filter(None, (samples, samples.test)):
-        start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
-        problem = ""
-        try:
-            if bad := first_bad_sample(split, start, stop):
-                problem = (
-                    f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
-                    "Fix the file, or omit --check-data"
-                )
-        except DataError as error:
-            if known_cause(error):
-                raise  # the others get the text only
-            problem = f"{error} (rank {rank} on {group.world.hostname})"
-        group.comm.barrier("the check of the data (--timeout)")
-        # The sections are in the order of the ranks, so the first problem by rank is the first in the file.
-        if problem := group.comm.combine(problem, first_text):
-            stop_together(rank, DataError(problem))
-    progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")
 
 
 def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:

@@ -39,7 +39,6 @@ class DataConfig:
         Path("data"),
         "Directory in which the file with the synthetic data is created; later runs reuse the file.",
     )
-    check_data: bool = option(False, "Check all samples for NaN and infinity before the training starts.")
     src_key: str = option(
         "src", "Name of the array in the data file that contains the inputs.", changes_losses=True
     )
