@@ -1,4 +1,4 @@
-"""Writes data files for training: synthetic data, scikit-learn's digits, MNIST's IDX files, and text.
+"""Writes data files for training: synthetic data, scikit-learn's digits, and text.
 
     from data_gen import Recipe, generate
     result = generate(Recipe(num_samples=4096), Path("data/train.h5"))
