@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -213,13 +214,15 @@ def _refuse_several_ranks(environ: Environ) -> None:
         if num_ranks != 1:
             raise RequestError(
                 f"{launcher.title} started {num_ranks or 'several'} ranks, but data_gen writes a file with "
-                "one process; run it without a launcher. (A training writes synthetic data with all ranks.)"
+                "one process; run it without a launcher. (A training writes synthetic data itself.)"
             )
 
 
 def main() -> None:
     """Runs the command. For an error, prints one line on stderr and ends with the exit code of its class."""
     code, line = EXIT_DONE, ""
+    # An exception removes the partial file.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)
     except click.ClickException as error:

@@ -50,7 +50,7 @@ def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
 
 
 def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:
-    """Returns the path of the synthetic data, which all ranks write together. Collective."""
+    """Returns the path of the synthetic data, which rank 0 writes. Collective: every rank must call this."""
     src_shape, tgt_shape = config.synthetic_shapes
     recipe = Recipe(
         num_samples=config.data.num_samples,
@@ -61,7 +61,9 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
         distribution="learnable" if config.model.name == "linear" else "uniform",
     )
     path = config.data.data_dir / default_file_name(recipe)
-    with shown_progress(f"making {path.name}") as report:
-        made = generate(recipe, path, progress=report, comm=group.comm)
-    progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
+    with group.failing_together():
+        if group.world.rank == 0:
+            with shown_progress(f"making {path.name}") as report:
+                made = generate(recipe, path, progress=report)
+            progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
     return path
