@@ -74,7 +74,6 @@ def command() -> None:
 @click.option("--rounds", type=click.IntRange(1), default=8, help="Number of measurement rounds per row.")
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=0.25,
               help="Duration of each measurement round in seconds.")  # fmt: skip
-@click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Directory for new data files.  [default: a temporary directory]")  # fmt: skip
 @click.option("--data", type=_PATH, metavar="FILE", help="Read this file instead of synthetic data.")
@@ -91,7 +90,6 @@ def io(json_file: Path | None, **options: Any) -> None:
     memcpy          copies contiguous bytes of the size of a batch in memory, the lower limit
     memory          reads a TensorDataset in memory with a DataLoader
     memory_indexed  indexes the same tensors with the numbers of a batch
-    memory_gather   copies single samples in memory, the limit for any file
     naive_hdf5      reads each sample with h5py in a DataLoader
     h5py_batch      reads each batch with one call of h5py, in ascending order
     hdf5, pt, ...   use the trainer's loader; with ahead=N or workers=N, reading overlaps with
@@ -100,7 +98,7 @@ def io(json_file: Path | None, **options: Any) -> None:
     \b
     Examples:
       ddp-hpc bench io --json io.json
-      ddp-hpc bench io --dir /lustre/me --cold --workers 0 --workers 4
+      ddp-hpc bench io --dir /lustre/me --workers 0 --workers 4
       ddp-hpc bench io --data train.h5 --access shuffled --access sequential
       # samples of 10 MB
       ddp-hpc bench io --num-samples 64 --batch-size 8 --src-shape 1,1280000 --tgt-shape 1,1280000
