@@ -1,10 +1,9 @@
-"""Writes data files for training: synthetic data, scikit-learn's digits, MNIST's IDX files, and text.
+"""Writes data files for training: synthetic data, scikit-learn's digits, and text.
 
     from data_gen import Recipe, generate
     result = generate(Recipe(num_samples=4096), Path("data/train.h5"))
 
-Either one process writes the file, or the ranks of a `Comm` write it together. Importing this
-package is cheap: the first use of a name imports NumPy and h5py if it needs them.
+Importing this package is cheap: the first use of a name imports NumPy and h5py if it needs them.
 """
 
 from __future__ import annotations

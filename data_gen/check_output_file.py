@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 from data_gen.formats import Contents, ForeignFileError, format_of, read_stamp
-from data_gen.signals_during_write import WRITER, signals_held
 from ddp_hpc.base.atomic_files import remove_leftovers
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_bytes
+
+WRITER = "data_gen"
+"""The word for this writer in the names of partial files."""
 
 # A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
 _OVERHEAD_BYTES = 64 * 1024
@@ -76,8 +78,7 @@ class OutputFile:
             return False
         hint = "Choose another name, remove the file, or overwrite it with --force."
         try:
-            with signals_held():
-                recipe, arrays = read_stamp(self.file, format_of(self.path))
+            recipe, arrays = read_stamp(self.file, format_of(self.path))
         except ForeignFileError as error:
             raise RequestError(
                 f"{self.path} exists, and it is damaged or was not written by data_gen ({error}). {hint}"

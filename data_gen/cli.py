@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,7 +88,6 @@ def cli(context: click.Context, /, output: Path | None, force: bool, **fields: A
         for --model linear
     python -m data_gen digits
         real images, with a test split, for --model classifier
-    python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
     python -m data_gen text book.txt
         bytes of text, for --model decoder
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
@@ -125,33 +125,6 @@ def digits(seed: int, output: Path | None, force: bool) -> None:
         from data_gen.digits import write_digits
 
         result = write_digits(path, seed=seed, force=force, progress=progress)
-    _print(result)
-
-
-@cli.command()
-@click.argument("images", type=click.Path(path_type=Path))
-@click.argument("labels", type=click.Path(path_type=Path))
-@click.option(
-    "--test-images", type=click.Path(path_type=Path), metavar="FILE", help="IDX file of the test images."
-)
-@click.option(
-    "--test-labels", type=click.Path(path_type=Path), metavar="FILE", help="IDX file of the test labels."
-)
-@_output_option
-@_force_option
-def idx(images: Path, labels: Path, output: Path | None, **options: Any) -> None:
-    """Convert IMAGES and LABELS from the IDX format of MNIST and similar data sets, uncompressed or gzipped.
-
-    \b
-    python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \\
-        --test-images t10k-images-idx3-ubyte.gz --test-labels t10k-labels-idx1-ubyte.gz \\
-        --output data/mnist.h5
-    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
-    path = output or _DIRECTORY / f"{images.name.removesuffix('.gz')}.h5"
-    with _writing(path) as progress:
-        from data_gen.convert_idx import convert_idx
-
-        result = convert_idx(images, labels, path, **options, progress=progress)
     _print(result)
 
 
@@ -241,13 +214,15 @@ def _refuse_several_ranks(environ: Environ) -> None:
         if num_ranks != 1:
             raise RequestError(
                 f"{launcher.title} started {num_ranks or 'several'} ranks, but data_gen writes a file with "
-                "one process; run it without a launcher. (A training writes synthetic data with all ranks.)"
+                "one process; run it without a launcher. (A training writes synthetic data itself.)"
             )
 
 
 def main() -> None:
     """Runs the command. For an error, prints one line on stderr and ends with the exit code of its class."""
     code, line = EXIT_DONE, ""
+    # An exception removes the partial file.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)
     except click.ClickException as error:

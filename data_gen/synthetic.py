@@ -1,8 +1,7 @@
 """Generates random arrays in blocks of samples, whose values depend only on seed, array and block number.
 
 Each block has a separate random stream: SFC64 (NumPy's fastest bit generator) seeded by
-`SeedSequence(seed, spawn_key=(array, block))`. The contents of a file are therefore
-independent of the number of writers and of the order in which they generate blocks.
+`SeedSequence(seed, spawn_key=(array, block))`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import CHUNKS_IN_FLIGHT, Chunk, GenerateResult, Progress, write_file
 from ddp_hpc.base.data_file_layout import ATTR_SEED, BFLOAT16, SRC, TGT
-from ddp_hpc.discovery.rank_communication import Comm, SingleComm
 
 _BLOCK_BYTES = 32 * 1024 * 1024
 # Number of elements that one NumPy call generates. These elements fit into the cache of a core, and Python
@@ -46,27 +44,19 @@ def generate(
     *,
     force: bool = False,
     progress: Progress | None = None,
-    comm: Comm | None = None,
 ) -> GenerateResult:
     """Writes the file of this recipe to `path`, unless a complete file with the same fingerprint exists.
 
-    The suffix selects the format: `.h5`, `.hdf5`, `.pt` or `.safetensors`. The file is
-    written under a hidden name in the same directory, and renamed when it is complete and
-    on disk. `progress(done_bytes, total_bytes)` is called while it is written. With a `comm`,
-    this function is collective: the ranks write one file together. Only rank 0 checks the
-    existing file, renames the new one, and calls `progress`.
+    The suffix selects the format: `.h5`, `.hdf5`, `.pt` or `.safetensors`. The file is written under a hidden
+    name in the same directory, and renamed when it is complete and on disk. `progress(done_bytes,
+    total_bytes)` is called while it is written.
 
     Raises:
         RequestError: the suffix is unknown, there is too little space, or another file exists
             at `path` and `force` is not set.
         DdpHpcError: writing failed; no partial file is left.
-        ReportedElsewhereError: raised on the other ranks if rank 0 raises one of these.
     """
-    comm = SingleComm() if comm is None else comm
-    rank, size = comm.rank, comm.size
-    return write_file(
-        path, contents(recipe), lambda: part(recipe, rank, size), force=force, progress=progress, comm=comm
-    )
+    return write_file(path, contents(recipe), lambda: chunks_of(recipe), force=force, progress=progress)
 
 
 def contents(recipe: Recipe) -> Contents:
@@ -81,17 +71,9 @@ def contents(recipe: Recipe) -> Contents:
     )
 
 
-def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
-    """Yields the chunks that rank `rank` of `size` ranks writes, which together are the whole file.
-
-    Each rank generates a range of consecutive blocks. If the number of blocks is not divisible by `size`,
-    some ranks, always including rank 0, generate one block more. The array of a chunk is overwritten
-    after CHUNKS_IN_FLIGHT more chunks.
-    """
-    step = block_samples(recipe)
-    num_blocks = -(-recipe.num_samples // step)
-    first, last = (-(-each * num_blocks // size) for each in (rank, rank + 1))
-    blocks = range(first, last)
+def chunks_of(recipe: Recipe) -> Iterator[Chunk]:
+    """Yields the chunks of the file; the array of each is overwritten after CHUNKS_IN_FLIGHT more chunks."""
+    blocks = range(-(-recipe.num_samples // block_samples(recipe)))
     return (_learnable if recipe.distribution == "learnable" else _uniform)(recipe, blocks)
 
 

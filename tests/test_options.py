@@ -107,3 +107,8 @@ def test_an_error_names_the_option_as_its_user_does() -> None:
         assert named("lr") == "lr"
     with pytest.raises(OptionError, match=r"^--nodes must be at least 1"):
         Job(num_nodes=0)
+
+
+def test_an_empty_directory_is_reported_as_an_unset_variable() -> None:
+    with pytest.raises(RequestError, match="--trace-dir is empty; give a directory"):
+        configured("--trace-dir", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.base.private_directory import is_private, make_private, others_can_replace_files
+from ddp_hpc.base.private_directory import is_private, make_private
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 
 AsNobody = Callable[[], AbstractContextManager[None]]
@@ -39,13 +39,6 @@ def test_another_users_directory_is_not_private(open_folder: Path, as_nobody: As
     with as_nobody():
         assert not is_private(open_folder / "theirs")
         assert not make_private(open_folder / "theirs")
-
-
-def test_files_are_safe_only_in_a_sticky_directory(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    assert not others_can_replace_files(tmp_path)
-    tmp_path.chmod(0o777)
-    assert others_can_replace_files(tmp_path)
 
 
 def test_compiled_kernels_are_not_read_from_a_directory_that_others_can_write_to(

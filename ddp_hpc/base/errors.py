@@ -87,13 +87,6 @@ def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
     raise error
 
 
-def failure_of(message: str, cause: str) -> DdpHpcError:
-    """Returns the error with this message and the cause with this name, which another rank has sent."""
-    error = RequestError(message) if cause == Cause.REFUSED else DdpHpcError(message)
-    error.cause = Cause(cause)
-    return error
-
-
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """Returns a hint such as ` (did you mean "walltime"?)`, or nothing if no known word is similar."""
     from difflib import get_close_matches

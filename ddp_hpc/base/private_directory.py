@@ -29,18 +29,3 @@ def make_private(directory: Path) -> bool:
     except FileExistsError:
         return is_private(directory)
     return True
-
-
-def others_can_replace_files(directory: Path) -> bool:
-    """Returns whether another user than root can remove or replace this user's files in `directory`.
-
-    The directory's owner can do so, and every user who can write to it, unless it has the sticky bit, like
-    /tmp.
-
-    Raises:
-        OSError: the directory cannot be accessed.
-    """
-    status = directory.stat()
-    if status.st_uid not in (0, os.geteuid()):
-        return True
-    return bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX

@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
+from ddp_hpc.base.click_options import click_options
 from ddp_hpc.base.errors import EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.pip_extras import require
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options
+from ddp_hpc.training.config import TrainConfig
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-_BACKENDS = ("auto", "gloo", "nccl", "mpi", "xccl")
-_DEVICES = ("auto", "cuda", "cpu", "xpu")
 _LAUNCH_OPTIONS = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
 _json_option = click.option(
     "--json", "json_file", type=_PATH, metavar="FILE", help="Write the results to this file as JSON."
@@ -74,7 +74,6 @@ def command() -> None:
 @click.option("--rounds", type=click.IntRange(1), default=8, help="Number of measurement rounds per row.")
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=0.25,
               help="Duration of each measurement round in seconds.")  # fmt: skip
-@click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Directory for new data files.  [default: a temporary directory]")  # fmt: skip
 @click.option("--data", type=_PATH, metavar="FILE", help="Read this file instead of synthetic data.")
@@ -91,7 +90,6 @@ def io(json_file: Path | None, **options: Any) -> None:
     memcpy          copies contiguous bytes of the size of a batch in memory, the lower limit
     memory          reads a TensorDataset in memory with a DataLoader
     memory_indexed  indexes the same tensors with the numbers of a batch
-    memory_gather   copies single samples in memory, the limit for any file
     naive_hdf5      reads each sample with h5py in a DataLoader
     h5py_batch      reads each batch with one call of h5py, in ascending order
     hdf5, pt, ...   use the trainer's loader; with ahead=N or workers=N, reading overlaps with
@@ -100,7 +98,7 @@ def io(json_file: Path | None, **options: Any) -> None:
     \b
     Examples:
       ddp-hpc bench io --json io.json
-      ddp-hpc bench io --dir /lustre/me --cold --workers 0 --workers 4
+      ddp-hpc bench io --dir /lustre/me --workers 0 --workers 4
       ddp-hpc bench io --data train.h5 --access shuffled --access sequential
       # samples of 10 MB
       ddp-hpc bench io --num-samples 64 --batch-size 8 --src-shape 1,1280000 --tgt-shape 1,1280000
@@ -140,17 +138,7 @@ def io(json_file: Path | None, **options: Any) -> None:
               help="Time limit per row in seconds. A slow row makes fewer timed calls than requested, but at "
               "least 5.")  # fmt: skip
 @_json_option
-@click.option("--discovery", default="auto", metavar="NAME",
-              help="Launcher that provides the rank and the world size; auto detects the "
-                   "launcher.")  # fmt: skip
-@click.option("--backend", type=click.Choice(_BACKENDS), default="auto",
-              help="Communication backend of the process group.")  # fmt: skip
-@click.option("--device", type=click.Choice(_DEVICES), default="auto",
-              help="Device type of the buffers that are sent and received.")  # fmt: skip
-@click.option("--init-timeout", type=float, default=300.0,
-              help="Time in seconds within which all ranks must connect.")  # fmt: skip
-@click.option("--timeout", type=float, default=1800.0,
-              help="Time limit for one collective operation in seconds.")  # fmt: skip
+@click_options(TrainConfig, ("discovery", "backend", "device", "init_timeout", "timeout"))
 @click.option("--hang-timeout", type=float, default=120.0,
               help="Seconds without progress after which the run is aborted and the hanging rank is "
                    "reported.")  # fmt: skip

@@ -16,7 +16,7 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the resul
 
 @click.group("profiles")
 def command() -> None:
-    """List, show and check site profiles, and compare them with the machine.
+    """List, show and check site profiles.
 
     \b
     Put your own profile into ~/.config/ddp-hpc/profiles/NAME.toml, or pass its path: --profile ./mine.toml.
@@ -27,7 +27,6 @@ def command() -> None:
       ddp-hpc profiles list
       ddp-hpc profiles show polaris
       ddp-hpc profiles check ./mine.toml
-      ddp-hpc profiles confirm polaris
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
 
 
@@ -83,27 +82,6 @@ def check_profiles(files: tuple[Path, ...]) -> None:
         click.echo(f"error: {fault}", err=True)
     if faults:
         raise RequestError(faults[-1])
-
-
-@command.command("confirm")
-@click.argument("name", shell_complete=complete_profiles)
-def confirm_profile(name: str) -> None:
-    """List the facts of a profile that change, each with the command that shows it on the machine.
-
-    Run the commands on a login node, and compare their output with the values.
-    """
-    from ddp_hpc.base.text_table import aligned
-    from ddp_hpc.render.shell_quoting import sh
-    from ddp_hpc.schedulers.facts_to_confirm import facts_to_confirm
-    from ddp_hpc.sites.site import load_site
-
-    rows = [("fact", "profile", "command"), *facts_to_confirm(load_site(name))]
-    click.echo("\n".join(aligned(rows, num_left=3)))
-    click.echo(
-        "\nWhat the ranks see: their CPUs, devices and network interfaces\n"
-        f"  ddp-hpc submit --profile {sh(name)} --nodes 2 --walltime 00:05:00 -- "
-        "python -m ddp_hpc env --json --devices"
-    )
 
 
 def _print_json(value: object) -> None:

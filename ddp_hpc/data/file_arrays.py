@@ -26,7 +26,6 @@ class Access:
 
     reader: str
     open_arrays: Callable[[], OpenArrays]
-    other_files: bool = False
 
 
 def combine(
@@ -50,7 +49,6 @@ def combine(
     if test:
         samples.test = split(*test)
         _check_test(path, (src, tgt), test)
-        samples.other_files |= samples.test.other_files
     return samples
 
 

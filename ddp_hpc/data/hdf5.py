@@ -78,7 +78,7 @@ def _access(path: Path, identity: FileIdentity, file: Any, src: ArrayInfo, tgt: 
     for dataset in datasets:
         _check_filters(path, dataset)
     plans = _ReadPlan.of(datasets[0], src), _ReadPlan.of(datasets[1], tgt)
-    return Access("hdf5 chunked", partial(_open_chunked, path, identity, *plans), other_files)
+    return Access("hdf5 chunked", partial(_open_chunked, path, identity, *plans))
 
 
 def _file(path: Path, **options: int) -> Any:

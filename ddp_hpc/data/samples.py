@@ -82,8 +82,6 @@ class Samples:
     open_arrays: Callable[[], OpenArrays]
     test: Samples | None = None
     """The test split, if there is one."""
-    other_files: bool = False
-    """Whether some of the data is stored in other files, so that a copy of this file would be incomplete."""
     _opened: OpenArrays | None = field(default=None, init=False)
     _opened_by: int = field(default=0, init=False)
 

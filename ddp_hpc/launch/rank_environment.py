@@ -6,11 +6,11 @@ import os
 import re
 import secrets
 import socket
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ddp_hpc.base.private_directory import make_private
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER, Node
 
 # A socket's path has at most 107 characters, and Python's multiprocessing creates sockets in TMPDIR.
@@ -36,17 +36,15 @@ def kernel_cache_paths(environ: Mapping[str, str], directory: str) -> dict[str, 
 def private_kernel_caches(environ: Mapping[str, str], directory: str) -> dict[str, str]:
     """Returns directories for compiled kernels after creating them.
 
-    Ranks execute the files in these directories, so a new directory replaces one that another user owns.
+    Ranks execute the files in these directories, so one to which other users can write is replaced.
     """
     paths = kernel_cache_paths(environ, directory)
     for name, path in paths.items():
         try:
-            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = os.lstat(path)
-            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            is_private = make_private(Path(path))
         except OSError:
-            is_own = False
-        if not is_own:
+            is_private = False
+        if not is_private:
             paths[name] = tempfile.mkdtemp()
     return paths
 

@@ -30,7 +30,7 @@ def environment_for_job(work_dir: Path, environ: Mapping[str, str]) -> str:
 
 def with_own_environment(job: Job, work_dir: Path, environ: Mapping[str, str]) -> Job:
     """Returns the job with the environment of this ddp-hpc, unless its options name another one."""
-    if job.python_env or job.conda_env or job.standalone:
+    if job.python_env or job.conda_env:
         return job
     return replace(job, python_env=environment_for_job(work_dir, environ))
 

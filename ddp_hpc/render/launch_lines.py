@@ -54,7 +54,7 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     if layout.launcher == "torchrun":
         _check_python(job.command)
         # The path of a script of this machine is not valid in a container, and `wrap` can start one.
-        is_inside = (job.container or site.launch.wrap) and not job.standalone
+        is_inside = job.container or site.launch.wrap
         return launcher, [
             *wrap,
             *(("python", "-m", STEP_MODULE) if is_inside else (STEP_SCRIPT,)),
@@ -67,8 +67,7 @@ def _exec(job: Job, layout: Layout, options_of_container: Words) -> Words:
     """Returns the command that sets the variables of torchrun; it runs outside of a container if possible."""
     if not uses_exec(job, layout):
         return []
-    is_inside = options_of_container and not job.standalone
-    return ["python", "-m", "ddp_hpc.exec"] if is_inside else ["ddp-hpc", "exec", "--"]
+    return ["python", "-m", "ddp_hpc.exec"] if options_of_container else ["ddp-hpc", "exec", "--"]
 
 
 def uses_exec(job: Job, layout: Layout) -> bool:

@@ -19,7 +19,7 @@ from ddp_hpc.sites.site import Site, queue_entries
 
 def never_resumed(job: Job, site: Site, directory: Path) -> str:
     """Returns that no other job resumes the program of a job, with the remedy; empty if one may."""
-    if job.standalone or not scheduler_of_site(site).has_queue:
+    if not scheduler_of_site(site).has_queue:
         return ""
     warning = resumption_of_job(job, directory).warning(lay_out(job, site).walltime_s)
     return f"{warning}; {HOW_TO_RESUME}" if warning else ""

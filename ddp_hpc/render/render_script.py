@@ -24,7 +24,6 @@ from ddp_hpc.render.environment_exports import (
 )
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
 from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
-from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.supervisor_line import (
     resumption_of_job,
     supervisor_comments,
@@ -58,11 +57,6 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
     check_launch(job, site, layout)
     launcher, program = launch_words(job, site, layout)
     exports = all_exports(job, site, layout, scheduler)
-    rank_0_node = first_node(site, layout, scheduler) if job.standalone else ""
-    if job.standalone:
-        of_ddp_hpc = [export for export in exports if not export.name.startswith("DDP_HPC_")]
-        exports = [*of_ddp_hpc, *standalone_exports(site, layout, scheduler)]
-        program = standalone_program(layout, program)
     job_env = [Export(name, value) for name, value in job.env.items()]
     if scheduler.writer.passes_arguments or not scheduler.has_queue:
         # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`; qsub passes none.
@@ -81,7 +75,6 @@ def render(job: Job, site: Site, directory: Path | None = None) -> str:
         "exports": exports,
         "multi_node": multi_node_exports(site),
         "job_env": job_env,
-        "first_node": rank_0_node,
         "uses_exec": uses_exec(job, layout),
         "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
         "supervisor_options": sh_join(supervisor_options(job, site, layout, scheduler)),

@@ -226,9 +226,6 @@ class Job:
         "Environment variables for Python programs other than ddp_hpc.train: those of torchrun, "
         "such as RANK, or none.",
     )
-    standalone: bool = _script(
-        False, "Write a script that runs without ddp-hpc, but does not resume the run in another job."
-    )
     requeue: Literal["on-exit-75", "on-signal"] = _resuming(
         "on-exit-75",
         "When a job is requeued or resubmitted to resume from a checkpoint: after exit code 75, or also "
@@ -355,25 +352,15 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 
 
 def _check_resuming(job: Job) -> None:
-    if (given := job.node_loss_option) and (job.standalone or not job.restarts):
-        against = "--standalone" if job.standalone else "--restarts 0"
+    if (given := job.node_loss_option) and not job.restarts:
         raise RequestError(
-            f"{given} was given, but {against} prevents that the job starts its ranks again. Remove one of "
-            "them."
+            f"{given} was given, but --restarts 0 does not let the job start its ranks again. Remove one "
+            "of them."
         )
-    if job.standalone and job.node_check is not None:
-        raise OptionError("node_check", job.node_check, "cannot be combined with --standalone")
     if job.signal and job.requeue != "on-signal":
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:
         parse_signal(job.signal)
-    of_supervisor = (job.requeue != REQUEUE_POLICIES[0], job.progress, job.rank_logs, job.idle_timeout_s)
-    if job.standalone and any(of_supervisor):
-        raise RequestError(
-            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, give ranks logs "
-            "of their own and notice hangs; omit --requeue, --progress, --rank-logs and --idle-timeout, or "
-            "--standalone"
-        )
 
 
 def _check_env(env: dict[str, str]) -> None:

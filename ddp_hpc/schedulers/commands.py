@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
@@ -47,10 +47,6 @@ class Commands:
     """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
     """A pattern that occurs only in job ids of this scheduler."""
-    programs: ClassVar[tuple[str, ...]] = ()
-    """The commands that a login node must have; the first one submits a script."""
-    shows: ClassVar[Mapping[str, str]] = {}
-    """The commands that show the version, a queue, a QOS and the nodes; {name} is the queue or QOS."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

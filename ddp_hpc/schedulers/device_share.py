@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import counted
-from ddp_hpc.schedulers.run_command import NoAnswerError, run
 from ddp_hpc.sites.site import Site
 
 # A script can be rendered without the answer, so a busy scheduler is not waited for.
-_LIMIT_S = 10.0
+LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +66,3 @@ def smallest_share(kinds: Iterable[NodeKind], gpus_per_node: int, where: str) ->
     smallest = min(enough, key=lambda kind: kind.cpus // kind.gpus)
     why = f"node {smallest.name} of {where} has {smallest.gpus} GPUs"
     return DeviceShare(cores=cores, threads=threads, memory_mib=memory_mib, why=why)
-
-
-def answer_of(*argv: str) -> str:
-    """Returns the output of a query; empty if the program does not exist, fails, or does not answer soon."""
-    try:
-        answer = run(argv, _LIMIT_S)
-    except (NoAnswerError, RequestError):
-        return ""
-    return answer.out if answer.code == 0 else ""

@@ -37,10 +37,6 @@ class ScriptWriter:
 
     template: ClassVar[str]
     launchers: ClassVar[tuple[str, ...]] = ("mpiexec",)
-    first_node_in_shell: ClassVar[str] = ""
-    """The node of rank 0 as a bash expression; empty if `render --standalone` is not supported."""
-    job_number_in_shell: ClassVar[str] = ""
-    """A number that is different for each job, as a term of bash's arithmetic."""
     agent_launcher: ClassVar[str] = ""
     """The launcher that starts torchrun's agent on every node; empty if the script itself starts it."""
     why_omp_num_threads: ClassVar[str] = ""

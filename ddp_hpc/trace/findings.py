@@ -80,7 +80,7 @@ def findings(
         )
     if overall.data_s >= _MUCH * wall_s:
         advice = (
-            "Measure other file formats with ddp-hpc bench io, or try --workers or --stage."
+            "Measure other file formats with ddp-hpc bench io, or try --workers."
             if is_own(ranks)
             else "More workers of the DataLoader, or a faster file format, can shorten it."
         )

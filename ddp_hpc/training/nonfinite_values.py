@@ -27,7 +27,7 @@ def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor)
     where, cause = strategy.group.comm.combine(_cause(strategy, src, tgt), _first_cause)
     error = DdpHpcError(
         f"step {step}: non-finite gradients on rank {where}: {cause}. The parameters were not updated. "
-        "Check the data (--check-data), lower --lr, or use --clip-norm"
+        "Check the data, lower --lr, or use --clip-norm"
     )
     if world.world_size == 1:
         raise error

@@ -1,27 +1,17 @@
-"""Prepares the data of a run: creates synthetic data, copies files to the nodes, opens and checks them."""
+"""Prepares the data of a run: creates synthetic data, and opens files."""
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 from data_gen import Recipe, default_file_name, generate
 from data_gen.progress import shown_progress
-from ddp_hpc.base.errors import DataError, RequestError, stop_together
-from ddp_hpc.base.units import format_bytes
-from ddp_hpc.data.check_finite import first_bad_sample
+from ddp_hpc.base.errors import DataError, RequestError
 from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
-from ddp_hpc.discovery.rank_communication import first_text
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.process_group.errors_of_torch import known_cause
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress import Progress
-
-# If a copy takes less than this time, no progress is shown.
-_PROGRESS_AFTER_S = 3.0
 
 
 def open_data(
@@ -29,8 +19,7 @@ def open_data(
 ) -> Samples:
     """Opens the samples; creates synthetic data without --data. Collective: every rank must call this.
 
-    `task_data` is the file that the user's task names. The file is checked before --stage copies it, so that
-    errors name the user's path.
+    `task_data` is the file that the user's task names.
     """
     path = config.data.path or task_data or _ensure_synthetic(config, group, progress)
     samples = _open(path, config, group)
@@ -42,14 +31,6 @@ def open_data(
         f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src.dtype_name}; "
         f"{samples.reader})"
     )
-    if config.data.stage is not None and samples.other_files:
-        progress.say(
-            f"warning: --stage {config.data.stage}: {path} is not copied, because it refers to other files"
-        )
-    elif config.data.stage is not None:
-        samples = _open(_staged(path, config.data.stage, group, progress), config, group)
-    if config.data.check_data:
-        check_finite(samples, path, group, progress)
     return samples
 
 
@@ -68,82 +49,8 @@ def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
     return samples
 
 
-def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Path:
-    """Copies the file to each node; returns the path on this rank's node, or `path` if there is no copy.
-
-    Collective: every rank must call this.
-
-    One warning reports the number of nodes without a copy, and the reason on the first of these nodes.
-    """
-    world = group.world
-    copy, reason = "", ""
-    if world.local_rank == 0:
-        try:
-            made = _copy(path, directory, shows_progress=world.rank == 0)
-            copy = str(made.path)
-            verb = "using" if made.reused else "made"
-            progress.say(f"{verb} the copy {copy} ({format_bytes(made.num_bytes)}, {made.elapsed_s:.1f} s)")
-        except NotStagedError as error:
-            reason = str(error)
-    group.comm.barrier("the copies to --stage (--timeout)")
-    node = f"{world.hostname} {world.node_rank}"
-    members = group.comm.members(node, copy)
-    copy = first_text(members.values)
-    # Every rank checks this: tasks can have private /tmp directories, and two hosts can have the same name.
-    if copy and not os.access(copy, os.R_OK):
-        copy, reason = "", reason or f"rank {world.rank} cannot read {copy}"
-    reasons = group.comm.gather("the reasons", [node, reason and f"{world.hostname}: {reason}"])
-    without = [pair for pair in reasons if pair[1]]
-    if without:
-        num_without = len({its_node for its_node, _ in without})
-        progress.say(
-            f"warning: --stage {directory}: {num_without} of {members.num_groups} nodes read {path} "
-            f"directly: {without[0][1]}"
-        )
-    return Path(copy) if copy else path
-
-
-def _copy(path: Path, directory: Path, shows_progress: bool) -> Staged:
-    """Copies the file and, if requested, shows the progress of a long copy."""
-    begin_s = time.monotonic()
-    with shown_progress(f"copying {path.name}") as report:
-
-        def show(done_bytes: int, total_bytes: int) -> None:
-            if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
-                report(done_bytes, total_bytes)
-
-        return stage_file(path, directory, progress=show)
-
-
-def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
-    """Stops all ranks at the first sample with a non-finite value. Collective: every rank must call this.
-
-    Each rank checks a section of the samples; the test split is checked too.
-    """
-    begin_s = time.monotonic()
-    rank, world_size = group.world.rank, group.world.world_size
-    for split in filter(None, (samples, samples.test)):
-        start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
-        problem = ""
-        try:
-            if bad := first_bad_sample(split, start, stop):
-                problem = (
-                    f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
-                    "Fix the file, or omit --check-data"
-                )
-        except DataError as error:
-            if known_cause(error):
-                raise  # the others get the text only
-            problem = f"{error} (rank {rank} on {group.world.hostname})"
-        group.comm.barrier("the check of the data (--timeout)")
-        # The sections are in the order of the ranks, so the first problem by rank is the first in the file.
-        if problem := group.comm.combine(problem, first_text):
-            stop_together(rank, DataError(problem))
-    progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")
-
-
 def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:
-    """Returns the path of the synthetic data, which all ranks write together. Collective."""
+    """Returns the path of the synthetic data, which rank 0 writes. Collective: every rank must call this."""
     src_shape, tgt_shape = config.synthetic_shapes
     recipe = Recipe(
         num_samples=config.data.num_samples,
@@ -154,7 +61,9 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
         distribution="learnable" if config.model.name == "linear" else "uniform",
     )
     path = config.data.data_dir / default_file_name(recipe)
-    with shown_progress(f"making {path.name}") as report:
-        made = generate(recipe, path, progress=report, comm=group.comm)
-    progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
+    with group.failing_together():
+        if group.world.rank == 0:
+            with shown_progress(f"making {path.name}") as report:
+                made = generate(recipe, path, progress=report)
+            progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
     return path

@@ -12,7 +12,7 @@ from ddp_hpc.data.in_memory import check_workers, samples_of_arrays, samples_of_
 from ddp_hpc.data.open_file import check_matches
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.prepare_data import check_finite, open_data
+from ddp_hpc.training.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.tasks.builtin_models import factory_of
 from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, make_task, shapes_text
@@ -90,8 +90,6 @@ def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progres
         samples.test = test or samples.test
     else:
         samples.test = test
-        if config.data.check_data:
-            check_finite(samples, samples.path, group, progress)
         tests = "" if test is None else f", {test.num_samples:,} for tests"
         progress.say(f"data: provided by the task ({samples.num_samples:,} samples{tests}; {samples.reader})")
     return samples

@@ -48,7 +48,7 @@ from ddp_hpc.training.telemetry.progress import Progress
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 _AGAINST_NON_FINITE = (
-    "check the data (--check-data), lower --lr or use --clip-norm; --check-gradients names the layer, and "
+    "check the data, lower --lr or use --clip-norm; --check-gradients names the layer, and "
     "--allow-non-finite-loss continues the training"
 )
 # The maximum number of sample numbers that an error message lists.

@@ -40,12 +40,9 @@ def test_the_commands_run_after_success_and_failure_and_keep_the_exit_code(
     assert (sandbox.work / "after").read_text() == f"{code}\nmore\n"
 
 
-@pytest.mark.parametrize("standalone", [False, True])
-def test_a_signal_for_the_script_alone_reaches_the_ranks_before_the_commands(
-    sandbox: Sandbox, standalone: bool
-) -> None:
+def test_a_signal_for_the_script_alone_reaches_the_ranks_before_the_commands(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", then=LOOP)
-    text = script("generic_pbs", after=AFTER, standalone=standalone, command=("python", "train.py"))
+    text = script("generic_pbs", after=AFTER, command=("python", "train.py"))
     path = sandbox.write(text)
     with subprocess.Popen(
         ["bash", path], cwd=sandbox.work, env=sandbox.environ(**environ(sandbox)), stderr=subprocess.PIPE

@@ -73,16 +73,6 @@ def test_options_of_srun_start_the_container_of_all_that_it_runs(tmp_path: Path)
     assert "\n# ddp-hpc must be installed in the container, too.\n" in text
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_standalone_script_needs_no_ddp_hpc_in_the_container(tmp_path: Path, launcher: str) -> None:
-    job = Job(container="a", launcher=launcher, standalone=True, command=("python", "train.py"))
-    for container in (APPTAINER, PYXIS):
-        text = render(job, site(tmp_path, container))
-        assert "ddp_hpc" not in text
-        assert "ddp-hpc must" not in text
-    assert {"srun": 'exec "$0" "$@"\' python train.py', "torchrun": " torchrun --nnodes"}[launcher] in text
-
-
 def test_another_launcher_than_srun_cannot_start_a_container_with_options_of_srun(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--launcher srun"):
         render(Job(container="a", launcher="mpiexec"), site(tmp_path, PYXIS))

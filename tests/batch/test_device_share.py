@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.schedulers import device_share as shares
 from ddp_hpc.schedulers.device_share import DeviceShare
 from ddp_hpc.schedulers.pbs import device_share as pbs
 from ddp_hpc.schedulers.slurm import device_share as slurm
@@ -134,6 +133,6 @@ def test_an_answer_that_cannot_be_read_is_no_answer(commands: Path, name: str, s
 def test_a_scheduler_that_does_not_answer_is_not_waited_for(
     commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(slurm, "LIMIT_S", 0.2)
     stand_in(commands, "sinfo", "sleep 60")
     assert slurm.device_share("gpu", 1) is None

@@ -267,20 +267,6 @@ def test_a_users_profile_file_is_shown_unchanged(own: Own, tmp_path: Path) -> No
     assert done.stdout.decode() == MINE + "# a comment\n"
 
 
-@pytest.mark.parametrize(
-    ("profile", "facts"),
-    [
-        ("leonardo", ["queues.boost_usr_prod.boost_qos_dbg 1-8 nodes up to 00:30:00 sacctmgr show qos"]),
-        ("polaris", ["queues.capacity 1-4 nodes", "pbs.version 2025.2.0 qstat --version"]),
-    ],
-)
-def test_confirm_lists_facts_with_the_commands_that_show_them(profile: str, facts: list[str]) -> None:
-    lines = CliRunner().invoke(cli, ["profiles", "confirm", profile]).output.splitlines()
-    rows = [" ".join(line.split()) for line in lines]
-    assert all(any(row.startswith(fact) for row in rows) for fact in facts)
-    assert "ddp-hpc submit --profile" in rows[-1]
-
-
 class TestThePage:
     PAGE = (ROOT / "docs" / "how-to" / "write-a-profile.md").read_text()
 

@@ -1,9 +1,8 @@
-"""Timing of loaders: in turns, without batches that were read before, and reopened for a cold cache."""
+"""Timing of loaders: in turns, and without batches that were read before."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,3 @@ def test_the_batches_of_one_read_are_timed_together() -> None:
     one = source("a", log, at_once=5)
     [times] = measure([one], ORDER, rounds=2, seconds=0)
     assert (one.together, len(times), log.count("a")) == (5, 2, 15)
-
-
-def test_a_cold_turn_reopens_the_file_and_ends_with_the_epoch(tmp_path: Path) -> None:
-    log: list[str] = []
-    path = tmp_path / "data"
-    path.write_bytes(b"x" * 4096)
-    times = measure([source("a", log, path=path)], ORDER, rounds=2, seconds=60, cold=True)
-    turn = ["close a", "open a", "a", "a"]
-    assert log == ["open a", "a", "a", *turn, *turn, "close a"]
-    assert len(times[0]) == 4
-    assert path.read_bytes() == b"x" * 4096

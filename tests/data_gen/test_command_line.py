@@ -43,7 +43,6 @@ def test_options_become_the_recipe(tmp_path, run_generator):
         (["--dtype", "int64"], "'int64' is not one of 'float32'"),
         (["--output", "file.npz"], "unknown suffix '.npz'"),
         (["--seed", "1", "digits"], "put options for digits after that word"),
-        (["idx", "images", "labels"], "no such file: images"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path, run_generator, arguments, message):

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from data_gen import Recipe, synthetic
-from data_gen.synthetic import part
+from data_gen.synthetic import chunks_of
 
 
 def values(recipe: Recipe) -> dict[str, np.ndarray]:
     """Returns src and tgt, flattened, in file order."""
     pieces: dict[str, list[np.ndarray]] = {"src": [], "tgt": []}
-    for name, first, piece in part(recipe):
+    for name, first, piece in chunks_of(recipe):
         assert first == sum(each.size for each in pieces[name])
         pieces[name].append(piece.ravel().copy())
     return {name: np.concatenate(each) for name, each in pieces.items()}

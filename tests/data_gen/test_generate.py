@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_all_formats_store_bfloat16(tmp_path, suffix):
     recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(3,), dtype="bfloat16")
     path = generate(recipe, tmp_path / f"floats{suffix}").path
-    expected = [values.copy() for _, _, values in synthetic.part(recipe)]
+    expected = [values.copy() for _, _, values in synthetic.chunks_of(recipe)]
     samples = open_samples(path)
     assert (samples.src.bfloat16, samples.tgt.bfloat16) == (True, True)
     for found, values in zip(samples.read(np.arange(10)), expected, strict=True):

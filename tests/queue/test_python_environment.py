@@ -32,11 +32,8 @@ def test_the_script_of_submit_is_that_of_render_with_the_option_in_its_header(
     assert str(environment) not in run("render", *REQUEST[:-1]).out
 
 
-@pytest.mark.parametrize("options", [["--conda-env", "mine"], ["--standalone"]])
-def test_the_users_choice_is_kept(
-    work: Path, programs: Programs, run: Run, environment: Path, options: list[str]
-) -> None:
-    assert "--python-env" not in run("submit", *REQUEST, *options).out
+def test_the_users_choice_is_kept(work: Path, programs: Programs, run: Run, environment: Path) -> None:
+    assert "--python-env" not in run("submit", *REQUEST, "--conda-env", "mine").out
 
 
 def test_ddp_hpc_in_the_environment_of_the_directory_comes_before_one_that_is_not_active(

@@ -70,7 +70,6 @@ class IoBench:
     ahead: tuple[int, ...] = (0, 2)
     rounds: int = 8
     seconds: float = 0.25
-    cold: bool = False
     directory: Path | None = None
 
 
@@ -132,7 +131,7 @@ def run(config: IoBench) -> dict[str, Any]:
             about_s = len(sources) * (config.rounds * config.seconds + WARM_UP_S)
             say(f"{access}, batches of {batch_size}: {len(sources)} rows, about {about_s:.0f} s")
             order = _order(samples.num_samples, batch_size, access)
-            times = measure(sources, order, rounds=config.rounds, seconds=config.seconds, cold=config.cold)
+            times = measure(sources, order, rounds=config.rounds, seconds=config.seconds)
             case = {"access": access, "batch_size": batch_size}
             rows += _rows(sources, times, case, batch_size * samples.sample_bytes)
     settings = {
@@ -143,7 +142,6 @@ def run(config: IoBench) -> dict[str, Any]:
         "readers": {name: reader.reader for name, reader in opened.items()},
         "rounds": config.rounds,
         "seconds": config.seconds,
-        "page_cache": "cold" if config.cold else "warm",
     }
     packages = ("h5py", "safetensors")
     return results_output.document("io", rows, packages, machine=machine, settings=settings)
@@ -220,10 +218,9 @@ def all_sources(
     if len(arrays[0]) == samples.num_samples:
         sources.append(Source("memory", "memory", partial(loaders.memory, arrays)))
         sources.append(Source("memory_indexed", "memory", partial(loaders.memory_indexed, arrays)))
-        sources.append(Source("memory_gather", "memory", partial(loaders.memory_gather, arrays)))
     if path := files.get("hdf5"):
-        sources.append(Source("naive_hdf5", "hdf5", partial(loaders.naive_hdf5, path, keys), path))
-        sources.append(Source("h5py_batch", "hdf5", partial(loaders.h5py_batch, path, keys), path))
+        sources.append(Source("naive_hdf5", "hdf5", partial(loaders.naive_hdf5, path, keys)))
+        sources.append(Source("h5py_batch", "hdf5", partial(loaders.h5py_batch, path, keys)))
     ways = [(f" ahead={ahead}" if ahead else "", 0, ahead) for ahead in dict.fromkeys(config.ahead)]
     ways = ways if 0 in config.workers else []
     ways += [(f" workers={workers}", workers, 2) for workers in dict.fromkeys(config.workers) if workers]
@@ -232,7 +229,7 @@ def all_sources(
         for extra, workers, ahead in ways:
             at_once = 1 if workers else several
             opens = partial(loaders.reader, files[name], keys, workers=workers, ahead=ahead)
-            sources.append(Source(name + extra, name, opens, files[name], workers, ahead, at_once))
+            sources.append(Source(name + extra, name, opens, workers, ahead, at_once))
     return sources
 
 

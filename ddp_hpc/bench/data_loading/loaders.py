@@ -54,16 +54,6 @@ def memory_indexed(arrays: Arrays, order: Order) -> Batches:
         yield src[numbers], tgt[numbers]
 
 
-def memory_gather(arrays: Arrays, order: Order) -> Batches:
-    """Copies single samples from memory into reused buffers: the lower limit of the time for any file."""
-    src, tgt = (np.ones_like(array[: len(order[0])]) for array in arrays)
-    batch = torch.from_numpy(src), torch.from_numpy(tgt)
-    for numbers in cycle(order):
-        np.take(arrays[0], numbers, axis=0, out=src, mode="clip")
-        np.take(arrays[1], numbers, axis=0, out=tgt, mode="clip")
-        yield batch
-
-
 class NaiveHdf5(Dataset[Batch]):
     """The dataset of many tutorials: the file is opened in the constructor and read sample by sample."""
 

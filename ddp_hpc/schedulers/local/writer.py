@@ -22,8 +22,6 @@ class LocalWriter(ScriptWriter):
         "without a scheduler a job starts at once on this machine. Remove the option, or choose a profile "
         "with a scheduler.",
     )
-    first_node_in_shell = "localhost"
-    job_number_in_shell = "$$"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if job.num_nodes != 1:

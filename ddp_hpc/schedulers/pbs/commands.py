@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.device_share import DeviceShare
@@ -17,7 +16,6 @@ class PbsCommands(Commands):
     """Submits jobs to PBS and asks about them."""
 
     interactive_command = "qsub -I"
-    programs = ("qsub", "qstat", "qdel")
     # The mpiexec of MPICH 5.0.2 quotes the command for a shell, which pbs_tmrsh alone does not start.
     start_without_ssh = (
         "use the MPI of the site, or let mpiexec start ranks with pbs_tmrsh: write an executable script "
@@ -25,11 +23,6 @@ class PbsCommands(Commands):
         "--env HYDRA_LAUNCHER=rsh --env HYDRA_LAUNCHER_EXEC=/PATH/OF/THE/SCRIPT"
     )
     job_id_pattern = re.compile(r"[.[]")
-    shows: ClassVar[Mapping[str, str]] = {
-        "version": "qstat --version",
-        "queue": "qstat -Q -f {name}",
-        "node": "pbsnodes -a",
-    }
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
         return device_share.device_share(queue, gpus_per_node)

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_hpc.schedulers.device_share import DeviceShare, NodeKind, answer_of, smallest_share
+from ddp_hpc.schedulers.deadline import ask_once
+from ddp_hpc.schedulers.device_share import LIMIT_S, DeviceShare, NodeKind, smallest_share
 
 NODES = ("pbsnodes", "-a", "-F", "json")
 # Sizes of PBS are powers of 1024 (pbs_resources.7B): 527951392kb, 512gb.
@@ -23,7 +24,7 @@ def device_share(queue: str, gpus_per_node: int) -> DeviceShare | None:
     Raises:
         RequestError: the nodes have fewer GPUs than requested.
     """
-    kinds = node_kinds(answer_of(*NODES), queue)
+    kinds = node_kinds(ask_once(*NODES, limit_s=LIMIT_S), queue)
     return smallest_share(kinds, gpus_per_node, "this machine")
 
 

@@ -43,8 +43,6 @@ class PbsWriter(ScriptWriter):
 
     template = "pbs.sh.j2"
     launchers = ("mpiexec", "torchrun")
-    first_node_in_shell = '$(head -n 1 "$PBS_NODEFILE")'
-    job_number_in_shell = "(${PBS_JOBID%%[!0-9]*} + ${PBS_ARRAY_INDEX:-0})"
     agent_launcher = "mpiexec"
     why_omp_num_threads = "PBS would set this to the number of cores of the whole node, for each rank."
     may_lose_nodes = True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from ddp_hpc.schedulers.commands import Commands
 from ddp_hpc.schedulers.deadline import ask_once
@@ -20,15 +19,8 @@ class SlurmCommands(Commands):
     """Submits jobs to Slurm and asks about them."""
 
     interactive_command = "salloc"
-    programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     start_without_ssh = "use --launcher srun, which needs no ssh"
     job_id_pattern = re.compile("[_@]|^s")
-    shows: ClassVar[Mapping[str, str]] = {
-        "version": "sbatch --version",
-        "queue": "scontrol show partition {name}",
-        "qos": "sacctmgr show qos {name} format=Name,MaxWall,MaxTRES,MinTRES",
-        "node": "scontrol show node",
-    }
 
     def device_share(self, queue: str, gpus_per_node: int) -> DeviceShare | None:
         return device_share.device_share(queue, gpus_per_node)

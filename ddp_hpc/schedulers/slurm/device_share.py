@@ -6,15 +6,17 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from ddp_hpc.schedulers.device_share import DeviceShare, NodeKind, answer_of, smallest_share
+from ddp_hpc.schedulers.deadline import ask_once
+from ddp_hpc.schedulers.device_share import LIMIT_S, DeviceShare, NodeKind, smallest_share
+from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of
 
 # sinfo(1): partition (with * if it is the default), nodes, CPUs, memory in MiB and generic resources. With
 # --exact, nodes with different numbers are on different lines.
 NODES = ("sinfo", "--noheader", "--exact", "--format=%P|%N|%c|%m|%G")
 # `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:3090:2`; other generic resources follow after a comma.
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)(?=[,(]|$)")
-_FIELD = re.compile(r"([A-Za-z]+)=(\S*)")
 
 
 def device_share(partition: str, gpus_per_node: int) -> DeviceShare | None:
@@ -26,14 +28,15 @@ def device_share(partition: str, gpus_per_node: int) -> DeviceShare | None:
     Raises:
         RequestError: the nodes of the partition have fewer GPUs than requested.
     """
-    name, hosts = first_hosts(answer_of(*NODES), partition)
+    ask = partial(ask_once, limit_s=LIMIT_S)
+    name, hosts = first_hosts(ask(*NODES), partition)
     gpus_of = {host: gpus for host, gpus in hosts.items() if gpus}
     # Some sites choose the partition by the request, so the default partition may not be the one that counts.
     if not gpus_of or (not partition and max(gpus_of.values()) < gpus_per_node):
         return None
-    kinds = node_kinds(answer_of("scontrol", "--oneliner", "show", "node", ",".join(gpus_of)), gpus_of)
+    kinds = node_kinds(ask("scontrol", "--oneliner", "show", "node", ",".join(gpus_of)), gpus_of)
     share = smallest_share(kinds, gpus_per_node, f"partition {name}")
-    limits = fields_of(answer_of("scontrol", "--oneliner", "show", "partition", name))
+    limits = fields_of(ask("scontrol", "--oneliner", "show", "partition", name))
     return share and within_partition(share, limits, max(gpus_of.values()))
 
 
@@ -82,12 +85,6 @@ def within_partition(share: DeviceShare, partition: Mapping[str, str], gpus_of_n
         memory_mib = min(memory_mib, most * threads)
     threads_per_core = max(1, share.threads // max(1, share.cores))
     return replace(share, cores=threads // threads_per_core, threads=threads, memory_mib=memory_mib)
-
-
-def fields_of(line: str) -> dict[str, str]:
-    """Returns the fields of a line of `scontrol --oneliner show`, such as `MaxTime=01:00:00`."""
-    # An operating system's name and a comment contain blanks, but the fields that are read here do not.
-    return dict(_FIELD.findall(line))
 
 
 def _first_host(nodes: str) -> str:

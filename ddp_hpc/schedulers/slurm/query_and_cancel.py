@@ -172,7 +172,7 @@ def _known(record: str) -> dict[str, str]:
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """Returns the fields in the output of `scontrol --oneliner show job`.
+    """Returns the fields of a line of `scontrol --oneliner show`, such as that of a job.
 
     The name of the job, which comes before the real fields, and the command line of sbatch, which comes after
     most of them, can contain text such as `JobState=FAILED`. Of two fields with the same name, the last one

@@ -28,8 +28,6 @@ class SlurmWriter(ScriptWriter):
 
     template = "slurm.sh.j2"
     launchers = ("srun", "mpiexec", "ibrun", "torchrun")
-    first_node_in_shell = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
-    job_number_in_shell = "SLURM_JOB_ID"
     agent_launcher = "srun"
     passes_arguments = True
     may_lose_nodes = True

@@ -8,7 +8,7 @@ from typing import Literal
 
 from data_gen.recipe import parse_shape
 from ddp_hpc.base.option_names import OptionError
-from ddp_hpc.base.options import DIRECTORY, Conversion, check_values, option, show_numbers
+from ddp_hpc.base.options import Conversion, check_values, option, show_numbers
 
 MAX_WORKERS = 64
 DType = Literal["float32", "float64", "float16", "bfloat16"]
@@ -39,12 +39,6 @@ class DataConfig:
         Path("data"),
         "Directory in which the file with the synthetic data is created; later runs reuse the file.",
     )
-    stage: Path | None = option(
-        None,
-        "On each node, copy the data file to this local directory, such as $TMPDIR, and read the copy.",
-        **DIRECTORY,
-    )
-    check_data: bool = option(False, "Check all samples for NaN and infinity before the training starts.")
     src_key: str = option(
         "src", "Name of the array in the data file that contains the inputs.", changes_losses=True
     )

@@ -95,19 +95,6 @@ def average(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -
         _reduce(bucket, group, size)
 
 
-@torch.no_grad()
-def average_replica(parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Averages the trained parameters and their optimizer state over all ranks. Collective.
-
-    All ranks must have state for the same parameters: set missing gradients to 0 before an update.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    states = [optimizer.state[parameter].items() for parameter in trained]
-    average(parameter.detach() for parameter in trained)
-    # Step counts are the same on all ranks, and can be on the CPU although the parameters are on a GPU.
-    average(value for state in states for name, value in state if name != "step" and torch.is_tensor(value))
-
-
 def _reduce(tensors: list[Tensor], group: dist.ProcessGroup | None, size: int) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat.div_(size), group=group)
