@@ -47,6 +47,8 @@ class Commands:
     """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
     """A pattern that occurs only in job ids of this scheduler."""
+    programs: ClassVar[tuple[str, ...]] = ()
+    """The commands that a login node must have; the first one submits a script."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -19,6 +19,7 @@ class SlurmCommands(Commands):
     """Submits jobs to Slurm and asks about them."""
 
     interactive_command = "salloc"
+    programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     start_without_ssh = "use --launcher srun, which needs no ssh"
     job_id_pattern = re.compile("[_@]|^s")
 
