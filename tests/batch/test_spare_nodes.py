@@ -41,7 +41,7 @@ def test_a_job_that_continues_on_fewer_nodes_is_not_ended_when_it_loses_one() ->
 @pytest.mark.parametrize("against", [{"standalone": True}, {"restarts": 0}])
 @pytest.mark.parametrize("option", [{"spare_nodes": 1}, {"min_nodes": 1}])
 def test_the_loss_of_a_node_needs_restarts(option: dict[str, Any], against: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="prevents that the job starts its ranks again"):
+    with pytest.raises(RequestError, match="does not let the job start its ranks again"):
         Job(num_nodes=2, **option, **against)
 
 
