@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_hpc.base.option_names import OptionError
 from ddp_hpc.queue.failed_nodes import record_failed_node
 from ddp_hpc.render.launch_lines import NOT_CHECKED
 from ddp_hpc.render.rejection_warnings import advice
@@ -57,11 +56,6 @@ def test_a_program_that_cannot_check_the_nodes_is_named_with_what_to_do(
 ) -> None:
     assert (NOT_CHECKED not in advice(replace(JOB, spare_nodes=1, **changes), SITE)) == is_checked
     assert NOT_CHECKED not in advice(replace(JOB, **changes), SITE)
-
-
-def test_a_standalone_script_cannot_check_nodes() -> None:
-    with pytest.raises(OptionError, match="cannot be combined with --standalone"):
-        replace(JOB, standalone=True, node_check="warn")
 
 
 def test_a_requeued_job_leaves_failed_nodes_out(job: Sandbox) -> None:

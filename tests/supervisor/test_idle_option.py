@@ -33,7 +33,6 @@ def test_the_supervisor_gets_the_limit(command: tuple[str, ...], options: dict[s
         (("python", "-m", "ddp_hpc.train"), {}, "use its option --hang-timeout"),
         (("./run.sh",), {}, "begin it with ddp-hpc exec --"),
         (("python", "train.py"), {"env_style": "none"}, "or omit --env-style"),
-        (("python", "train.py"), {"standalone": True}, "omit --requeue, --progress, --rank-logs and --idle-"),
         (("python", "train.py"), {"profile": "local"}, "--idle-timeout"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_node_that_was_left_out_is_not_asked_again(
     assert line in capfd.readouterr().out
     assert pool._watch.look_again() == []
     answering.remove("n3")
-    assert pool.replace_bad("") == "no answer from n3, and too few nodes are left"
+    assert pool.replace_bad("") == "no answer from n3; too few nodes are left"
 
 
 def test_a_host_answers_whether_or_not_something_listens() -> None:
