@@ -76,6 +76,12 @@ from ddp_hpc.supervisor.supervise import supervise
     help="Number of nodes of this job on which ranks start only after another node has failed.",
 )
 @click.option(
+    "--min-nodes",
+    type=click.IntRange(1),
+    metavar="M",
+    help="Start the ranks on fewer nodes, but at least M, if a node has failed and no spare one is left.",
+)
+@click.option(
     "--local-dir",
     default=DEFAULT_LOCAL_FOLDER,
     show_default=True,
@@ -152,6 +158,7 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         max_attempts=options["max_attempts"],
         restarts=options["restarts"],
         spare_nodes=options["spare_nodes"],
+        min_nodes=options["min_nodes"],
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],

@@ -33,6 +33,8 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--restarts", str(job.restarts)]
     if job.spare_nodes:
         words += ["--spare-nodes", str(job.spare_nodes)]
+    if job.min_nodes is not None:
+        words += ["--min-nodes", str(job.min_nodes)]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
         words += ["--local-dir", directory]
     if job.requeue != REQUEUE_POLICIES[0]:

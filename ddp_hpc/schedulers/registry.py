@@ -92,11 +92,6 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
         raise RequestError(
             f"launcher {layout.launcher} does not work under {scheduler.title}. Use {' or '.join(launchers)}."
         )
-    if job.min_nodes and layout.launcher != "torchrun":
-        raise RequestError(
-            f"--min-nodes {job.min_nodes} was given, but the launcher is {layout.launcher}, and only "
-            "torchrun can continue with fewer nodes. Use --launcher torchrun."
-        )
     if job.qos and (reason := scheduler.writer.refuse_qos(site)):
         raise RequestError(f"--qos {job.qos} was given, but {reason}. Remove --qos.")
     if job.mpi and layout.launcher != "srun":

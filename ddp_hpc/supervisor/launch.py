@@ -55,8 +55,9 @@ class Launch:
         self.writes_state = decisions.writes_its_state(argv)
         self._begin_limit_s: float | None = None
         self.pool: NodePool | None = None
-        if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
-            self.pool = NodePool(names, settings.spare_nodes, job.watched_ports)
+        if (settings.spare_nodes or settings.min_nodes) and (names := expand_hostlist(job.node_names())):
+            spare, least = settings.spare_nodes, settings.min_nodes
+            self.pool = NodePool(names, spare, least, job.watched_ports, job.scheduler_answers)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
@@ -79,7 +80,8 @@ class Launch:
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
         if self.pool is not None and files is not None:
-            argv, of_nodes = self._job.on_nodes(argv, self.pool.nodes.used, files.path)
+            nodes, num = self.pool.nodes.used, self.pool.num_nodes
+            argv, of_nodes = self._job.on_nodes(argv, nodes, num, files.path)
             own_variables |= of_nodes
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
         uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
@@ -114,11 +116,9 @@ class Launch:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
-        if self.pool is None:
-            return
-        first, node = self.pool.names[0], self.pool.node_of_guard
-        guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
-        self._job.run_beside_ranks(node, guard)
+        if self.pool is not None and (node := self.pool.node_of_guard):
+            guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", self.pool.first, self._job.job_id]
+            self._job.run_beside_ranks(node, guard)
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -25,6 +25,8 @@ class Settings:
     """Maximum number of times that a job starts its ranks again after a failure."""
     spare_nodes: int
     """Number of nodes of the job that replace others."""
+    min_nodes: int | None
+    """The least number of nodes for the ranks; None if it must not change."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str

@@ -43,7 +43,6 @@ class Step:
 
     program: list[str]
     num_nodes: int
-    min_nodes: int
     ranks_per_node: int
     backend: str
     timeout_s: str
@@ -74,27 +73,19 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
     num_nodes = environ.get("SLURM_STEP_NUM_NODES") or str(len(read_node_file(environ)) or 1)
     numbers = {
         "num_nodes": num_nodes,
-        "min_nodes": environ.get("DDP_HPC_MIN_NODES") or num_nodes,
         "ranks_per_node": _ranks_per_node(environ),
     }
     for name, value in numbers.items():
         if not _NUMBER.fullmatch(value):
             raise RequestError(
-                f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE and "
-                "DDP_HPC_MIN_NODES"
+                f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE"
             )
-    step = Step(
+    return Step(
         _program(arguments),
         **{name: int(value) for name, value in numbers.items()},
         backend=backend,
         timeout_s=environ.get("DDP_HPC_INIT_TIMEOUT_S") or "300",
     )
-    if step.min_nodes > step.num_nodes:
-        raise RequestError(
-            f"DDP_HPC_MIN_NODES is {step.min_nodes}, but there are only {step.num_nodes} nodes; "
-            "request more nodes, or reduce DDP_HPC_MIN_NODES"
-        )
-    return step
 
 
 def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executable) -> int:
@@ -156,7 +147,6 @@ def _agree(step: Step, python: str) -> Rendezvous | None:
 
 
 def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str], python: str) -> list[str]:
-    nodes = f"{step.num_nodes}" if step.min_nodes == step.num_nodes else f"{step.min_nodes}:{step.num_nodes}"
     conf = f"join_timeout={step.timeout_s}"
     if step.backend == "c10d":
         conf += f",is_host={int(rendezvous.node_rank == 0)}"
@@ -164,7 +154,7 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
     number = environ.get("SLURM_STEP_ID")
     return [
         *(python, "-m", "ddp_hpc.torchrun"),
-        f"--nnodes={nodes}",
+        f"--nnodes={step.num_nodes}",
         f"--nproc-per-node={step.ranks_per_node}",
         f"--rdzv-backend={step.backend}",
         f"--rdzv-id={job}{f'.{number}' if number else ''}",

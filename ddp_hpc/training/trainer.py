@@ -1,6 +1,6 @@
 """The training loop, which every rank runs. A step uses the same samples for any number of ranks.
 
-A step is a global batch: `batch_size * data_size * accumulate` samples, which
+A step is a global batch: by default `batch_size * data_size * accumulate` samples, which
 `ddp_hpc.data.step_shards` divides among the data-parallel ranks. Gradients and losses are means over
 the samples of the step, so a smaller last step needs neither padding nor a special case.
 """
@@ -191,10 +191,8 @@ class Trainer:
             snapshot, state, samples.num_samples, mesh
         )
         self.resumed = self.position
-        left = steps_left(
-            samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
-            config.epochs, self.position,
-        )  # fmt: skip
+        self.global_batch = config.global_batch(mesh.data_size)
+        left = steps_left(samples.num_samples, self.global_batch, config.epochs, self.position)
         self.total = min(self.position.step + left, config.max_steps or sys.maxsize)
         if self.position.step >= self.total:
             self.progress.say(
@@ -207,7 +205,7 @@ class Trainer:
         config, mesh = self.config, self.strategy.mesh
         shares = rank_shares(
             self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,
-            config.optimization.accumulate, self.resumed,
+            self.global_batch, self.resumed,
         )  # fmt: skip
         return takewhile(lambda step: step[0].step < self.total, shares)
 

@@ -82,11 +82,7 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
         (Job(qos="debug"), "perlmutter", "--queue sets the QOS. Remove --qos."),
         (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
-        (
-            Job(num_nodes=2, min_nodes=1),
-            "perlmutter",
-            "--min-nodes 1 was given, but the launcher is srun, and only torchrun",
-        ),
+        (Job(num_nodes=2, min_nodes=1), "polaris", "--min-nodes 1 was given"),
         (Job(num_nodes=2, spare_nodes=1), "polaris", "--spare-nodes 1 was given"),
         (Job(num_nodes=2, spare_nodes=1, launcher="mpiexec"), "generic_slurm", "Use --launcher srun"),
         (

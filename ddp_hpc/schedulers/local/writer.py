@@ -40,6 +40,7 @@ class LocalWriter(ScriptWriter):
             ("--restarts", restarts),
             ("--spare-nodes", str(job.spare_nodes or "")),
             ("--idle-timeout", str(job.idle_timeout_s or "")),
+            ("--min-nodes", str(job.min_nodes or "")),
             ("--rank-logs", "1" if job.rank_logs else ""),
         ]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
