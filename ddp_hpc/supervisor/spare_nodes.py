@@ -54,15 +54,15 @@ class NodeWatch:
     """Connects to nodes in the background, and knows which ones no longer answer.
 
     Only nodes that have answered once can be lost: a firewall can discard all connections. Of `ports`, the
-    first one that answers is used for each node. `is_connected` returns whether this node reaches a host that
-    is not one of `names`.
+    first one that answers is used for each node. If at most one node answers, the network of this one may be
+    down: no node is lost while `is_connected` returns False.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         ports: Sequence[int] = (9,),
-        is_connected: Callable[[], bool] = lambda: False,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
         self._names, self._ports, self._is_connected = tuple(names), tuple(ports), is_connected
         self._answered_s: dict[str, float] = {}
@@ -73,25 +73,14 @@ class NodeWatch:
 
     def lost(self, silent_s: float = _LOST_AFTER_S) -> list[str]:
         """Returns the nodes that have not answered for `silent_s`."""
-        lost = self.silent(silent_s)
-        if not lost or len([name for name in self._names if name in self._answered_s]) - len(lost) > 1:
-            return lost
-        # Only this node answers, so its own network may be down, or was down until just now.
-        if not self._is_connected():
-            return []
-        self.ask_again()
-        return self.silent(silent_s)
-
-    def forget(self, names: Collection[str]) -> None:
-        """No longer connects to these nodes."""
-        self._names = tuple(name for name in self._names if name not in names)
-
-    def silent(self, silent_s: float) -> list[str]:
-        """Returns the nodes that have not answered for `silent_s`, even if no node answers."""
         with self._rounds:
             # Not the current time: this process can have been suspended.
             answered_s = [(name, self._answered_s.get(name, self._round_s)) for name in self._names]
             return [name for name, at_s in answered_s if self._round_s - at_s > silent_s]
+
+    def forget(self, names: Collection[str]) -> None:
+        """No longer connects to these nodes."""
+        self._names = tuple(name for name in self._names if name not in names)
 
     def look_again(self) -> list[str]:
         """Asks all nodes once more, and returns those that do not answer."""
@@ -107,15 +96,20 @@ class NodeWatch:
     def _watch(self) -> None:
         # When this process ends, the pool accepts no more tasks (RuntimeError).
         with suppress(RuntimeError), ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
+            is_alone = False
             for round_number in count():
                 began_s = time.monotonic()
+                is_connected = is_alone and self._is_connected()
                 answered = [name for name, is_up in pool.map(self._answers, self._names) if is_up]
                 if round_number == 0 and (silent := ", ".join(sorted({*self._names} - {*answered}))):
                     say(f"ddp-hpc: no answer from {silent[:200]}; until it answers, its loss is not noticed")
-                with self._rounds:
-                    self._round_s = began_s
-                    self._answered_s |= dict.fromkeys(answered, began_s)
-                    self._rounds.notify_all()
+                known = [name for name in self._names if name in self._answered_s]
+                is_alone = len(answered) < min(2, len(known))
+                if is_connected or not is_alone:  # other rounds do not count
+                    with self._rounds:
+                        self._round_s = began_s
+                        self._answered_s |= dict.fromkeys(answered, began_s)
+                        self._rounds.notify_all()
                 time.sleep(_EVERY_S)
 
     def _answers(self, name: str) -> tuple[str, bool]:
@@ -157,7 +151,7 @@ class NodePool:
         num_spare: int,
         min_nodes: int | None = None,
         ports: Sequence[int] = (9,),
-        is_connected: Callable[[], bool] = lambda: False,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
         if len(names) <= num_spare:
             raise RequestError(

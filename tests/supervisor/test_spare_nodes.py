@@ -54,6 +54,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The nodes that answer, which a test changes."""
     names = {"n1", "n2", "n3"}
     monkeypatch.setattr(spare_nodes, "_EVERY_S", 0.01)
+    monkeypatch.setattr(spare_nodes, "_ANSWER_S", 0.2)
     monkeypatch.setattr(NodeWatch, "_answers", lambda self, name: (name, name in names))
     yield names
     names |= {"n1", "n2", "n3"}
@@ -92,15 +93,20 @@ def test_if_no_other_node_answers_the_network_of_this_node_can_be_down(
 
 
 def test_if_the_network_of_this_node_comes_back_no_node_is_lost(answering: set[str]) -> None:
-    def reconnect() -> bool:
-        answering.update({"n2", "n3"})
-        return True
+    is_asked = threading.Event()
 
-    watch = NodeWatch(["n1", "n2", "n3"], is_connected=reconnect)
+    def ask() -> bool:
+        is_asked.set()
+        return "n2" in answering
+
+    watch = NodeWatch(["n1", "n2", "n3"], is_connected=ask)
     assert watch.look_again() == []
     answering -= {"n2", "n3"}
+    assert is_asked.wait(20)
+    time.sleep(0.2)
+    answering |= {"n2", "n3"}
     assert watch.look_again() == []
-    assert answering == {"n1", "n2", "n3"}, "the scheduler was asked"
+    assert watch.lost(silent_s=0.1) == []
 
 
 def test_a_node_that_was_left_out_is_not_asked_again(
