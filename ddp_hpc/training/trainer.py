@@ -183,6 +183,8 @@ class Trainer:
     def _resume(self) -> None:
         """Restores the newest snapshot, if any, and computes the number of steps."""
         config, mesh, samples = self.config, self.strategy.mesh, self.samples
+        with self.group.failing_together():
+            self.global_batch = config.global_batch(mesh.data_size)
         snapshot = self.lifecycle.open()
         if self.group.comm.bcast(snapshot is not None):
             self.strategy.prepare_restore(*self._trial_batch())
@@ -191,7 +193,6 @@ class Trainer:
             snapshot, state, samples.num_samples, mesh
         )
         self.resumed = self.position
-        self.global_batch = config.global_batch(mesh.data_size)
         left = steps_left(samples.num_samples, self.global_batch, config.epochs, self.position)
         self.total = min(self.position.step + left, config.max_steps or sys.maxsize)
         if self.position.step >= self.total:

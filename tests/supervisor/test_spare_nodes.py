@@ -113,15 +113,15 @@ def test_a_node_that_was_left_out_is_not_asked_again(
     answering: set[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = NodePool(["n1", "n2", "n3"], 0, min_nodes=2, is_connected=lambda: True)
-    assert pool.replace_silent() == ""
+    assert pool.replace_bad("") == ""
     answering.remove("n2")
-    assert pool.replace_silent() == ""
+    assert pool.replace_bad("") == ""
     assert pool.nodes == Nodes(("n1", "n3"), ())
     line = "no answer from n2; the ranks use 2 nodes instead of 3 (--min-nodes)"
     assert line in capfd.readouterr().out
     assert pool._watch.look_again() == []
     answering.remove("n3")
-    assert pool.replace_silent() == "no answer from n3, and too few nodes are left"
+    assert pool.replace_bad("") == "no answer from n3, and too few nodes are left"
 
 
 def test_a_host_answers_whether_or_not_something_listens() -> None:
