@@ -290,7 +290,7 @@ class Job:
 
     @property
     def node_loss_option(self) -> str:
-        """The option with which the job goes on after the loss of a node, such as `--spare-nodes 1`; empty
+        """The option with which the job continues after the loss of a node, such as `--spare-nodes 1`; empty
         without one.
         """
         if self.spare_nodes:

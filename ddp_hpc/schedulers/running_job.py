@@ -150,8 +150,8 @@ def with_count(argv: Sequence[str], option: str, num_nodes: int, num_used: int) 
                 return words
             break
     raise RequestError(
-        f"--spare-nodes or --min-nodes was given, but the launch line has no number of nodes or ranks with "
-        f"{option}, which depends on the nodes that are left; add this option"
+        f"--spare-nodes or --min-nodes was given, but the launch line lacks {option} and a number, which "
+        "depends on the nodes that are left; add them"
     )
 
 

@@ -269,5 +269,5 @@ def test_srun_gets_the_numbers_of_nodes_and_ranks_that_are_left(tmp_path: Path) 
 @pytest.mark.parametrize("words", [["-N4", "-n16"], ["--nodes=all", "--ntasks=16"], ["--nodes"]])
 def test_a_launch_line_without_these_numbers_is_refused(words: list[str], tmp_path: Path) -> None:
     job = SlurmJob(str(os.getpid()), {})
-    with pytest.raises(RequestError, match="no number of nodes or ranks with --nodes"):
+    with pytest.raises(RequestError, match="the launch line lacks --nodes and a number"):
         job.on_nodes(["srun", *words], ["n1"], 4, tmp_path)

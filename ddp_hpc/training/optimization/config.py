@@ -112,7 +112,7 @@ class OptimizationConfig:
             )
         if self.global_batch is not None and self.accumulate > 1:
             raise RequestError(
-                "--global-batch already determines how many micro-batches a step has. Remove --accumulate."
+                "--global-batch already determines the micro-batches per step. Remove --accumulate."
             )
         if self.cuda_graph and (reason := self.against_cuda_graph()):
             raise RequestError(f"--cuda-graph cannot be used with {reason}.")
