@@ -148,21 +148,32 @@ def test_without_a_spare_node_the_run_continues_on_fewer_nodes(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_plain_program_continues_on_fewer_nodes_and_below_the_minimum_in_another_job(
-    launcher: str, tmp_path: Path
-) -> None:
-    with Cluster(Settings(num_nodes=4, slurmd_timeout_s=20)) as cluster:
+def test_a_plain_program_continues_on_fewer_nodes(launcher: str, tmp_path: Path) -> None:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
         render = ("--nodes", "3", "--min-nodes", "2", "--launcher", launcher)
-        run = submit_program(cluster, tmp_path, ["python", PLAIN, 600, 20], step_s=0.1, render=render)
-        wait_for("150 steps", lambda: len(recorded(tmp_path)) >= 150, 90)
-        _, second, third, _ = cluster.node_names
-        cluster.power_off(second)
-        wait_for("a start on fewer nodes", lambda: "the ranks use 2 nodes instead of 3" in run.log, 60)
-        num = len(recorded(tmp_path))
-        wait_for("50 more steps", lambda: len(recorded(tmp_path)) >= num + 50, 90)
-        cluster.power_off(third)
-        run.wait_for_words(f"no answer from {third}, and too few nodes are left")
-        wait_for("the end of the job", lambda: "state is" in run.log, 60)
+        run = submit_program(cluster, tmp_path, ["python", PLAIN, 300, 20], step_s=0.1, render=render)
+        wait_for("100 steps", lambda: len(recorded(tmp_path)) >= 100, 90)
+        cluster.power_off(cluster.node_names[1])
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert "the ranks use 2 nodes instead of 3 (--min-nodes)" in run.log
+        assert "checksum" in recorded(tmp_path)[-1]
+        assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
+
+
+@pytest.mark.soak
+def test_below_the_minimum_number_of_nodes_another_job_resumes_the_run(forks: Forks, tmp_path: Path) -> None:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=20)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, 200)
+        run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.1, render=("--min-nodes", "2"))
+        run.wait_for_step(50)
+        lost = cluster.node_names[1]
+        cluster.power_off(lost)
+        run.wait_for_words(f"no answer from {lost}, and too few nodes are left")
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert run.losses == quiet
+        assert [number for number, _, _ in run.attempts] == [1, 2]
 
 
 @pytest.mark.soak
