@@ -16,10 +16,15 @@ from ddp_hpc.lint.launch_commands import (
     starts,
     trains_with_torch,
 )
-from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.schedulers.script_options import whole_number
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
+_ON_LOOPBACK = re.compile(r"\s(?:-H|--?hosts?)[ =]\"?(?:localhost|127[.]0[.]0[.]1)(?::\d+)?(?=[\"\s]|$)")
+_PORT_OF_TASK = re.compile(r"(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)")
+_HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
+_DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
+_LAST_PORT = 65535
 _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
 _HOSTNAME = re.compile(
@@ -28,6 +33,16 @@ _HOSTNAME = re.compile(
 _OF_SEVERAL_NODES = re.compile(
     r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
     r".*(?:slurm\w*|\bdeepy)\.py$"
+)
+
+
+# Launchers that start the ranks of all nodes, and options with which they start those of one node.
+_STARTS_ALL_NODES = ("deepspeed", "horovodrun", "mpirun", "mpiexec")
+_OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes[= ]1\b")
+# Where ranks or launchers find the first node: options and the variables of the environment.
+_ENDPOINT = re.compile(
+    r"--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip|dist[-_]url|init[-_]method)[= ]+[\"']?(?:tcp://)?"
+    r"([^\s\"':]+|\$\([^)]*\))"
 )
 
 
@@ -47,6 +62,16 @@ def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
                 "starts all ranks of the node",
                 "start torchrun once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
             )
+    for start in starts(subject):
+        if start.program in _STARTS_ALL_NODES and start.is_launched and not start.launcher_hides_options:
+            times = start.num_ranks or start.num_nodes or 1
+            if times > 1 and not _OF_ONE_NODE.search(start.command.text):
+                yield Problem(
+                    start.command.line,
+                    f"{start.command.name} starts {start.program} {times} times, and each {start.program} starts "
+                    "all ranks",
+                    f"start {start.program} once, without {start.command.name}",
+                )
 
 
 def _is_for_one_rank(start: Start) -> bool:
@@ -80,13 +105,38 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
             )
 
 
+@check("RANK020", "error", "accelerate launch does not connect the machines")
+def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        options = start.options_of("accelerate")
+        machines, processes = options.get("num-machines"), options.get("num-processes")
+        num_machines = whole_number(subject.value_of(machines or ""))
+        if not options or not num_machines or num_machines < 2 or start.hides_options:
+            continue
+        if start.is_launched and "machine-rank" not in options and options.get("rdzv-backend", "static") == "static":
+            yield Problem(
+                start.command.line,
+                f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all machines have rank 0",
+                "use srun bash -c '... --machine_rank $SLURM_NODEID ...', or --rdzv_backend c10d",
+            )
+        total, gpus = whole_number(subject.value_of(processes or "")), subject.gpus_per_node
+        if total and gpus and total == gpus:
+            yield Problem(
+                start.command.line,
+                f"--num_processes {total} is the number of processes of all {num_machines} machines, not of one",
+                f"use --num_processes {num_machines * gpus}",
+                "warning",
+            )
+
+
 def _is_remote(subject: Subject, start: Start) -> bool:
     return start.command.name in ("ssh", "pbsdsh", "pdsh") or reaches_other_nodes(subject)
 
 
 @check("RANK003", "error", "more ranks than GPUs")
 def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
-    gpus = subject.gpus_per_node
+    total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2])
+    gpus = subject.gpus_per_node or (total // subject.num_nodes if total and subject.num_nodes else None)
     if not gpus:
         return
     for start in starts(subject):
@@ -115,12 +165,26 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         per_node = own or subject.ranks_per_node
         # With both options, a smaller total may be intended, to use only some of the nodes.
         is_part = own and total and total % own == 0 and total < nodes * own
+        is_part = is_part or total == 1  # a serial program, for example before or after the parallel one
+        cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
+        if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
+            yield Problem(
+                command.line,
+                f"{total} ranks are started, but the job requests one task with {cpus} CPUs, so Open MPI has one slot",
+                f"request --ntasks={total} instead of --cpus-per-task={cpus}",
+            )
         if total and nodes and per_node and total != nodes * per_node and not is_part:
             yield Problem(
                 command.line,
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
                 "compute the number of ranks in the script, as nodes x ranks per node",
             )
+
+
+def _has_one_slot(subject: Subject, command: Command) -> bool:
+    if re.search(r"oversubscribe|--map-by|-map-by|hwthread|--?host\b|-H\b|hostfile|-f\b", command.text):
+        return False
+    return subject.script.scheduler != "" and subject.script.value("--ntasks") in (None, "1")
 
 
 @check("RANK005", "warning", "more threads than cores")
@@ -185,6 +249,21 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         if not start.has("--standalone")  # then torchrun chooses a free port
     ]
     ports += [(line, port) for line, port in given if whole_number(port)]
+    for line, port in ports:
+        if int(port) > _LAST_PORT:
+            yield Problem(line, f"{port} is not a port, as the last one is {_LAST_PORT}", "use a smaller number", "error")
+    ports = [(line, port) for line, port in ports if int(port) <= _LAST_PORT]
+    in_background = [s for s in _torchruns(subject) if s.command.ends == "&" and not s.has("--standalone")]
+    of_each = [s.given("--master-port") or s.given("--rdzv-endpoint") or "29500" for s in in_background]
+    for start, port in zip(in_background[1:], of_each[1:], strict=False):
+        if (subject.num_nodes or 1) < 2 and "$" not in port and of_each.count(port) > 1:
+            yield Problem(
+                start.command.line,
+                f"several torchrun run at the same time with the port {plain(port)}, which only the first one can open",
+                "use torchrun --standalone, or give each another --master-port",
+                "error",
+            )
+            return
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
     # One node with four GPUs or 64 cores may be a whole node, or a part of one.
@@ -209,18 +288,35 @@ def _is_used(script: Script, name: str) -> bool:
 def _loopback_master(subject: Subject) -> Iterator[Problem]:
     if (subject.num_nodes or 1) < 2:
         return
-    for line, name, value in subject.script.assignments:
-        if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value):
-            yield Problem(
-                line,
-                f"MASTER_ADDR={plain(value)} refers to a different machine on each of the "
-                f"{subject.num_nodes} nodes",
-                "use the first node of the job, or omit it, as ddp-hpc sets it",
-            )
+    found = [
+        (line, f"{name}={value}")
+        for line, name, value in subject.script.assignments
+        if (name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value))
+        or (name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and value in ("lo", "=lo"))
+    ]
+    for start in starts(subject):
+        endpoint = _ENDPOINT.search(start.command.text)
+        is_everywhere = start.is_launched and (start.num_nodes or 1) > 1 and start.given("--nnodes") != "1"
+        if endpoint and is_everywhere and _LOOPBACK.fullmatch(subject.value_of(endpoint[1])):
+            found.append((start.command.line, endpoint[0].strip()))
+        elif start.program in ("horovodrun", "mpirun") and _ON_LOOPBACK.search(start.command.text):
+            found.append((start.command.line, f"{start.program} -H localhost"))
+    for line, what in found:
+        yield Problem(
+            line,
+            f"{plain(what)} refers to a different machine on each of the {subject.num_nodes} nodes",
+            "use the first node, or the network between the nodes; ddp-hpc sets both itself",
+        )
 
 
 @check("RANK010", "error", "a per-task variable that the batch shell expands")
 def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
+    of_task = {
+        name: match[1]
+        for line, name, value in subject.script.assignments
+        if (match := _OF_A_TASK.fullmatch(value.rstrip("}")))
+        and not any(c.line == line and c.argv for c in subject.script.commands if c.argv[:1] != ("export",))
+    }
     for start in starts(subject):
         command = start.command
         if command.name != "srun" or not start.is_launched or start.launcher_hides_options:
@@ -229,6 +325,10 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
         if start.is_torchrun and start.given("--rdzv-backend") is not None:
             # Only the static rendezvous uses --node-rank.
             text = re.sub(r"--node[-_]rank[= ]\S+", "", text)
+        for name, task in of_task.items():
+            is_read = name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+            if is_read or re.search(rf"\$\{{?{name}\b", text + single_quoted(text)):
+                text += f" ${task}"
         for name in dict.fromkeys(_OF_A_TASK.findall(text)):
             several = start.num_nodes if name == "SLURM_NODEID" else start.num_ranks
             if several and several > 1:
@@ -245,11 +345,21 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         start
         for start in starts(subject)
         if start.is_launched
-        and start.program == "python"
-        and not start.is_torchrun
+        and start.program not in ("bash", "sh", *_STARTS_ALL_NODES)
+        and not start.program.endswith(".sh")
         and (start.num_ranks or 1) > 1
         and not start.launcher_hides_options
     ]
+    for start in launched:
+        given = start.given("--node-rank") or start.options_of("accelerate").get("machine-rank")
+        is_static = start.given("--rdzv-backend") in (None, "static") and start.given("--nnodes") != "1"
+        if given is not None and whole_number(given) is not None and (start.num_nodes or 1) > 1 and is_static:
+            yield Problem(
+                start.command.line,
+                f"all {start.num_nodes} nodes get the node rank {given}",
+                "use srun bash -c '... --node_rank=$SLURM_NODEID ...', or --rdzv-backend=c10d",
+            )
+    launched = [start for start in launched if not start.is_torchrun and start.program != "accelerate"]
     if not launched:
         return
     first, total = launched[0], launched[0].num_ranks
@@ -280,7 +390,15 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
         is_shell = start.program in ("bash", "sh") and "-c" in " ".join(start.words[1:3])
         if not (start.is_launched and is_shell and several > 1) or start.launcher_hides_options:
             continue
-        if _HOSTNAME.search(single_quoted(start.command.text)):
+        in_task = single_quoted(start.command.text)
+        if _PORT_OF_TASK.search(in_task):
+            yield Problem(
+                start.command.line,
+                "each task chooses another port or rendezvous id, so the ranks cannot connect",
+                "set it before srun, and export it",
+            )
+        endpoint = _ENDPOINT.search(in_task)
+        if _HOSTNAME.search(in_task) or (endpoint and _HOSTNAME.match(f"MASTER_ADDR={endpoint[1]}")):
             yield Problem(
                 start.command.line,
                 f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes cannot connect",
@@ -295,7 +413,8 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         return
     for start in starts(subject):
         # A program with one of these options may start srun itself.
-        has_hosts = any(_OF_SEVERAL_NODES.match(word) for word in start.words[:60])
+        of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES
+        has_hosts = any(of_several.match(word) for word in start.words[:60])
         is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
         is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
         is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
@@ -325,7 +444,8 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
         elif _is_single_task(start) and not ONE_PROCESS.search(start.command.text):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
-            yield Problem(start.command.line, what, remedy, "note")
+            is_ddp = bool(_DDP.search(start.command.text))
+            yield Problem(start.command.line, what, remedy, None if is_ddp else "note")
 
 
 def _is_single_task(start: Start) -> bool:

@@ -19,7 +19,7 @@ from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_GPUS_IN = ("-l", "--gres", "--constraint", "--tres-per-task")
+_GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
 )
@@ -88,6 +88,9 @@ def _no_gpus(subject: Subject) -> Iterator[Problem]:
     own = _own_script(subject)
     if own is None or subject.site is None or _asks_for_gpus(subject.script):
         return
+    features = subject.script.value("--constraint")
+    if features is not None and "gpu" not in features and "gpu" in (own.value("--constraint") or ""):
+        return  # a job for nodes without GPUs
     if gpus := _asks_for_gpus(own):
         yield Problem(
             1,

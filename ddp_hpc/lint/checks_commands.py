@@ -1,0 +1,166 @@
+"""Checks of commands that do something else than they seem to do in a batch job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted
+from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.placeholders import is_template
+
+_ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
+# Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
+_HOOK = re.compile(
+    r"shell[. ](?:hook|init|bash)|\bshell hook\b|__conda_setup|(?:^|[\s;&(])(?:source|\.)\s+\S|"
+    r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python)|\bbash -\w*[li]"
+)
+_LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
+_BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
+# Commands that do not keep the script running until a program in the background has ended.
+_SHORT = frozenset(
+    ("echo", "printf", "date", "done", "fi", "}", "esac", "exit", "true", ":", "unset", "cd", "popd", "module")
+)
+_MONITORS = re.compile(r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb")
+_CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
+_USES_GPUS = re.compile(r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker")
+
+
+@check("JOB023", "warning", "conda activate without its shell function")
+def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if _LOGIN_SHELL.search(script.shebang):
+        return
+    before = ""
+    for command in script.commands:
+        in_task = single_quoted(command.text) if command.launched[1:2] == ("-c",) else ""
+        text = in_task if _ACTIVATE.search(in_task) else command.text
+        match = _ACTIVATE.search(text)
+        is_activation = match and (in_task or command.argv[1:2] == ("activate",))
+        if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
+            name = match[1]
+            yield Problem(
+                command.line,
+                f"a batch script does not read .bashrc, so the shell function {name} is not defined",
+                f'add eval "$({name} shell hook --shell bash)" before it'
+                if name != "conda"
+                else 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
+            )
+            return
+        before += command.text + "\n"
+
+
+@check("JOB024", "error", "a command that ends before its options")
+def _command_ends_early(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if is_template(script):
+        return
+    for number, line in enumerate(script.lines, start=1):
+        following = script.lines[number] if number < len(script.lines) else ""
+        is_command = not script.is_quoted(number) and following.strip() and "'" not in line
+        if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line):
+            yield Problem(
+                number, "the blank after the backslash ends the command here", "remove the blank at the end"
+            )
+    for previous, command in _after_newline(script.commands):
+        if _OPTION.fullmatch(command.words[0]) and command.ends in ("\n", "&", ";") and "]" not in command.words:
+            if not _BLANK_AFTER_BACKSLASH.fullmatch(script.lines[command.line - 2]):
+                yield Problem(
+                    command.line,
+                    f"bash runs {shown(command.words[0])} as a command, since the command of line "
+                    f"{previous.line} ends before it",
+                    "end each line but the last of a command with a backslash, without comments between them",
+                )
+
+
+def _after_newline(commands: tuple[Command, ...]) -> Iterator[tuple[Command, Command]]:
+    """Yields each command that begins a line, with the one before it; those in an array are left out."""
+    in_array = False
+    for previous, command in zip(commands, commands[1:], strict=False):
+        if previous.ends == "(" and previous.text.rstrip().endswith("="):
+            in_array = True
+        elif previous.ends == ")":
+            in_array = False
+        if previous.ends == "\n" and not in_array and "[[" not in previous.words:
+            yield previous, command
+
+
+@check("JOB025", "error", "programs in the background when the script ends")
+def _ends_too_early(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    background = [c for c in script.commands if c.ends == "&"]
+    if not script.scheduler or not background or script.is_supervised:
+        return
+    last = background[-1]
+    after = script.commands[script.commands.index(last) + 1 :]
+    started = _program_before(script.commands, last)
+    waits = any(word == "wait" for c in script.commands for word in c.words)
+    if not waits and all(c.name in _SHORT for c in after) and not _MONITORS.search(started.text):
+        yield Problem(
+            started.line,
+            f"the script ends while {shown(started.name)} runs in the background, and "
+            f"{subject.scheduler.title} then ends the job",
+            "add wait at the end of the script",
+        )
+
+
+def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
+    """Returns the program that `last` runs in the background: itself, or one in the loop that it ends."""
+    index = commands.index(last)
+    while index and commands[index].name in _SHORT:
+        index -= 1
+    return commands[index]
+
+
+@check("JOB026", "warning", "a container without the GPUs of the job")
+def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    body = "\n".join(line for line in script.lines if not line.startswith("#"))
+    if not requests_gpus(subject) or _USES_GPUS.search(body):
+        return
+    for command in script.commands:
+        words = command.launched or command.argv
+        name = words[0].rpartition("/")[2] if words else ""
+        verb = next((word for word in words[1:] if not word.startswith("-")), "")
+        if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell") or _hides(words):
+            continue
+        option = "--gpus all" if name in ("docker", "podman") else "--nv (NVIDIA) or --rocm (AMD)"
+        yield Problem(
+            command.line,
+            f"{plain(name)} {plain(verb)} gives the container no GPUs, although the job requests them",
+            f"add {option} after {plain(verb)}",
+        )
+        return
+
+
+def _hides(words: tuple[str, ...]) -> bool:
+    """Returns whether the options of a container may be in a variable."""
+    before = " "
+    for word in words[1:12]:
+        if word.startswith("$") and not before.startswith("-"):
+            return "/" not in word and not word.lower().endswith((".sif", ".simg", ".img", "image}", "sif}"))
+        before = word
+    return False
+
+
+@check("SLURM030", "warning", "the script looks for its own directory")
+@check("PBS016", "warning", "the script looks for its own directory")
+def _own_directory(subject: Subject) -> Iterator[Problem]:
+    script, variable = subject.script, subject.scheduler.reader.submit_directory
+    if re.search(rf"{variable}:-|\bscontrol show job|\bscontrol .*Command=|\b(?:sbatch|qsub) ", script.text):
+        return  # the script uses its own directory only outside of jobs, or submits itself
+    for number, line in enumerate(script.lines, start=1):
+        if (
+            "dirname" in line
+            and not line.lstrip().startswith("#")
+            and not script.is_quoted(number)
+            and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)
+        ):
+            yield Problem(
+                number,
+                f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does not "
+                "point to your files",
+                f"use ${variable}",
+            )

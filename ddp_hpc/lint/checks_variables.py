@@ -1,0 +1,147 @@
+"""Checks of the environment variables that a script reads, and of those that its programs need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
+from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, starts
+from ddp_hpc.schedulers.registry import MONITORED
+from ddp_hpc.schedulers.script_options import whole_number
+
+# $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
+_EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
+_OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
+# Variables that are also set in jobs of another scheduler, by a site or by the user.
+_MAY_BE_SET = re.compile(r"SLURM_TMPDIR|SLURM_CONF|PBS_DEFAULT|PBS_ACCOUNT|\w*_(?:HOME|ROOT|PATH|BIN|EXEC)")
+# Variables that programs read from their environment, and that a script usually has to export.
+_READ_BY_PROGRAMS = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS"
+)
+_NODE_LIST = re.compile(
+    r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"
+    r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
+    r"|\$\(\s*(?:cat|uniq|sort(?: -u)?)\s[^|)]*NODEFILE\}?\"?\s*\)"
+)
+_DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
+
+
+@check("JOB022", "warning", "a variable that is not set in the job")
+def _unset_variable(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    used: dict[str, int] = {}
+    for command in script.commands:
+        if command.name not in ("echo", "printf", "test", "[", "[["):
+            for name in _expanded(command.text):
+                used.setdefault(name, command.line)
+    used = {
+        name: line
+        for name, line in used.items()
+        if _OF_SCHEDULERS.fullmatch(name) and not _MAY_BE_SET.fullmatch(name) and not script.sets(name)
+    }
+    known = subject.scheduler.reader.variables
+    if not known or is_for_several(subject):
+        return
+    unknown = {name: line for name, line in used.items() if name not in known}
+    nearest = nearest_known(unknown, sorted(known), cutoff=0.85)
+    for name, line in unknown.items():
+        near, title = nearest.get(name, ""), subject.scheduler.title
+        instead = subject.scheduler.reader.variables_elsewhere.get(name, "")
+        if near and (is_one_edit(name, near) or name.replace("_", "") == near.replace("_", "")):
+            yield Problem(line, f"{title} sets no variable {plain(name)}", f"did you mean {near}?")
+        elif instead or (not name.startswith(subject.scheduler.prefix[1:4]) and _is_of_another(name)):
+            yield Problem(
+                line,
+                f"{plain(name)} is a variable of another scheduler, which {title} does not set",
+                f"use {instead}" if instead else f"use a variable of {title}",
+            )
+    for name, option in subject.scheduler.reader.variables_of_options.items():
+        if name in used and script.read() and script.value(option) is None:
+            line = next((c.line for c in script.commands if _is_expanded(name, c.text)), 0)
+            # Without this directive, the option can be given on the command line of srun.
+            if line and not re.search(rf"{option}\b", " ".join(c.text for c in script.launches())):
+                yield Problem(
+                    line,
+                    f"{name} is empty, because it is set only with {option}",
+                    f"add {subject.scheduler.prefix} {option}=NUMBER",
+                )
+
+
+def _expanded(text: str) -> list[str]:
+    return [name.lstrip("{") for name in _EXPANSION.findall(text)]
+
+
+def is_for_several(subject: Subject) -> bool:
+    """Returns whether the script has directives of several schedulers."""
+    return len({d.scheduler for d in subject.script.directives if d.scheduler in MONITORED}) > 1
+
+
+def _is_of_another(name: str) -> bool:
+    return any(name in scheduler.reader.variables for scheduler in MONITORED.values())
+
+
+def _is_expanded(name: str, text: str) -> bool:
+    return name in _expanded(expanded_in_shell(text)) and not re.match(r"\s*(?:echo|printf)\b", text)
+
+
+@check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")
+def _visible_devices(subject: Subject) -> Iterator[Problem]:
+    gpus = subject.gpus_per_node
+    for line, name, value in subject.script.assignments:
+        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value):
+            continue
+        devices = {int(number) for number in value.split(",")}
+        ranks, first = max(
+            ((_ranks_of(start), start.command.line) for start in starts(subject)), default=(0, 0)
+        )
+        is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
+        if ranks > len(devices) and is_for_this:
+            yield Problem(
+                line,
+                f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
+                f"the {ranks} ranks of a node that line {first} starts",
+                "remove it, as the scheduler sets it",
+                "error",
+            )
+        elif gpus and max(devices) >= gpus:
+            yield Problem(
+                line,
+                f"CUDA_VISIBLE_DEVICES={value}, but the GPUs of a job with {gpus} per node are numbered from 0",
+                "remove it, as the scheduler sets it",
+            )
+
+
+def _ranks_of(start: Start) -> int:
+    """Returns the ranks that a command starts on a node, as far as the command says it."""
+    if start.is_torchrun:
+        return whole_number(start.given("--nproc-per-node")) or 0
+    is_rank = start.command.name == "srun" and start.program == "python" and not start.launcher_hides_options
+    return (start.ranks_per_node or 0) if is_rank else 0
+
+
+@check("RANK018", "error", "MASTER_ADDR is a list of nodes")
+def _list_of_nodes(subject: Subject) -> Iterator[Problem]:
+    for line, name, value in subject.script.assignments:
+        if name == "MASTER_ADDR" and (subject.num_nodes or 1) > 1 and _NODE_LIST.fullmatch(value):
+            yield Problem(
+                line,
+                f"MASTER_ADDR={plain(value)} is a list of all nodes, not the name of one",
+                "use the first node: | head -n 1",
+            )
+
+
+@check("RANK019", "warning", "a variable that is not exported")
+def _not_exported(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    text = "\n".join(line for line in script.lines if not line.lstrip().startswith(("#", "echo", "printf")))
+    alone = {command.line for command in script.commands if not command.argv}
+    last = max((start.command.line for start in starts(subject) if start.words), default=0)
+    for line, name, _ in {name: a for a in script.assignments for name in [a[1]]}.values():
+        is_set_by_scheduler = name in subject.scheduler.reader.variables
+        if line not in alone or line > last or not _READ_BY_PROGRAMS.fullmatch(name) or is_set_by_scheduler:
+            continue
+        if not re.search(rf"\$\{{?{name}\b|(?:export|declare|typeset)\b.*\b{name}\b|set -\w*a", text):
+            yield Problem(
+                line, f"{name} is set, but programs do not get it, as it is not exported", f"write export {name}="
+            )
