@@ -25,6 +25,12 @@ _SHORT = frozenset(
 )
 _MONITORS = re.compile(r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb")
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
+# Programs and images that use GPUs. Containers with ROCm also work without --rocm.
+_GPU_PROGRAM = re.compile(
+    r"(?s)(?!.*(?:rocm|amd|\bhip|mi\d{3}))(?:.*\b(?:python[0-9.]*|torchrun|accelerate|deepspeed|nvidia-smi)\b|"
+    r".*(?:torch|tensorflow|cuda|nvidia|ngc|jax)|.*\.py\b)",
+    re.IGNORECASE,
+)
 _USES_GPUS = re.compile(r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker")
 
 
@@ -126,7 +132,9 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell") or _hides(words):
             continue
-        option = "--gpus all" if name in ("docker", "podman") else "--nv (NVIDIA) or --rocm (AMD)"
+        if not _GPU_PROGRAM.search(command.text):
+            continue
+        option = "--gpus all" if name in ("docker", "podman") else "--nv"
         yield Problem(
             command.line,
             f"{plain(name)} {plain(verb)} gives the container no GPUs, although the job requests them",

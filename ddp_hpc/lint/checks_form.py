@@ -26,7 +26,7 @@ _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
 # fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
 _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
-_HOURS = re.compile(r"#.*#.*\b(?:hours?|hrs?)\b(?!.*\bmin)", re.IGNORECASE)
+_HOURS = re.compile(r"(?!.*\bmin)#.*#.*\b(?:hours?|hrs?)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
@@ -128,7 +128,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
         )
     for number, match, near in _nearly(subject):
         # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
-        may_be_disabled = match[2] or match[3] == near.lower()
+        may_be_disabled = script.scheduler and (match[2] or match[3] == near.lower())
         yield Problem(
             number,
             f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
@@ -147,7 +147,7 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
         match = _NEARLY.match(line)
         # Not misspelled: `##PBS`, the usual way to disable a directive, and comments about how to submit the
         # script, such as `# sbatch -N 2 job.sh`.
-        if not match or match[1] or match[3].upper() in _NOT_MISSPELLED or _SUBMIT.match(line):
+        if not match or match[1] or (match[2] and not match[4]) or match[3].upper() in _NOT_MISSPELLED or _SUBMIT.match(line):
             continue
         word = match[3].rstrip(":")
         if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
@@ -340,9 +340,9 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.scheduler.reader.memory(subject.script):
         number = whole_number(value) or 0
         unit = subject.scheduler.reader.bare_memory_unit
-        # Some users request few megabytes on purpose, but no job with a GPU or several GB of data.
-        limit = 0 if not unit else 1024 if unit == "bytes" or requests_gpus(subject) else 256
-        if 0 < number < limit or (unit == "bytes" and number):
+        # Some users request few megabytes on purpose, but not for a job with a GPU.
+        limit = 512 if requests_gpus(subject) else 256
+        if number and (number < limit or unit == "bytes"):
             yield Problem(
                 line,
                 f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}",

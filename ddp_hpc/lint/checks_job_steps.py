@@ -35,13 +35,17 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     if (subject.num_nodes or 1) > 1:
         # Steps with fewer nodes than the job can run on different nodes.
         in_background = [c for c in in_background if c.option("-N", "--nodes") is None]
-    is_in_loop = any(c.words[0] in ("for", "while") for c in script.commands)
-    if len(in_background) > 1 or (in_background and is_in_loop):
+    if len(in_background) > 1 or any(_is_in_loop(subject, command) for command in in_background):
         yield Problem(
             in_background[0].line,
             "each job step takes all CPUs of its nodes, so srun in the background waits for the one before it",
             "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G",
         )
+
+
+def _is_in_loop(subject: Subject, command: Command) -> bool:
+    before = [c.words[0] for c in subject.script.commands if c.line < command.line]
+    return sum(word in ("for", "while", "until") for word in before) > before.count("done")
 
 
 @check("SLURM026", "warning", "one log for all tasks of an array")
@@ -88,7 +92,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
                 f"request --nodes={nodes}",
                 "error",
             )
-        elif tasks and step and step * of_each > tasks * cpus and not is_whole:
+        elif tasks and step and step > tasks and step * of_each > tasks * cpus and not is_whole:
             yield Problem(
                 command.line,
                 f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",

@@ -13,8 +13,6 @@ from ddp_hpc.schedulers.script_options import whole_number
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
-# Variables that are also set in jobs of another scheduler, by a site or by the user.
-_MAY_BE_SET = re.compile(r"SLURM_TMPDIR|SLURM_CONF|PBS_DEFAULT|PBS_ACCOUNT|\w*_(?:HOME|ROOT|PATH|BIN|EXEC)")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
     r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS"
@@ -29,60 +27,57 @@ _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 
 @check("JOB022", "warning", "a variable that is not set in the job")
 def _unset_variable(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
+    script, scheduler, reader = subject.script, subject.scheduler, subject.scheduler.reader
     used: dict[str, int] = {}
+    tested: set[str] = set()
     for command in script.commands:
-        if command.name not in ("echo", "printf", "test", "[", "[["):
+        if command.name in ("test", "[", "[[", "case"):
+            tested.update(_expanded(command.text))
+        elif command.name not in ("echo", "printf"):
             for name in _expanded(command.text):
                 used.setdefault(name, command.line)
     used = {
         name: line
         for name, line in used.items()
-        if _OF_SCHEDULERS.fullmatch(name) and not _MAY_BE_SET.fullmatch(name) and not script.sets(name)
+        if _OF_SCHEDULERS.fullmatch(name) and name not in tested and not script.sets(name)
     }
-    known = subject.scheduler.reader.variables
-    if not known or is_for_several(subject):
+    if not reader.variables or not script.read() or _is_for_several(subject):
         return
-    unknown = {name: line for name, line in used.items() if name not in known}
-    nearest = nearest_known(unknown, sorted(known), cutoff=0.85)
+    unknown = {name: line for name, line in used.items() if name not in reader.variables}
+    nearest = nearest_known(unknown, sorted(reader.variables), cutoff=0.85)
     for name, line in unknown.items():
-        near, title = nearest.get(name, ""), subject.scheduler.title
-        instead = subject.scheduler.reader.variables_elsewhere.get(name, "")
+        near = nearest.get(name, "")
         if near and (is_one_edit(name, near) or name.replace("_", "") == near.replace("_", "")):
-            yield Problem(line, f"{title} sets no variable {plain(name)}", f"did you mean {near}?")
-        elif instead or (not name.startswith(subject.scheduler.prefix[1:4]) and _is_of_another(name)):
+            yield Problem(line, f"{scheduler.title} sets no variable {plain(name)}", f"did you mean {near}?")
+        elif any(name in other.reader.variables for other in MONITORED.values()):
+            what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
+            yield Problem(line, what, f"use a variable of {scheduler.title}")
+    for name, (option, instead) in reader.variables_elsewhere.items():
+        if name in used and script.value(option) is not None:
+            what = f"schedulers with {option} do not set {name}"
+            yield Problem(used[name], what, f"use {instead}")
+    of_launchers = " ".join(command.text for command in script.launches())
+    for name, option in reader.variables_of_options.items():
+        is_given = script.value(option) is not None or option in of_launchers
+        lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
+        if name in used and lines and not is_given:
             yield Problem(
-                line,
-                f"{plain(name)} is a variable of another scheduler, which {title} does not set",
-                f"use {instead}" if instead else f"use a variable of {title}",
+                lines[0],
+                f"{name} is empty, because it is set only with {option}",
+                f"add {scheduler.prefix} {option}=NUMBER",
             )
-    for name, option in subject.scheduler.reader.variables_of_options.items():
-        if name in used and script.read() and script.value(option) is None:
-            line = next((c.line for c in script.commands if _is_expanded(name, c.text)), 0)
-            # Without this directive, the option can be given on the command line of srun.
-            if line and not re.search(rf"{option}\b", " ".join(c.text for c in script.launches())):
-                yield Problem(
-                    line,
-                    f"{name} is empty, because it is set only with {option}",
-                    f"add {subject.scheduler.prefix} {option}=NUMBER",
-                )
+
+
+def _is_for_several(subject: Subject) -> bool:
+    """Returns whether the script has directives of several schedulers, or asks which one runs it."""
+    script = subject.script
+    return len({d.scheduler for d in script.directives if d.scheduler in MONITORED}) > 1 or bool(
+        re.search(r"(?i)(?:==?|in)\s*[\"']?(?:pbs|slurm|torque)\b|\b(?:qsub|sbatch) ", script.text)
+    )
 
 
 def _expanded(text: str) -> list[str]:
     return [name.lstrip("{") for name in _EXPANSION.findall(text)]
-
-
-def is_for_several(subject: Subject) -> bool:
-    """Returns whether the script has directives of several schedulers."""
-    return len({d.scheduler for d in subject.script.directives if d.scheduler in MONITORED}) > 1
-
-
-def _is_of_another(name: str) -> bool:
-    return any(name in scheduler.reader.variables for scheduler in MONITORED.values())
-
-
-def _is_expanded(name: str, text: str) -> bool:
-    return name in _expanded(expanded_in_shell(text)) and not re.match(r"\s*(?:echo|printf)\b", text)
 
 
 @check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")

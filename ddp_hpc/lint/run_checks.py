@@ -83,7 +83,8 @@ def lint_script(
         directory=directory,
         installed_version=installed_version,
     )
-    findings = [found for id_ in _IS_A_SCRIPT for found in CHECKS[id_].findings(subject)]
+    first = [CHECKS[id_] for id_ in _IS_A_SCRIPT if not id_.startswith(tuple(ignore))]
+    findings = [found for chosen in first for found in chosen.findings(subject)]
     if not findings:
         for chosen in checks:
             findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)

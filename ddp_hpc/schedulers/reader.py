@@ -67,8 +67,8 @@ class ScriptReader:
     """Whether the scheduler reads directives with blanks before the prefix."""
     variables: ClassVar[frozenset[str]] = frozenset()
     """The environment variables that the scheduler sets in jobs; empty if they are unknown."""
-    variables_elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Variables of similar schedulers, with the variable to use instead."""
+    variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Variables of similar schedulers, with an option that those do not have and the variable to use with it."""
     variables_of_options: ClassVar[Mapping[str, str]] = {}
     """Variables that are set only if a job is given an option, with this option."""
 

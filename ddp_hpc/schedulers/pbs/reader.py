@@ -28,17 +28,17 @@ class PbsReader(ScriptReader):
     submit_directory = "PBS_O_WORKDIR"
     bare_memory_unit = "bytes"
     gigabytes = "gb"
-    foreign_log_pattern = re.compile("%[jJAaxN]")
+    foreign_log_pattern = re.compile(r"%[jJAaxN](?![A-Za-z_]+%)")
     # qsub.1B and pbs_python(8) of OpenPBS, with the common ones of Torque.
     variables = frozenset(
         f"PBS_{name}"
         for name in (
-            "ARRAY_ID ARRAY_INDEX ENVIRONMENT JOBCOOKIE JOBDIR JOBID JOBNAME MOMPORT NODEFILE NODENUM NCPUS "
+            "ARRAYID ARRAY_ID ARRAY_INDEX ENVIRONMENT JOBCOOKIE JOBDIR JOBID JOBNAME MOMPORT NODEFILE NODENUM NCPUS "
             "O_HOME O_HOST O_LANG O_LOGNAME O_MAIL O_PATH O_QUEUE O_SHELL O_SYSTEM O_TZ O_WORKDIR QUEUE TASKNUM "
             "TMPDIR GPUFILE NP NUM_NODES NUM_PPN SERVER VERSION VNODENUM WALLTIME JOBFS SELECT NGPUS PROJECT"
         ).split()
     )
-    variables_elsewhere = {"PBS_ARRAYID": "PBS_ARRAY_INDEX with OpenPBS and PBS Professional"}
+    variables_elsewhere = {"PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX")}
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version
