@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
-from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted
+from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.lint.placeholders import is_template
 
@@ -32,6 +32,15 @@ _GPU_PROGRAM = re.compile(
     re.IGNORECASE,
 )
 _USES_GPUS = re.compile(r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker")
+
+_INTERACTIVE = re.compile(
+    r"\b(?:docker|podman)\s+(?:run|exec)\s(?:[^|;]*\s)?(-(?:it|ti)|--tty)\b|\bsrun\s(?:[^|;]*\s)?--pty\b|^\s*salloc\b|"
+    r"^\s*(conda|mamba)\s+(?:install|create|update|remove)\b"
+)
+_OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
+_COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
+_LOCAL_FOLDER = re.compile(r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+")
+_ON_ALL_NODES = re.compile(r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|rsync|tar|unzip|mv)\b")
 
 
 @check("JOB023", "warning", "conda activate without its shell function")
@@ -172,3 +181,57 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 "point to your files",
                 f"use ${variable}",
             )
+
+
+@check("JOB028", "error", "a command that waits for input")
+def _interactive(subject: Subject) -> Iterator[Problem]:
+    for command in subject.script.commands if subject.script.scheduler else ():
+        if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
+            continue
+        if match[2] is None or not re.search(r"\s(?:-\w*y|--yes|--dry-run|--help)\b|ALWAYS_YES", subject.script.text):
+            yield Problem(
+                command.line,
+                f"{shown(match[0])} needs a terminal, or an answer, and a batch job has none",
+                "add -y" if match[2] else "omit the option for a terminal",
+            )
+
+
+@check("RANK021", "error", "an option of a launcher that it does not get")
+def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        words = start.words
+        after = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words)) + 1
+        for word in words[after:]:
+            is_of_torchrun = start.is_torchrun and start.given("--nproc-per-node") is None
+            if (
+                (is_of_torchrun and re.match(r"--nproc[-_]per[-_]node|--standalone\b", word))
+                or (start.program == "python" and re.match(r"torch\.distributed\.(?:launch|run)$", word))
+                or (start.command.name == "srun" and _OF_SRUN.match(word))
+            ):
+                yield Problem(
+                    start.command.line,
+                    f"{shown(word)} comes after the program {shown(words[after - 1])}, which gets it as an argument",
+                    "put it before the program",
+                )
+        for name in start.unknown_options():
+            yield Problem(
+                start.command.line, f"torchrun has no option {shown(name)}", "see torchrun --help, such as --nnodes"
+            )
+
+
+@check("RANK022", "warning", "files on the first node only")
+def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if (subject.num_nodes or 1) < 2 or _ON_ALL_NODES.search(script.text):
+        return
+    for command in script.commands:
+        folder = _LOCAL_FOLDER.search(command.text) if command.name in _COPIES else None
+        users = [c for c in script.launches() if c.line > command.line and folder and folder[0].strip() in c.text]
+        if folder and users:
+            yield Problem(
+                command.line,
+                f"{command.name} runs on the first of {subject.num_nodes} nodes, and {plain(folder[0].strip())} is "
+                f"local to each node; line {users[0].line} uses it on all",
+                f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it",
+            )
+            return

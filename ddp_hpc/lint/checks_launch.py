@@ -24,6 +24,9 @@ _ON_LOOPBACK = re.compile(r"\s(?:-H|--?hosts?)[ =]\"?(?:localhost|127[.]0[.]0[.]
 _PORT_OF_TASK = re.compile(r"(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)")
 _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
 _DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
+_CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
+_WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_])?workers[= ](\d{1,3})\b")
+_WRONG_ID = re.compile(r"(?<!_)\bRANK=\$\{?SLURM_(?:LOCALID|NODEID)|\bLOCAL_RANK=\$\{?SLURM_(?:PROCID|NODEID)")
 _LAST_PORT = 65535
 _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
 _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
@@ -193,13 +196,30 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
     if cpus and tasks and not any(command.launched for command in subject.script.launches()):
         cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
+    per_node = subject.ranks_per_node or 1
+    has_ranks = any(command.name == "srun" and command.launched for command in subject.script.launches())
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
+        if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and has_ranks:
+            yield Problem(
+                line,
+                f"OMP_NUM_THREADS={plain(value)} is the number of all cores of the node, for each of {per_node} ranks",
+                "use export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK",
+            )
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
             yield Problem(
                 line,
                 f"OMP_NUM_THREADS={threads}, but each rank has {cpus} CPUs",
                 f"use export OMP_NUM_THREADS={cpus}",
+            )
+    for start in starts(subject):
+        workers = _WORKERS.search(start.command.text)
+        local_ranks = whole_number(start.given("--nproc-per-node")) or 1
+        if workers and cpus and start.program in ("python", "torchrun") and int(workers[1]) * local_ranks > cpus:
+            yield Problem(
+                start.command.line,
+                f"{int(workers[1]) * local_ranks} workers of DataLoaders share the {cpus} CPUs of a task",
+                f"request more with --cpus-per-task, or use {max(1, cpus // local_ranks)} workers",
             )
 
 
@@ -350,6 +370,14 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         and (start.num_ranks or 1) > 1
         and not start.launcher_hides_options
     ]
+    for start in starts(subject):
+        wrong = _WRONG_ID.search(single_quoted(start.command.text)) if start.is_launched else None
+        if wrong and (start.num_nodes or 1) > 1 and (start.ranks_per_node or 1) > 1:
+            yield Problem(
+                start.command.line,
+                f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others",
+                "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID",
+            )
     for start in launched:
         given = start.given("--node-rank") or start.options_of("accelerate").get("machine-rank")
         is_static = start.given("--rdzv-backend") in (None, "static") and start.given("--nnodes") != "1"
@@ -375,7 +403,7 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
                 f"{name}={plain(value)} is set in the batch shell, so all {total} tasks get the same rank",
                 "let each task set it from SLURM_PROCID or SLURM_LOCALID",
             )
-        elif name == "WORLD_SIZE" and whole_number(value) not in (None, total):
+        elif name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total):
             yield Problem(
                 line,
                 f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",

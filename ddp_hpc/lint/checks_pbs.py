@@ -247,6 +247,10 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
     resources = list(subject.script.resources())
     for d, name, value in resources:
         if name == "select":
+            for chunk in value.split("+"):
+                given = [part.partition("=")[0] for part in chunk.split(":") if "=" in part]
+                for inside in {name for name in given if given.count(name) > 1}:
+                    yield Problem(d.line, f"PBS rejects {inside} twice in a chunk", "remove one of them")
             for part in re.split("[:+]", value):
                 if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
                     yield Problem(
@@ -260,3 +264,14 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                 f"-l {name} cannot be used with select or place, so PBS rejects the script",
                 "remove it" if name == "nodes" else f"write it in select: select=1:{name}={shown(value)[1:-1]}",
             )
+
+
+@check("PBS023", "error", "a value that qsub rejects")
+def _rejected_value(subject: Subject) -> Iterator[Problem]:
+    for d in subject.script.read():
+        array = re.fullmatch(r"(\d+)-(\d+)(?::\d+)?(?:%\d+)?", d.value)
+        is_value = not has_placeholder(d.text) and "$" not in d.value
+        if d.flag == "-N" and is_value and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII):
+            yield Problem(d.line, f"qsub rejects the name {shown(d.value)}", "use letters, digits and - _ + .")
+        elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
+            yield Problem(d.line, f"qsub rejects the range {shown(d.value)}", "use FIRST-LAST, such as -J 1-10")

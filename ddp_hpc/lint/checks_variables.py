@@ -22,6 +22,11 @@ _NODE_LIST = re.compile(
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
     r"|\$\(\s*(?:cat|uniq|sort(?: -u)?)\s[^|)]*NODEFILE\}?\"?\s*\)"
 )
+_LOGIN_NODE = re.compile(r"\"?\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST)\}?\"?")
+_LIST_AS_HOST = re.compile(
+    r"(?:\s(?:-H|--?hosts?)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))[ =]+\"?"
+    r"(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
+)
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 
 
@@ -72,7 +77,7 @@ def _is_for_several(subject: Subject) -> bool:
     """Returns whether the script has directives of several schedulers, or asks which one runs it."""
     script = subject.script
     return len({d.scheduler for d in script.directives if d.scheduler in MONITORED}) > 1 or bool(
-        re.search(r"(?i)(?:==?|in)\s*[\"']?(?:pbs|slurm|torque)\b|\b(?:qsub|sbatch) ", script.text)
+        re.search(r"(?i:=\s*[\"']?(?:pbs|slurm|torque)\b)|\b(?:qsub|sbatch) ", script.text)
     )
 
 
@@ -111,19 +116,32 @@ def _ranks_of(start: Start) -> int:
     """Returns the ranks that a command starts on a node, as far as the command says it."""
     if start.is_torchrun:
         return whole_number(start.given("--nproc-per-node")) or 0
-    is_rank = start.command.name == "srun" and start.program == "python" and not start.launcher_hides_options
+    options = start.options_of("accelerate") or start.options_of("deepspeed")
+    if options:
+        return whole_number(options.get("num-processes", options.get("num-gpus"))) or 0
+    is_rank = start.is_launched and start.program == "python" and not start.launcher_hides_options
     return (start.ranks_per_node or 0) if is_rank else 0
 
 
-@check("RANK018", "error", "MASTER_ADDR is a list of nodes")
-def _list_of_nodes(subject: Subject) -> Iterator[Problem]:
-    for line, name, value in subject.script.assignments:
-        if name == "MASTER_ADDR" and (subject.num_nodes or 1) > 1 and _NODE_LIST.fullmatch(value):
-            yield Problem(
-                line,
-                f"MASTER_ADDR={plain(value)} is a list of all nodes, not the name of one",
-                "use the first node: | head -n 1",
-            )
+@check("RANK018", "error", "the address of the first node is something else")
+def _not_first_node(subject: Subject) -> Iterator[Problem]:
+    if (subject.num_nodes or 1) < 2:
+        return
+    found = [
+        (line, value)
+        for line, name, value in subject.script.assignments
+        if name == "MASTER_ADDR" and (_NODE_LIST.fullmatch(value) or _LOGIN_NODE.fullmatch(value))
+    ]
+    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
+    for line, value in found:
+        what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of all nodes, such as node[01-02]"
+        yield Problem(
+            line,
+            f"{plain(value)} is {what}, not the name of a node of the job",
+            'use $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            if subject.script.scheduler == "slurm"
+            else "use $(head -n 1 $PBS_NODEFILE)",
+        )
 
 
 @check("RANK019", "warning", "a variable that is not exported")

@@ -16,6 +16,13 @@ _TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launc
 _BARE = frozenset(
     ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env")
 )
+_OF_TORCHRUN = (
+    "--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts "
+    "--monitor-interval --start-method --event-log-handler --role --module --no-python --run-path --log-dir "
+    "--redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --node-rank "
+    "--master-addr --master-port --local-addr --logs-specs --numa-binding --signals-to-handle --use-env "
+    "--virtual-local-rank --shutdown-timeout --help "
+)
 _HIDDEN = re.compile(r"\$|`|\{\{|<")
 # Words that show that a script starts distributed training with PyTorch.
 _TORCH = re.compile(
@@ -100,6 +107,11 @@ class Start:
                 )
                 return self.subject.value_of(value)
         return None
+
+    def unknown_options(self) -> list[str]:
+        """Returns the options that torchrun does not have; argparse also accepts the beginnings of options."""
+        given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("--"))
+        return [] if not self.is_torchrun else [name for name in given if f" {name}" not in f" {_OF_TORCHRUN}"]
 
     def options_of(self, program: str) -> dict[str, str]:
         """Returns the long options of this program, spelled with -; empty if another one is started."""
