@@ -8,9 +8,9 @@ lines show how many of all refused scripts have an error of lint.
 
 `--draw N` prints N random findings for a person to judge, selected with --seed, --severity and --class.
 
-`python benchmarks/lint_precision.py --recall tests/lint/mistakes.txt` measures recall on scripts with one known
-mistake each: how many are found, by a check that the file names for it as an error or a warning, and how many
-corrected scripts have an error or a warning.
+`python benchmarks/lint_precision.py --recall tests/lint/mistakes.txt` measures recall on scripts with one
+known mistake each: how many are found, by a check that the file names for it as an error or a warning, and
+how many corrected scripts have an error or a warning.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def read_script(path: Path) -> str:
 
 
 def site_finder(profile: str | None) -> Callable[[str], Site | None]:
-    """Returns a function that finds the site of a script: that of --profile, of the script, or of this machine.
+    """Returns a function that finds the site of --profile, of a script, or of this machine.
 
     The function returns None if the scheduler of the script is another one. The scripts of `ddp-hpc render`
     name their profile. Each profile is read only once, and named in a message.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
@@ -21,9 +22,28 @@ _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
 _SHORT = frozenset(
-    ("echo", "printf", "date", "done", "fi", "}", "esac", "exit", "true", ":", "unset", "cd", "popd", "module")
+    (
+        "echo",
+        "printf",
+        "date",
+        "done",
+        "fi",
+        "}",
+        "esac",
+        "exit",
+        "true",
+        ":",
+        "unset",
+        "cd",
+        "popd",
+        "module",
+    )
 )
-_MONITORS = re.compile(r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb")
+_SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
+_TESTS = ("test", "expr", "let")
+_MONITORS = re.compile(
+    r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb"
+)
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
 # Programs and images that use GPUs. Containers with ROCm also work without --rocm.
 _GPU_PROGRAM = re.compile(
@@ -31,7 +51,9 @@ _GPU_PROGRAM = re.compile(
     r".*(?:torch|tensorflow|cuda|nvidia|ngc|jax)|.*\.py\b)",
     re.IGNORECASE,
 )
-_USES_GPUS = re.compile(r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker")
+_USES_GPUS = re.compile(
+    r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
+)
 
 _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?:[^|;]*\s)?(-(?:it|ti)|--tty)\b|\bsrun\s(?:[^|;]*\s)?--pty\b|^\s*salloc\b|"
@@ -39,8 +61,12 @@ _INTERACTIVE = re.compile(
 )
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
-_LOCAL_FOLDER = re.compile(r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+")
-_ON_ALL_NODES = re.compile(r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|rsync|tar|unzip|mv)\b")
+_LOCAL_FOLDER = re.compile(
+    r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+"
+)
+_ON_ALL_NODES = re.compile(
+    r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|rsync|tar|unzip|mv)\b"
+)
 
 
 @check("JOB023", "warning", "conda activate without its shell function")
@@ -80,20 +106,21 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
                 number, "the blank after the backslash ends the command here", "remove the blank at the end"
             )
     for previous, command in _after_newline(script.commands):
-        if _OPTION.fullmatch(command.words[0]) and command.ends in ("\n", "&", ";") and "]" not in command.words:
-            if not _BLANK_AFTER_BACKSLASH.fullmatch(script.lines[command.line - 2]):
-                yield Problem(
-                    command.line,
-                    f"bash runs {shown(command.words[0])} as a command, since the command of line "
-                    f"{previous.line} ends before it",
-                    "end each line but the last of a command with a backslash, without comments between them",
-                )
+        is_option = _OPTION.fullmatch(command.words[0]) and "]" not in command.words
+        is_reported = _BLANK_AFTER_BACKSLASH.fullmatch(script.lines[command.line - 2])
+        if is_option and command.ends in ("\n", "&", ";") and not is_reported:
+            yield Problem(
+                command.line,
+                f"bash runs {shown(command.words[0])} as a command, since the command of line "
+                f"{previous.line} ends before it",
+                "end each line but the last of a command with a backslash, without comments between them",
+            )
 
 
 def _after_newline(commands: tuple[Command, ...]) -> Iterator[tuple[Command, Command]]:
     """Yields each command that begins a line, with the one before it; those in an array are left out."""
     in_array = False
-    for previous, command in zip(commands, commands[1:], strict=False):
+    for previous, command in pairwise(commands):
         if previous.ends == "(" and previous.text.rstrip().endswith("="):
             in_array = True
         elif previous.ends == ")":
@@ -105,7 +132,8 @@ def _after_newline(commands: tuple[Command, ...]) -> Iterator[tuple[Command, Com
 @check("JOB025", "error", "programs in the background when the script ends")
 def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    background = [c for c in script.commands if c.ends == "&"]
+    subshells = [n for n, line in enumerate(script.lines, start=1) if _SUBSHELL_IN_BACKGROUND.search(line)]
+    background = [c for c in script.commands if c.ends == "&" or (c.ends == ")" and c.line in subshells)]
     if not script.scheduler or not background or script.is_supervised:
         return
     last = background[-1]
@@ -153,13 +181,14 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
 
 
 def _hides(words: tuple[str, ...]) -> bool:
-    """Returns whether the options of a container may be in a variable."""
-    before = " "
-    for word in words[1:12]:
-        if word.startswith("$") and not before.startswith("-"):
-            return "/" not in word and not word.lower().endswith((".sif", ".simg", ".img", "image}", "sif}"))
-        before = word
-    return False
+    """Returns whether options of a container may be in a variable before the name of the image."""
+    given = [word for word in words[2:8] if not word.startswith("-")]
+    is_image = given[:1] != [] and not re.search(r"[.]sif|[.]simg|[.]img|[:/]", given[0])
+    return (
+        is_image
+        and given[0].startswith("$")
+        and bool(re.search(r"[.]sif|[.]simg|[.]img|[$:/]", given[1] if given[1:] else "$"))
+    )
 
 
 @check("SLURM030", "warning", "the script looks for its own directory")
@@ -177,8 +206,8 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
         ):
             yield Problem(
                 number,
-                f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does not "
-                "point to your files",
+                f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does "
+                "not point to your files",
                 f"use ${variable}",
             )
 
@@ -188,7 +217,9 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands if subject.script.scheduler else ():
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
-        if match[2] is None or not re.search(r"\s(?:-\w*y|--yes|--dry-run|--help)\b|ALWAYS_YES", subject.script.text):
+        if match[2] is None or not re.search(
+            r"\s(?:-\w*y|--yes|--dry-run|--help)\b|ALWAYS_YES", subject.script.text
+        ):
             yield Problem(
                 command.line,
                 f"{shown(match[0])} needs a terminal, or an answer, and a batch job has none",
@@ -210,12 +241,14 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
             ):
                 yield Problem(
                     start.command.line,
-                    f"{shown(word)} comes after the program {shown(words[after - 1])}, which gets it as an argument",
+                    f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it",
                     "put it before the program",
                 )
         for name in start.unknown_options():
             yield Problem(
-                start.command.line, f"torchrun has no option {shown(name)}", "see torchrun --help, such as --nnodes"
+                start.command.line,
+                f"torchrun has no option {shown(name)}",
+                "see torchrun --help, such as --nnodes",
             )
 
 
@@ -226,12 +259,31 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
         return
     for command in script.commands:
         folder = _LOCAL_FOLDER.search(command.text) if command.name in _COPIES else None
-        users = [c for c in script.launches() if c.line > command.line and folder and folder[0].strip() in c.text]
+        users = [
+            c for c in script.launches() if c.line > command.line and folder and folder[0].strip() in c.text
+        ]
         if folder and users:
             yield Problem(
                 command.line,
-                f"{command.name} runs on the first of {subject.num_nodes} nodes, and {plain(folder[0].strip())} is "
-                f"local to each node; line {users[0].line} uses it on all",
+                f"{command.name} runs on the first of {subject.num_nodes} nodes, and each node has its own "
+                f"{plain(folder[0].strip())}; line {users[0].line} uses it on all",
                 f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it",
             )
             return
+
+
+@check("JOB029", "error", "blanks around the = of an assignment")
+def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
+    for command in subject.script.commands:
+        words = command.words[1:] if command.words[0] == "export" else command.words
+        if (
+            len(words) > 1
+            and words[1] == "="
+            and re.fullmatch(r"[A-Za-z_]\w*", words[0])
+            and words[0] not in _TESTS
+        ):
+            yield Problem(
+                command.line,
+                f"bash does not set {plain(words[0])} here, because there are blanks around =",
+                f"write {plain(words[0])}=VALUE",
+            )

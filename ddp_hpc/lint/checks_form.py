@@ -57,7 +57,9 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
 @check("JOB027", "error", "a template")
 def _template(subject: Subject) -> Iterator[Problem]:
     for number, line in enumerate(subject.script.lines, start=1):
-        if re.match(r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro)\b.*%\}|<%[!=]?\s)", line[:_MAX_CHARS]):
+        if re.match(
+            r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro)\b.*%\}|<%[!=]?\s)", line[:_MAX_CHARS]
+        ):
             yield Problem(
                 number,
                 f"{shown(line.strip())} is for a template engine, so this file is not a job script",
@@ -147,7 +149,13 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
         match = _NEARLY.match(line)
         # Not misspelled: `##PBS`, the usual way to disable a directive, and comments about how to submit the
         # script, such as `# sbatch -N 2 job.sh`.
-        if not match or match[1] or (match[2] and not match[4]) or match[3].upper() in _NOT_MISSPELLED or _SUBMIT.match(line):
+        if (
+            not match
+            or match[1]
+            or (match[2] and not match[4])
+            or match[3].upper() in _NOT_MISSPELLED
+            or _SUBMIT.match(line)
+        ):
             continue
         word = match[3].rstrip(":")
         if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
@@ -323,7 +331,9 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             f"write {_WALLTIME_FORM}",
         )
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and _HOURS.search(subject.script.lines[line - 1]):
-        yield Problem(line, f"{subject.scheduler.title} reads walltime {text} as {text} minutes", f"write {text}:00:00")
+        yield Problem(
+            line, f"{subject.scheduler.title} reads walltime {text} as {text} minutes", f"write {text}:00:00"
+        )
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
         minutes, seconds = text.split(":")
         yield Problem(

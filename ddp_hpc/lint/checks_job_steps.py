@@ -42,7 +42,7 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     if len(in_background) > 1 or any(_is_in_loop(subject, command) for command in in_background):
         yield Problem(
             in_background[0].line,
-            "each job step takes all CPUs of its nodes, so srun in the background waits for the one before it",
+            "each job step takes all CPUs of its nodes, so the next srun waits until it has ended",
             "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G",
         )
 
@@ -73,7 +73,7 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
         if d.flag == "--export" and "=" in d.value and names[0].upper() not in ("ALL", "NONE", "NIL"):
             yield Problem(
                 d.line,
-                f"with --export={plain(d.value)}, the job gets no other variable of your environment, such as PATH",
+                f"with --export={plain(d.value)}, the job gets no other variables, such as PATH",
                 f"use --export=ALL,{plain(d.value)}",
             )
 

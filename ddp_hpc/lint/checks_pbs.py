@@ -32,8 +32,22 @@ _ELSEWHERE = frozenset(
 )
 # Resources with and without the flag ATR_DFLAG_CVTSLT in master_resc_def_all.xml of OpenPBS. The server
 # rejects the first ones with select (req_quejob.c), and the others in it.
-_OF_CHUNKS = ("mem", "ncpus", "ngpus", "mpiprocs", "ompthreads", "vmem", "host", "vnode", "arch", "hbmem", "nchunk")
-_OF_JOBS = frozenset(("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems"))
+_OF_CHUNKS = (
+    "mem",
+    "ncpus",
+    "ngpus",
+    "mpiprocs",
+    "ompthreads",
+    "vmem",
+    "host",
+    "vnode",
+    "arch",
+    "hbmem",
+    "nchunk",
+)
+_OF_JOBS = frozenset(
+    ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
+)
 
 
 @check("PBS001", "warning", "no shebang")
@@ -258,11 +272,15 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
                         f"{inside} is a resource of the job, so PBS rejects it in select",
                         f"request it separately: -l {shown(part)[1:-1]}",
                     )
-        elif name in ("nodes", *_OF_CHUNKS) and any(other in ("select", "place") for _, other, _ in resources):
+        elif name in ("nodes", *_OF_CHUNKS) and any(
+            other in ("select", "place") for _, other, _ in resources
+        ):
             yield Problem(
                 d.line,
                 f"-l {name} cannot be used with select or place, so PBS rejects the script",
-                "remove it" if name == "nodes" else f"write it in select: select=1:{name}={shown(value)[1:-1]}",
+                "remove it"
+                if name == "nodes"
+                else f"write it in select: select=1:{name}={shown(value)[1:-1]}",
             )
 
 
@@ -272,6 +290,10 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         array = re.fullmatch(r"(\d+)-(\d+)(?::\d+)?(?:%\d+)?", d.value)
         is_value = not has_placeholder(d.text) and "$" not in d.value
         if d.flag == "-N" and is_value and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII):
-            yield Problem(d.line, f"qsub rejects the name {shown(d.value)}", "use letters, digits and - _ + .")
+            yield Problem(
+                d.line, f"qsub rejects the name {shown(d.value)}", "use letters, digits and - _ + ."
+            )
         elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
-            yield Problem(d.line, f"qsub rejects the range {shown(d.value)}", "use FIRST-LAST, such as -J 1-10")
+            yield Problem(
+                d.line, f"qsub rejects the range {shown(d.value)}", "use FIRST-LAST, such as -J 1-10"
+            )

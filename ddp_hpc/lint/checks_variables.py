@@ -12,6 +12,19 @@ from ddp_hpc.schedulers.script_options import whole_number
 
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
+# Commands that set variables which are not recorded as assignments.
+_DECLARES = (
+    "for",
+    "read",
+    "declare",
+    "local",
+    "readarray",
+    "mapfile",
+    "select",
+    "typeset",
+    "export",
+    "getopts",
+)
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
@@ -41,6 +54,10 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         elif command.name not in ("echo", "printf"):
             for name in _expanded(command.text):
                 used.setdefault(name, command.line)
+    read = used
+    declared = {
+        word.partition("=")[0] for c in script.commands for word in c.words[1:] if c.name in _DECLARES
+    }
     used = {
         name: line
         for name, line in used.items()
@@ -61,6 +78,11 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         if name in used and script.value(option) is not None:
             what = f"schedulers with {option} do not set {name}"
             yield Problem(used[name], what, f"use {instead}")
+    assigned = {name for _, name, _ in script.assignments}
+    for name, line in read.items():
+        near = next((a for a in assigned if _is_misspelled(name, a)), "")
+        if near and name not in assigned | tested | declared:
+            yield Problem(line, f"the script does not set {plain(name)}", f"did you mean {near}?")
     of_launchers = " ".join(command.text for command in script.launches())
     for name, option in reader.variables_of_options.items():
         is_given = script.value(option) is not None or option in of_launchers
@@ -71,6 +93,18 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
                 f"{name} is empty, because it is set only with {option}",
                 f"add {scheduler.prefix} {option}=NUMBER",
             )
+
+
+def _is_misspelled(name: str, other: str) -> bool:
+    """Returns whether two names differ only in underscores, or in one letter of a long name."""
+    if name.replace("_", "") == other.replace("_", ""):
+        return name != other
+    return (
+        len(name) > 7
+        and is_one_edit(name, other)
+        and sorted(re.findall(r"\d", name + other)) == []
+        and name + "S" != other != name + "s"
+    )
 
 
 def _is_for_several(subject: Subject) -> bool:
@@ -107,7 +141,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         elif gpus and max(devices) >= gpus:
             yield Problem(
                 line,
-                f"CUDA_VISIBLE_DEVICES={value}, but the GPUs of a job with {gpus} per node are numbered from 0",
+                f"CUDA_VISIBLE_DEVICES={value}, but the {gpus} GPUs of the job are numbered from 0",
                 "remove it, as the scheduler sets it",
             )
 
@@ -134,7 +168,9 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
     for line, value in found:
-        what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of all nodes, such as node[01-02]"
+        what = (
+            "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of all nodes, such as node[01-02]"
+        )
         yield Problem(
             line,
             f"{plain(value)} is {what}, not the name of a node of the job",
@@ -156,5 +192,7 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
             continue
         if not re.search(rf"\$\{{?{name}\b|(?:export|declare|typeset)\b.*\b{name}\b|set -\w*a", text):
             yield Problem(
-                line, f"{name} is set, but programs do not get it, as it is not exported", f"write export {name}="
+                line,
+                f"{name} is set, but programs do not get it, as it is not exported",
+                f"write export {name}=",
             )

@@ -12,16 +12,18 @@ from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
 _TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
+# Launchers that start the ranks of all nodes.
+STARTS_ALL_RANKS = ("deepspeed", "horovodrun", "mpirun", "mpiexec")
 # Options of torchrun without a value.
 _BARE = frozenset(
     ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env")
 )
 _OF_TORCHRUN = (
-    "--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --max-restarts "
-    "--monitor-interval --start-method --event-log-handler --role --module --no-python --run-path --log-dir "
-    "--redirects --tee --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --node-rank "
-    "--master-addr --master-port --local-addr --logs-specs --numa-binding --signals-to-handle --use-env "
-    "--virtual-local-rank --shutdown-timeout --help "
+    " nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts"
+    " monitor-interval start-method event-log-handler role module no-python run-path log-dir redirects"
+    " tee local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters node-rank master-addr"
+    " master-port local-addr logs-specs numa-binding signals-to-handle use-env virtual-local-rank"
+    " shutdown-timeout help"
 )
 _HIDDEN = re.compile(r"\$|`|\{\{|<")
 # Words that show that a script starts distributed training with PyTorch.
@@ -109,9 +111,9 @@ class Start:
         return None
 
     def unknown_options(self) -> list[str]:
-        """Returns the options that torchrun does not have; argparse also accepts the beginnings of options."""
+        """Returns the options that torchrun does not have; it also accepts beginnings of options."""
         given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("--"))
-        return [] if not self.is_torchrun else [name for name in given if f" {name}" not in f" {_OF_TORCHRUN}"]
+        return [] if not self.is_torchrun else [name for name in given if f" {name[2:]}" not in _OF_TORCHRUN]
 
     def options_of(self, program: str) -> dict[str, str]:
         """Returns the long options of this program, spelled with -; empty if another one is started."""
@@ -205,6 +207,11 @@ def ranks_per_node(subject: Subject, command: Command) -> int | None:
     if command.name in ("mpirun", "mpiexec") and not subject.ranks_per_node:
         return None
     return subject.ranks_per_node
+
+
+def torchruns(subject: Subject) -> list[Start]:
+    """Returns each command that starts torchrun."""
+    return [start for start in starts(subject) if start.is_torchrun]
 
 
 def starts(subject: Subject) -> Iterator[Start]:

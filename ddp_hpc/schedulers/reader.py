@@ -68,7 +68,7 @@ class ScriptReader:
     variables: ClassVar[frozenset[str]] = frozenset()
     """The environment variables that the scheduler sets in jobs; empty if they are unknown."""
     variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Variables of similar schedulers, with an option that those do not have and the variable to use with it."""
+    """Variables of similar schedulers, with an option that those do not have, and the variable to use."""
     variables_of_options: ClassVar[Mapping[str, str]] = {}
     """Variables that are set only if a job is given an option, with this option."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from ddp_hpc.schedulers.reader import ScriptReader
 from ddp_hpc.schedulers.script_options import ScriptOptions, whole_number
@@ -32,13 +33,15 @@ class PbsReader(ScriptReader):
     # qsub.1B and pbs_python(8) of OpenPBS, with the common ones of Torque.
     variables = frozenset(
         f"PBS_{name}"
-        for name in (
-            "ARRAYID ARRAY_ID ARRAY_INDEX ENVIRONMENT JOBCOOKIE JOBDIR JOBID JOBNAME MOMPORT NODEFILE NODENUM NCPUS "
-            "O_HOME O_HOST O_LANG O_LOGNAME O_MAIL O_PATH O_QUEUE O_SHELL O_SYSTEM O_TZ O_WORKDIR QUEUE TASKNUM "
-            "TMPDIR GPUFILE NP NUM_NODES NUM_PPN SERVER VERSION VNODENUM WALLTIME JOBFS SELECT NGPUS PROJECT"
-        ).split()
+        for name in re.findall(
+            r"\w+",
+            "ARRAYID ARRAY_ID ARRAY_INDEX ENVIRONMENT JOBCOOKIE JOBDIR JOBID JOBNAME MOMPORT NODEFILE "
+            "NODENUM NCPUS O_HOME O_HOST O_LANG O_LOGNAME O_MAIL O_PATH O_QUEUE O_SHELL O_SYSTEM O_TZ "
+            "O_WORKDIR QUEUE TASKNUM TMPDIR GPUFILE NP NUM_NODES NUM_PPN SERVER VERSION VNODENUM WALLTIME "
+            "JOBFS SELECT NGPUS PROJECT ",
+        )
     )
-    variables_elsewhere = {"PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX")}
+    variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {"PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX")}
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version
