@@ -21,42 +21,27 @@ _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
-_SHORT = frozenset(
-    (
-        "echo",
-        "printf",
-        "date",
-        "done",
-        "fi",
-        "}",
-        "esac",
-        "exit",
-        "true",
-        ":",
-        "unset",
-        "cd",
-        "popd",
-        "module",
-    )
-)
+_SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module")
 _SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
-_TESTS = ("test", "expr", "let")
+_ASSIGNED = re.compile(r"\s*(?:export\s+)?(?!test\b|expr\b|let\b)[A-Za-z_]\w*\s+=\s")
 _MONITORS = re.compile(
     r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb"
 )
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
-# Programs and images that use GPUs. Containers with ROCm also work without --rocm.
+# Programs and images that use GPUs. Containers for AMD GPUs can have their own libraries.
 _GPU_PROGRAM = re.compile(
-    r"(?s)(?!.*(?:rocm|amd|\bhip|mi\d{3}))(?:.*\b(?:python[0-9.]*|torchrun|accelerate|deepspeed|nvidia-smi)\b|"
-    r".*(?:torch|tensorflow|cuda|nvidia|ngc|jax)|.*\.py\b)",
+    r"\b(?:python[0-9.]*|torchrun|accelerate|deepspeed|nvidia-smi)\b|\.py\b|"
+    r"(?<![a-z])(?:py)?torch|tensorflow|(?<![a-z])(?:cuda|nvidia|ngc|jax)(?![a-z])",
     re.IGNORECASE,
 )
+_AMD = re.compile(r"rocm|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}", re.IGNORECASE)
 _USES_GPUS = re.compile(
     r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
 )
 
 _INTERACTIVE = re.compile(
-    r"\b(?:docker|podman)\s+(?:run|exec)\s(?:[^|;]*\s)?(-(?:it|ti)|--tty)\b|\bsrun\s(?:[^|;]*\s)?--pty\b|^\s*salloc\b|"
+    r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
+    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*salloc\b|"
     r"^\s*(conda|mamba)\s+(?:install|create|update|remove)\b"
 )
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
@@ -140,7 +125,11 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
     after = script.commands[script.commands.index(last) + 1 :]
     started = _program_before(script.commands, last)
     waits = any(word == "wait" for c in script.commands for word in c.words)
-    if not waits and all(c.name in _SHORT for c in after) and not _MONITORS.search(started.text):
+    if (
+        not waits
+        and all(_SHORT.fullmatch(c.name) for c in after if c.name)
+        and not _MONITORS.search(started.text)
+    ):
         yield Problem(
             started.line,
             f"the script ends while {shown(started.name)} runs in the background, and "
@@ -152,7 +141,7 @@ def _ends_too_early(subject: Subject) -> Iterator[Problem]:
 def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
     """Returns the program that `last` runs in the background: itself, or one in the loop that it ends."""
     index = commands.index(last)
-    while index and commands[index].name in _SHORT:
+    while index and (not commands[index].name or _SHORT.fullmatch(commands[index].name)):
         index -= 1
     return commands[index]
 
@@ -161,7 +150,7 @@ def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
 def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     body = "\n".join(line for line in script.lines if not line.startswith("#"))
-    if not requests_gpus(subject) or _USES_GPUS.search(body):
+    if not requests_gpus(subject) or _USES_GPUS.search(body) or _AMD.search(script.text):
         return
     for command in script.commands:
         words = command.launched or command.argv
@@ -217,13 +206,13 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands if subject.script.scheduler else ():
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
-        if match[2] is None or not re.search(
+        if match[1] is None or not re.search(
             r"\s(?:-\w*y|--yes|--dry-run|--help)\b|ALWAYS_YES", subject.script.text
         ):
             yield Problem(
                 command.line,
                 f"{shown(match[0])} needs a terminal, or an answer, and a batch job has none",
-                "add -y" if match[2] else "omit the option for a terminal",
+                "add -y" if match[1] else "omit the option for a terminal",
             )
 
 
@@ -274,14 +263,12 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB029", "error", "blanks around the = of an assignment")
 def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
-    for command in subject.script.commands:
+    script = subject.script
+    if not re.search(r"\b(?:ba)?sh\b", script.shebang):
+        return
+    for command in script.commands:
         words = command.words[1:] if command.words[0] == "export" else command.words
-        if (
-            len(words) > 1
-            and words[1] == "="
-            and re.fullmatch(r"[A-Za-z_]\w*", words[0])
-            and words[0] not in _TESTS
-        ):
+        if len(words) == 3 and words[1] == "=" and _ASSIGNED.match(script.lines[command.line - 1]):
             yield Problem(
                 command.line,
                 f"bash does not set {plain(words[0])} here, because there are blanks around =",

@@ -349,6 +349,8 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
 def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.scheduler.reader.memory(subject.script):
         number = whole_number(value) or 0
+        if any(not d.flag and d.line == line for d in subject.script.read()):
+            continue  # another check reports the word after the number
         unit = subject.scheduler.reader.bare_memory_unit
         # Some users request few megabytes on purpose, but not for a job with a GPU.
         limit = 512 if requests_gpus(subject) else 256

@@ -172,7 +172,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
             workers
             and cpus
             and start.program in ("python", "torchrun")
-            and int(workers[1]) * local_ranks > cpus
+            and int(workers[1]) * local_ranks >= 2 * cpus
         ):
             yield Problem(
                 start.command.line,

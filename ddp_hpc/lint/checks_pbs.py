@@ -288,8 +288,13 @@ def _select_and_job(subject: Subject) -> Iterator[Problem]:
 def _rejected_value(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         array = re.fullmatch(r"(\d+)-(\d+)(?::\d+)?(?:%\d+)?", d.value)
-        is_value = not has_placeholder(d.text) and "$" not in d.value
-        if d.flag == "-N" and is_value and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII):
+        is_value = not has_placeholder(d.text) and not re.search(r"[${]|%\(|[A-Z]{4}", d.value)
+        if (
+            d.flag == "-N"
+            and is_value
+            and _is_for_openpbs(subject)
+            and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII)
+        ):
             yield Problem(
                 d.line, f"qsub rejects the name {shown(d.value)}", "use letters, digits and - _ + ."
             )

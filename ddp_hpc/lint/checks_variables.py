@@ -13,18 +13,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 # $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
 _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 # Commands that set variables which are not recorded as assignments.
-_DECLARES = (
-    "for",
-    "read",
-    "declare",
-    "local",
-    "readarray",
-    "mapfile",
-    "select",
-    "typeset",
-    "export",
-    "getopts",
-)
+_DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(
@@ -46,65 +35,58 @@ _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 @check("JOB022", "warning", "a variable that is not set in the job")
 def _unset_variable(subject: Subject) -> Iterator[Problem]:
     script, scheduler, reader = subject.script, subject.scheduler, subject.scheduler.reader
-    used: dict[str, int] = {}
-    tested: set[str] = set()
-    for command in script.commands:
-        if command.name in ("test", "[", "[[", "case"):
-            tested.update(_expanded(command.text))
-        elif command.name not in ("echo", "printf"):
-            for name in _expanded(command.text):
-                used.setdefault(name, command.line)
-    read = used
-    declared = {
-        word.partition("=")[0] for c in script.commands for word in c.words[1:] if c.name in _DECLARES
-    }
-    used = {
-        name: line
-        for name, line in used.items()
-        if _OF_SCHEDULERS.fullmatch(name) and name not in tested and not script.sets(name)
-    }
     if not reader.variables or not script.read() or _is_for_several(subject):
         return
-    unknown = {name: line for name, line in used.items() if name not in reader.variables}
+    read = _read_variables(subject)
+    of_scheduler = {name: line for name, line in read.items() if _OF_SCHEDULERS.fullmatch(name)}
+    unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}
     nearest = nearest_known(unknown, sorted(reader.variables), cutoff=0.85)
-    for name, line in unknown.items():
+    assigned = {name for _, name, _ in script.assignments}
+    for name, line in read.items():
         near = nearest.get(name, "")
-        if near and (is_one_edit(name, near) or name.replace("_", "") == near.replace("_", "")):
-            yield Problem(line, f"{scheduler.title} sets no variable {plain(name)}", f"did you mean {near}?")
-        elif any(name in other.reader.variables for other in MONITORED.values()):
+        if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
+            near = next((other for other in assigned if _is_misspelled(name, other)), "")
+        if near:
+            meant = f"${{{near}}}_" if name == f"{near}_" else near
+            yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?")
+        elif name in unknown and any(name in other.reader.variables for other in MONITORED.values()):
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
             yield Problem(line, what, f"use a variable of {scheduler.title}")
     for name, (option, instead) in reader.variables_elsewhere.items():
-        if name in used and script.value(option) is not None:
-            what = f"schedulers with {option} do not set {name}"
-            yield Problem(used[name], what, f"use {instead}")
-    assigned = {name for _, name, _ in script.assignments}
-    for name, line in read.items():
-        near = next((a for a in assigned if _is_misspelled(name, a)), "")
-        if near and name not in assigned | tested | declared:
-            yield Problem(line, f"the script does not set {plain(name)}", f"did you mean {near}?")
+        if name in read and script.value(option) is not None:
+            yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
     of_launchers = " ".join(command.text for command in script.launches())
     for name, option in reader.variables_of_options.items():
         is_given = script.value(option) is not None or option in of_launchers
         lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
-        if name in used and lines and not is_given:
-            yield Problem(
-                lines[0],
-                f"{name} is empty, because it is set only with {option}",
-                f"add {scheduler.prefix} {option}=NUMBER",
-            )
+        if name in read and lines and not is_given:
+            what = f"{name} is empty, because it is set only with {option}"
+            yield Problem(lines[0], what, f"add {scheduler.prefix} {option}=NUMBER")
+
+
+def _read_variables(subject: Subject) -> dict[str, int]:
+    """Maps each variable that the script neither sets nor tests to the line that reads it first."""
+    read: dict[str, int] = {}
+    known = {name for _, name, _ in subject.script.assignments}
+    for command in subject.script.commands:
+        if command.name in ("test", "[", "[[", "case"):
+            known.update(_expanded(command.text))
+        elif command.name not in ("echo", "printf"):
+            for name in _expanded(command.text):
+                read.setdefault(name, command.line)
+        if _DECLARES.fullmatch(command.name):
+            known.update(word.partition("=")[0] for word in command.words[1:])
+    return {name: line for name, line in read.items() if name not in known}
 
 
 def _is_misspelled(name: str, other: str) -> bool:
-    """Returns whether two names differ only in underscores, or in one letter of a long name."""
+    """Returns whether names differ in underscores, or in a letter that is left out or exchanged."""
     if name.replace("_", "") == other.replace("_", ""):
-        return name != other
-    return (
-        len(name) > 7
-        and is_one_edit(name, other)
-        and sorted(re.findall(r"\d", name + other)) == []
-        and name + "S" != other != name + "s"
-    )
+        return name.lstrip("_") != other.lstrip("_")
+    shorter, longer = sorted((name, other), key=len)
+    is_plural = longer.lower() == f"{shorter.lower()}s" or re.search(r"\d", name + other)
+    is_exchanged = len(name) != len(other) or sorted(name) == sorted(other)
+    return len(shorter) > 7 and is_exchanged and not is_plural and is_one_edit(name, other)
 
 
 def _is_for_several(subject: Subject) -> bool:
@@ -168,9 +150,7 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
     for line, value in found:
-        what = (
-            "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of all nodes, such as node[01-02]"
-        )
+        what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
         yield Problem(
             line,
             f"{plain(value)} is {what}, not the name of a node of the job",
@@ -186,7 +166,7 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
     text = "\n".join(line for line in script.lines if not line.lstrip().startswith(("#", "echo", "printf")))
     alone = {command.line for command in script.commands if not command.argv}
     last = max((start.command.line for start in starts(subject) if start.words), default=0)
-    for line, name, _ in {name: a for a in script.assignments for name in [a[1]]}.values():
+    for name, line in {name: line for line, name, _ in script.assignments}.items():
         is_set_by_scheduler = name in subject.scheduler.reader.variables
         if line not in alone or line > last or not _READ_BY_PROGRAMS.fullmatch(name) or is_set_by_scheduler:
             continue

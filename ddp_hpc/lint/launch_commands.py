@@ -112,8 +112,11 @@ class Start:
 
     def unknown_options(self) -> list[str]:
         """Returns the options that torchrun does not have; it also accepts beginnings of options."""
+        is_known = self.is_torchrun and self.program in ("torchrun", "python") and not self.hides_options
+        if not is_known or not any(word.endswith(".py") for word in self.words):
+            return []
         given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("--"))
-        return [] if not self.is_torchrun else [name for name in given if f" {name[2:]}" not in _OF_TORCHRUN]
+        return [name for name in given if f" {name[2:]}" not in _OF_TORCHRUN]
 
     def options_of(self, program: str) -> dict[str, str]:
         """Returns the long options of this program, spelled with -; empty if another one is started."""

@@ -52,7 +52,6 @@ class SlurmReader(ScriptReader):
         "SLURM_GPUS_PER_NODE": "--gpus-per-node",
         "SLURM_GPUS_PER_TASK": "--gpus-per-task",
         "SLURM_GPUS": "--gpus",
-        "SLURM_MEM_PER_CPU": "--mem-per-cpu",
     }
 
     def version_of(self, site: Site) -> str:
@@ -95,7 +94,7 @@ class SlurmReader(ScriptReader):
 
     def memory(self, script: ScriptOptions) -> Iterator[tuple[int, str, str]]:
         for option in script.read():
-            if option.flag in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
+            if option.flag in ("--mem", "--mem-per-cpu", "--mem-per-gpu") and not option.fault:
                 yield option.line, option.flag, option.value
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
