@@ -148,9 +148,9 @@ def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
 
 @check("JOB026", "warning", "a container without the GPUs of the job")
 def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
+    script, device = subject.script, subject.site.node.device if subject.site else ""
     body = "\n".join(line for line in script.lines if not line.startswith("#"))
-    if not requests_gpus(subject) or _USES_GPUS.search(body) or _AMD.search(script.text):
+    if not requests_gpus(subject) or _USES_GPUS.search(body) or _AMD.search(f"{device}\n{script.text}"):
         return
     for command in script.commands:
         words = command.launched or command.argv
@@ -268,7 +268,8 @@ def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
         return
     for command in script.commands:
         words = command.words[1:] if command.words[0] == "export" else command.words
-        if len(words) == 3 and words[1] == "=" and _ASSIGNED.match(script.lines[command.line - 1]):
+        is_whole = len(words) == 3 and words[1] == "=" and command.ends != "("
+        if is_whole and _ASSIGNED.match(script.lines[command.line - 1]):
             yield Problem(
                 command.line,
                 f"bash does not set {plain(words[0])} here, because there are blanks around =",

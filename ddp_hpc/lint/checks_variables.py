@@ -16,9 +16,7 @@ _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 _DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables that programs read from their environment, and that a script usually has to export.
-_READ_BY_PROGRAMS = re.compile(
-    r"MASTER_ADDR|MASTER_PORT|WORLD_SIZE|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS"
-)
+_READ_BY_PROGRAMS = re.compile(r"MASTER_ADDR|MASTER_PORT|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS")
 _NODE_LIST = re.compile(
     r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
@@ -52,14 +50,16 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         elif name in unknown and any(name in other.reader.variables for other in MONITORED.values()):
             what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
             yield Problem(line, what, f"use a variable of {scheduler.title}")
+            break
     for name, (option, instead) in reader.variables_elsewhere.items():
         if name in read and script.value(option) is not None:
             yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
     of_launchers = " ".join(command.text for command in script.launches())
     for name, option in reader.variables_of_options.items():
-        is_given = script.value(option) is not None or option in of_launchers
+        if name not in read or script.value(option) is not None or option in of_launchers:
+            continue
         lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
-        if name in read and lines and not is_given:
+        if lines:
             what = f"{name} is empty, because it is set only with {option}"
             yield Problem(lines[0], what, f"add {scheduler.prefix} {option}=NUMBER")
 
@@ -123,7 +123,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         elif gpus and max(devices) >= gpus:
             yield Problem(
                 line,
-                f"CUDA_VISIBLE_DEVICES={value}, but the {gpus} GPUs of the job are numbered from 0",
+                f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
                 "remove it, as the scheduler sets it",
             )
 
@@ -165,12 +165,12 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     text = "\n".join(line for line in script.lines if not line.lstrip().startswith(("#", "echo", "printf")))
     alone = {command.line for command in script.commands if not command.argv}
-    last = max((start.command.line for start in starts(subject) if start.words), default=0)
+    last = max((start.command.line for start in starts(subject)), default=0)
     for name, line in {name: line for line, name, _ in script.assignments}.items():
-        is_set_by_scheduler = name in subject.scheduler.reader.variables
-        if line not in alone or line > last or not _READ_BY_PROGRAMS.fullmatch(name) or is_set_by_scheduler:
+        is_needed = _READ_BY_PROGRAMS.fullmatch(name) and name not in subject.scheduler.reader.variables
+        if not is_needed or line not in alone or line > last or re.search(r"\bset -\w*a", text):
             continue
-        if not re.search(rf"\$\{{?{name}\b|(?:export|declare|typeset)\b.*\b{name}\b|set -\w*a", text):
+        if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             yield Problem(
                 line,
                 f"{name} is set, but programs do not get it, as it is not exported",

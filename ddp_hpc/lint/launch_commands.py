@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ddp_hpc.lint.check_registry import Subject
 from ddp_hpc.lint.parse_script import Command
@@ -64,7 +63,7 @@ class Start:
         """Whether a launcher such as srun starts the program."""
         return bool(self.command.launched)
 
-    @property
+    @cached_property
     def program(self) -> str:
         """The program without its directory, and without a version: `python` for /usr/bin/python3.11."""
         name = self.words[0].rpartition("/")[2] if self.words else ""
@@ -217,11 +216,14 @@ def torchruns(subject: Subject) -> list[Start]:
     return [start for start in starts(subject) if start.is_torchrun]
 
 
-def starts(subject: Subject) -> Iterator[Start]:
-    """Yields the commands of the script with the programs that they start."""
-    for command in subject.script.commands:
-        if words := command.launched or command.argv:
-            yield Start(subject=subject, command=command, words=words)
+@lru_cache(maxsize=1)  # many checks read the starts of the same script
+def starts(subject: Subject) -> tuple[Start, ...]:
+    """Returns the commands of the script with the programs that they start."""
+    return tuple(
+        Start(subject=subject, command=command, words=words)
+        for command in subject.script.commands
+        if (words := command.launched or command.argv)
+    )
 
 
 def has_whole_nodes(subject: Subject) -> bool:
