@@ -44,6 +44,10 @@ _INTERACTIVE = re.compile(
     r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*salloc\b|"
     r"^\s*(conda|mamba)\s+(?:install|create|update|remove)\b"
 )
+_LINE_OF_TASK = re.compile(
+    r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
+    r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
+)
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
@@ -275,3 +279,17 @@ def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
                 f"bash does not set {plain(words[0])} here, because there are blanks around =",
                 f"write {plain(words[0])}=VALUE",
             )
+
+
+@check("JOB031", "warning", "line 0 of a file for the first task of an array")
+def _line_0(subject: Subject) -> Iterator[Problem]:
+    if not (subject.script.value("--array", "-J") or "").startswith("0"):
+        return
+    for command in subject.script.commands:
+        if _LINE_OF_TASK.search(command.text):
+            yield Problem(
+                command.line,
+                "the array begins with task 0, but files begin with line 1",
+                "begin the array with 1, or add 1 to the index",
+            )
+            return

@@ -15,6 +15,9 @@ from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
+_LOGIN = re.compile(
+    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
+)
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
@@ -26,6 +29,8 @@ _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
 # fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
 _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
+# Whole days in hours: of 30,000 public scripts, one requests such a number of minutes.
+_HOURS_OF_DAYS = ("24", "48", "72", "96", "168")
 _HOURS = re.compile(r"(?!.*\bmin)#.*#.*\b(?:hours?|hrs?)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
@@ -286,15 +291,19 @@ def _is_constraint_or_name(d: Directive) -> bool:
 
 @check("JOB009", "warning", "a secret in the script")
 def _secrets(subject: Subject) -> Iterator[Problem]:
-    for line, name, value in subject.script.assignments:
-        is_secret = _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
-        if is_secret and _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value):
-            yield Problem(
-                line,
-                f"the script contains {plain(name)}, and others may be able to read the scheduler's copy "
-                "of it",
-                f"read it from a private file (chmod 600): export {plain(name)}=$(cat ~/.secrets/FILE)",
-            )
+    found = [
+        (line, name)
+        for line, name, value in subject.script.assignments
+        if _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
+        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
+    ]
+    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
+    for line, name in found:
+        yield Problem(
+            line,
+            f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it",
+            "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)",
+        )
 
 
 @check("JOB010", "note", "no walltime")
@@ -330,7 +339,9 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
             f"write {_WALLTIME_FORM}",
         )
-    elif re.fullmatch(r"[1-9]\d{0,3}", text) and _HOURS.search(subject.script.lines[line - 1]):
+    elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
+        text in _HOURS_OF_DAYS or _HOURS.search(subject.script.lines[line - 1])
+    ):
         yield Problem(
             line, f"{subject.scheduler.title} reads walltime {text} as {text} minutes", f"write {text}:00:00"
         )

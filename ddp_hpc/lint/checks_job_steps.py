@@ -15,10 +15,6 @@ _SHARES = re.compile(
     r"\s(?:--exact|--exclusive|--overlap|--cpus-per-task|-c|--nodelist|-w|--relative|-r|--jobid|--het-group|--mem\S*)\b"
 )
 _OF_EACH_TASK = re.compile(r"%\d*[ajJs]")
-_LINE_OF_TASK = re.compile(
-    r"sed\s+-n\s+[\"']*\$\{?SLURM_ARRAY_TASK_ID\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?SLURM_ARRAY_TASK_ID\b|"
-    r"NR\s*==\s*[\"']*\$\{?SLURM_ARRAY_TASK_ID\b"
-)
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
@@ -73,7 +69,7 @@ def _export_without_all(subject: Subject) -> Iterator[Problem]:
         if d.flag == "--export" and "=" in d.value and names[0].upper() not in ("ALL", "NONE", "NIL"):
             yield Problem(
                 d.line,
-                f"with --export={plain(d.value)}, the job gets no other variables, such as PATH",
+                f"with --export={plain(d.value)}, the job gets no others, such as those of modules",
                 f"use --export=ALL,{plain(d.value)}",
             )
 
@@ -115,17 +111,3 @@ def _image_without_slash(subject: Subject) -> Iterator[Problem]:
                 f"Pyxis looks for {shown(value)} in a registry, because it contains no slash",
                 f"write ./{plain(value)}",
             )
-
-
-@check("SLURM031", "warning", "line 0 of a file for the first task of an array")
-def _line_0(subject: Subject) -> Iterator[Problem]:
-    if not (subject.script.value("--array") or "").startswith("0"):
-        return
-    for command in subject.script.commands:
-        if _LINE_OF_TASK.search(command.text):
-            yield Problem(
-                command.line,
-                "the array begins with task 0, but files begin with line 1",
-                "use --array=1-N, or add 1: $((SLURM_ARRAY_TASK_ID + 1))",
-            )
-            return

@@ -251,7 +251,7 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
         elif _is_single_task(start) and not ONE_PROCESS.search(start.command.text):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
-            is_ddp = bool(_DDP.search(start.command.text))
+            is_ddp = _DDP.search(start.command.text) or subject.script.sets("MASTER_ADDR")
             yield Problem(start.command.line, what, remedy, None if is_ddp else "note")
 
 

@@ -176,3 +176,15 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
                 f"{name} is set, but programs do not get it, as it is not exported",
                 f"write export {name}=",
             )
+
+
+@check("JOB030", "error", "PATH without the directories of the system")
+def _path_replaced(subject: Subject) -> Iterator[Problem]:
+    for line, name, value in subject.script.assignments:
+        if name == "PATH" and "/" in value and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/bin\b", value):
+            yield Problem(
+                line,
+                f"PATH={plain(value)} replaces the directories of commands such as python and srun",
+                "write PATH=NEW:$PATH",
+            )
+            return
