@@ -13,7 +13,7 @@ import click
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.job_options import ScriptOrRequest, all_job_options, given_options, request_of
-from ddp_hpc.commands.lint import read_script, site_of
+from ddp_hpc.commands.lint import read_script, site_finder
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding
@@ -152,7 +152,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     text = read_script(script)
     if not account and not submit_module.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
-    site_or_none = site_of(text, profile)
+    site_or_none = site_finder(profile)(text)
     submission = submit_module.submission_of_script(
         text, script, here, account=account, arguments=arguments, site=site_or_none
     )
