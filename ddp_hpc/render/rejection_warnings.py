@@ -55,6 +55,12 @@ def advice(job: Job, site: Site) -> list[str]:
             f"neither profile {site.name} nor {scheduler_of_site(site).title} says how many cores and how "
             f"much memory come with a GPU, so each rank gets one CPU{memory}. Use --cpus-per-node and --mem."
         )
+    if job.spare_nodes and job.num_nodes == 1:
+        lines.append(
+            "with --nodes 1, the spare nodes replace the only node of the ranks if a device fails, but not "
+            "if the node dies, because the supervisor runs on it; the scheduler then starts the job again. "
+            "Use --nodes 2 or more, or omit --spare-nodes."
+        )
     lines += _without_gpus(job, layout, site)
     asks_for_none = job.gpus_per_node == 0 or site.node.cpu_only
     if scheduler_of_site(site).has_queue and not layout.devices and not asks_for_none:

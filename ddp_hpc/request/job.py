@@ -340,11 +340,11 @@ def _check_resuming(job: Job) -> None:
     if job.signal:
         parse_signal(job.signal)
     of_supervisor = (job.requeue != REQUEUE_POLICIES[0], job.progress, job.rank_logs, job.idle_timeout_s)
-    if job.standalone and any(of_supervisor):
+    if job.standalone and (any(of_supervisor) or job.restarts != DEFAULT_RESTARTS):
         raise RequestError(
-            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, give ranks logs "
-            "of their own and notice hangs; omit --requeue, --progress, --rank-logs and --idle-timeout, or "
-            "--standalone"
+            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, start ranks again, "
+            "give them logs of their own and notice hangs; omit --requeue, --progress, --restarts, "
+            "--rank-logs and --idle-timeout, or --standalone"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -53,6 +55,9 @@ class Launch:
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name
         self.writes_state = decisions.writes_its_state(argv)
+        # What the script has started in the background, such as a monitor, which does not end with the ranks.
+        self._beside = {process.pid for process in process_control.descendants(os.getpid())}
+        self._guard: subprocess.Popen[bytes] | None = None
         self._begin_limit_s: float | None = None
         self.pool: NodePool | None = None
         if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
@@ -90,7 +95,7 @@ class Launch:
             files=files,
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
-            find_lost_nodes=self.pool.lost if self.pool is not None else list,
+            find_lost_nodes=self._lost_nodes,
             find_hang=find_hang,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
@@ -98,7 +103,7 @@ class Launch:
             say=say,
         )
         self._start_guard()
-        end = run_launcher(argv, {**environ, **own_variables}, watch)
+        end = run_launcher(argv, {**environ, **own_variables}, watch, self._beside)
         if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
             say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
@@ -118,7 +123,18 @@ class Launch:
             return
         first, node = self.pool.names[0], self.pool.node_of_guard
         guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
-        self._job.run_beside_ranks(node, guard)
+        self._guard = self._job.run_beside_ranks(node, guard)
+
+    def _lost_nodes(self) -> list[str]:
+        """Returns the nodes of the ranks that no longer answer; says once if the guard has ended."""
+        guard, is_stopping = self._guard, self._clock.stopped_s is not None
+        if guard is not None and guard.poll() is not None and not is_stopping:
+            self._guard = None
+            say(
+                "ddp-hpc: warning: the srun that watches this node from another one has ended with exit code "
+                f"{guard.returncode}; if this node dies, nothing requeues the job: cancel and submit it again"
+            )
+        return self.pool.lost() if self.pool is not None else []
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -77,7 +77,8 @@ def test_the_script_does_not_call_ddp_hpc(tmp_path: Path) -> None:
     [
         ("abci3", {}, "--standalone is not supported with Open MPI's mpiexec"),
         ("generic_slurm", {"requeue": "on-signal"}, "only the supervisor of ddp-hpc can requeue a job"),
-        ("generic_slurm", {"rank_logs": True}, "omit --requeue, --progress, --rank-logs and --idle-"),
+        ("generic_slurm", {"rank_logs": True}, "--rank-logs and --idle-timeout, or --standalone"),
+        ("generic_slurm", {"restarts": 2}, "omit --requeue, --progress, --restarts, --rank-logs and"),
     ],
 )
 def test_what_a_standalone_script_cannot_do_is_refused(
