@@ -157,7 +157,7 @@ def _differences(plan: Plan, options: Options) -> list[str]:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""
         lines.append(f"each job has a walltime of {options.walltime_s} s instead of {requested}{clock}")
-    if options.steps is None and options.walltime_s is None:
+    if options.steps is None and options.walltime_s is None and plan.runs_trainer:
         lines.append(f"ddp_hpc.train runs with --max-steps {DEFAULT_STEPS}; use --steps to change this")
     if options.arguments:
         lines.append(f"appended to the command of the ranks: {shlex.join(options.arguments)}")

@@ -96,3 +96,4 @@ def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stan
     done = rehearse(tmp_path / "job.sbatch")
     run_dir = done.stdout.splitlines()[-1]
     assert f"rehearse: the run directory is {run_dir}, which is removed at the end" in done.stderr
+    assert "--max-steps" not in done.stderr

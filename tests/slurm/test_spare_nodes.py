@@ -129,7 +129,7 @@ def test_a_node_on_which_ranks_fail_again_is_replaced(
 ) -> None:
     """A node that has lost a GPU still answers: it is replaced after its second failure."""
     (home := tmp_path / "quiet").mkdir()
-    assert forks.script(PLAIN, "100", "10", cwd=home).exit_code == 0
+    assert forks.script(PLAIN, "100", "10", cwd=home, ranks=num_nodes).exit_code == 0
     program = ["python", PROJECT / "tests" / "slurm" / "bad_node.py", PLAIN, 100, 10]
     render = ("--nodes", str(num_nodes), "--spare-nodes", "1")
     run = submit_program(cluster3, tmp_path, program, step_s=0.05, render=render)

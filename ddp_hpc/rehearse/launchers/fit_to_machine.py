@@ -67,7 +67,7 @@ class Limits(JsonFile):
         if not self.ranks_per_node:
             return list(argv)
         added = list(self.arguments)
-        if _runs_trainer(argv):
+        if runs_trainer(argv):
             option = self.trainer_arguments[:1]
             if option and not any(word.startswith(option[0]) for word in (*argv, *added)):
                 added += self.trainer_arguments
@@ -95,7 +95,7 @@ class Limits(JsonFile):
         return word
 
 
-def _runs_trainer(argv: Sequence[str]) -> bool:
+def runs_trainer(argv: Sequence[str]) -> bool:
     """Returns whether a command runs ddp_hpc.train: directly, or with torchrun_script.sh or ddp-hpc train."""
     names = [word.rpartition("/")[2] for word in argv]
     pairs = list(pairwise(names))
