@@ -119,7 +119,7 @@ class Cause(StrEnum):
     FAILED = "failed"
     """An error of the program, its data or its machine."""
     EXITED = "exited"
-    """The program of a rank exited with an error code or crashed (SIGSEGV), and recorded no reason."""
+    """The program of a rank exited with an error code, and recorded no reason."""
     LOST_RANK = "lost rank"
     """A rank was killed, or its node does not answer."""
     HANG = "hang"

@@ -75,6 +75,13 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Submit the script from the current directory, as the real job, or from a new, empty directory, so "
     "that the job changes no files of yours.  [default: --here]",
 )
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Use DIR, which must be new or empty, as the run directory of a script of ddp-hpc render, and keep "
+    "it with its snapshots and the logs of its ranks.",
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.pass_context
 def command(ctx: click.Context, /, script: Path, arguments: str | None, **given: Any) -> None:

@@ -33,9 +33,6 @@ _FORWARDED = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}
 _HANDLED = _FORWARDED | {signal.SIGCHLD}
 # Importing torch can take several seconds, and reading a model minutes.
 _WATCH_LIMIT_S = 300.0
-# Errors of the program itself. Others send SIGKILL, a node with a memory error SIGBUS, and NCCL's watchdog
-# ends a rank with SIGABRT after a time-out.
-_CRASHES = frozenset((signal.SIGSEGV, signal.SIGILL, signal.SIGFPE))
 _SI_KERNEL = 0x80  # siginfo.h; a process that sends a signal has another code
 _POLL_S, _POLL_LATER_S, _LATER_S = 0.2, 2.0, 30.0
 
@@ -185,7 +182,7 @@ def _record_end(
     if exception:
         how += f": {exception}; its traceback is in {recording.run_dir / TRACEBACKS}"
     end = AttemptEnd(
-        cause=Cause.LOST_RANK if code < 0 and -code not in _CRASHES else Cause.EXITED,
+        cause=Cause.LOST_RANK if code < 0 else Cause.EXITED,
         exit_code=EXIT_FAILED if reason else exit_code,
         reason=f"rank {recording.rank} on {short_hostname()} {how}",
         rank=recording.rank,

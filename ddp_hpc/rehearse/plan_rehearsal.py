@@ -40,6 +40,8 @@ class Options:
     max_jobs: int
     limit_s: float
     here: bool
+    keep: Path | None = None
+    """The run directory, which is not removed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -342,8 +342,8 @@ def _check_resuming(job: Job) -> None:
     of_supervisor = (job.requeue != REQUEUE_POLICIES[0], job.progress, job.rank_logs, job.idle_timeout_s)
     if job.standalone and (any(of_supervisor) or job.restarts != DEFAULT_RESTARTS):
         raise RequestError(
-            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, start ranks again, "
-            "give them logs of their own and notice hangs; omit --requeue, --progress, --restarts, "
+            "--standalone was given, but only the supervisor of ddp-hpc can requeue a job, start ranks again, give "
+            "them logs of their own and notice hangs; omit --requeue, --progress, --restarts, "
             "--rank-logs and --idle-timeout, or --standalone"
         )
 

@@ -32,7 +32,6 @@ def job(run_dir: Path, **more: str) -> dict[str, str]:
     [
         ("os._exit(3)", 3, Cause.EXITED),
         ("os.kill(os.getpid(), 9)", 137, Cause.LOST_RANK),
-        ("os.kill(os.getpid(), 11)", 139, Cause.EXITED),
     ],
 )
 def test_the_rank_that_fails_first_is_recorded(

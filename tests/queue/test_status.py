@@ -477,7 +477,7 @@ def test_the_logs_of_a_rank_are_those_of_all_attempts_of_the_job(
         assert [done.err.count(f"-- {run_dir}/logs/{place}\n") for place in (second, third)] == [1, 1]
         done = run("logs", "12", *words)
         assert done.out == "rank 0\n"
-        assert done.err.count(f"-- the output of each rank is in {run_dir}/logs/attempt-3; to print it: ") == 1
+        assert done.err.count(f"-- the output of each rank is in {run_dir}/logs/attempt-3; to print") == 1
         assert run("logs", "12", "--rank", "3", "--attempt", "1", *words).out == f"{old}\n"
     done = run("logs", "12", "--rank", "4")
     assert (done.code, done.out) == (1, "")

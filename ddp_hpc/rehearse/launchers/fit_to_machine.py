@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from ddp_hpc.base.job_variables import SIMULATED_NODE
 from ddp_hpc.rehearse.settings import JsonFile
 
 # Ranks must not see these variables, which name a network interface that this machine does not have.
@@ -87,6 +88,10 @@ class Limits(JsonFile):
             if kept.get(name, "").isdecimal():
                 kept[name] = str(min(int(kept[name]), self.ranks_per_node))
         return kept
+
+    def of_node(self, name: str) -> dict[str, str]:
+        """Returns the variables of the ranks on a node, which report its name as that of their host."""
+        return {SIMULATED_NODE: name} if self.ranks_per_node else {}
 
     def _local(self, word: str) -> str:
         """Replaces the name of a simulated node with 127.0.0.1; a port is kept, as in `node1:29500`."""
