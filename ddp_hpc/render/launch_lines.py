@@ -93,6 +93,15 @@ def runs_node_check(words: Words) -> bool:
     return bool(has_command or {"ddp_hpc.exec", "ddp_hpc.train", STEP_SCRIPT, STEP_MODULE} & {*words})
 
 
+def copies_output(job: Job, layout: Layout) -> bool:
+    """Returns whether the output of each rank can be copied to a file of its own: by `ddp-hpc exec`, by
+    ddp_hpc.train, or by what a program starts that is not Python.
+    """
+    is_python = PurePosixPath(job.command[0]).name.startswith("python") or job.command[0].endswith(".py")
+    is_own = module_of(job.command) in ("ddp_hpc", "ddp_hpc.train", "ddp_hpc.exec")
+    return is_own or not is_python or layout.launcher == "torchrun" or uses_exec(job, layout)
+
+
 def dialect_of(site: Site) -> str:
     """Returns the kind of the site's mpiexec: pals, hydra, openmpi, or auto if the job must detect it.
 

@@ -56,6 +56,12 @@ def advice(job: Job, site: Site) -> list[str]:
             f"neither profile {site.name} nor {scheduler_of_site(site).title} says how many cores and how "
             f"much memory come with a GPU, so each rank gets one CPU{memory}. Use --cpus-per-node and --mem."
         )
+    if job.spare_nodes and job.num_nodes == 1:
+        lines.append(
+            "with --nodes 1, the spare nodes replace the only node of the ranks if a device fails, but not "
+            "if the node dies, because the supervisor runs on it; the scheduler then starts the job again. "
+            "Use --nodes 2 or more, or omit --spare-nodes."
+        )
     lines += _without_gpus(job, layout, site)
     check = job.node_check or default_node_check(job.spare_nodes)
     if check != "off" and not runs_node_check(launch_words(job, site, layout)[1]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,8 +108,11 @@ class RunningJob:
         """Returns the nodes of which the site's health check has reported a failure, with its message."""
         return {}
 
-    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
-        """Starts `argv` on this node of the job, without waiting for its end."""
+    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """Starts `argv` on this node of the job; returns the process that waits for its end, or None if it is
+        not needed.
+        """
+        return None
 
     def end_ranks(self, limit_s: float) -> bool:
         """Ends the ranks that a killed launcher has left on any node.

@@ -94,7 +94,7 @@ def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequen
         (directory / RESULTS).unlink(missing_ok=True)
         (directory / LAUNCH).write_text(environ["DDP_HPC_LAUNCH"], encoding="utf-8")
         launch.start_guard()
-        end = run_launcher(argv, environ, watch)
+        end = run_launcher(argv, environ, watch, launch.beside)
     except (OSError, RequestError) as error:  # the program cannot be started either, and says so then
         return (), Verdict(common=(f"it could not run: {error}",))
     if end.was_ended or end.was_killed:

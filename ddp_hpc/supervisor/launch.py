@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -54,6 +56,9 @@ class Launch:
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name
         self.writes_state = decisions.writes_its_state(argv)
+        # What the script has started in the background, such as a monitor, which does not end with the ranks.
+        self.beside = {process.pid for process in process_control.descendants(os.getpid())}
+        self._guard: subprocess.Popen[bytes] | None = None
         self._begin_limit_s: float | None = None
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
@@ -93,7 +98,7 @@ class Launch:
             files=files,
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
-            find_lost_nodes=self.pool.lost if self.pool is not None else list,
+            find_lost_nodes=self._lost_nodes,
             find_hang=find_hang,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
@@ -106,7 +111,7 @@ class Launch:
             details = {"num_used": num_used, "records_steps": self.writes_state, "checks_s": self.checks_s}
             note(files.path, attempt.key, Moment.LAUNCHER_STARTED, **details)
             self.checks_s = 0.0
-        end = run_launcher(argv, environ, watch)
+        end = run_launcher(argv, environ, watch, self.beside)
         if end.was_killed and self._clock.stopped_s is None and not self.job.end_ranks(_RANKS_END_S):
             say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
@@ -152,11 +157,22 @@ class Launch:
         """
         if self.pool is not None and (node := self.pool.node_of_guard):
             guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", self.pool.first, self.job.job_id]
-            self.job.run_beside_ranks(node, guard)
+            self._guard = self.job.run_beside_ranks(node, guard)
 
     def _node_names(self) -> tuple[str, ...]:
         names = self.job.node_names()
         return tuple(expand_hostlist(names)) if names else ()
+
+    def _lost_nodes(self) -> list[str]:
+        """Returns the nodes of the ranks that no longer answer; says once if the guard has ended."""
+        guard, is_stopping = self._guard, self._clock.stopped_s is not None
+        if guard is not None and guard.poll() is not None and not is_stopping:
+            self._guard = None
+            say(
+                "ddp-hpc: warning: the srun that watches this node from another one has ended with exit code "
+                f"{guard.returncode}; if this node dies, nothing requeues the job: cancel and submit it again"
+            )
+        return self.pool.lost() if self.pool is not None else []
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

@@ -493,7 +493,12 @@ def test_the_logs_of_a_rank_are_those_of_all_attempts_of_the_job(
     old, second, third = "attempt-1/n1/rank-3.log", "attempt-2/n1/rank-3.log", "attempt-3/n2/rank-3.log"
     write_rank_logs(run_dir, old, second, third, "attempt-3/n3/rank-13.log")
     for words in ([], ["--follow"]):
-        assert run("logs", "12", "--rank", "3", *words).out == f"{second}\n{third}\n"
+        done = run("logs", "12", "--rank", "3", *words)
+        assert done.out == f"{second}\n{third}\n"
+        assert [done.err.count(f"-- {run_dir}/logs/{place}\n") for place in (second, third)] == [1, 1]
+        done = run("logs", "12", *words)
+        assert done.out == "rank 0\n"
+        assert done.err.count(f"-- the output of each rank is in {run_dir}/logs/attempt-3; to print") == 1
         assert run("logs", "12", "--rank", "3", "--attempt", "1", *words).out == f"{old}\n"
     done = run("logs", "12", "--rank", "4")
     assert (done.code, done.out) == (1, "")

@@ -9,8 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.process_control import is_running
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.running_job import (
     Queued,
@@ -28,8 +30,15 @@ _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
 
 _ANSWER_S = 5.0
 _ASK_LIMIT_S = 10.0
-# Not the steps `batch` and `extern`, which Slurm itself creates.
-_STEP = re.compile(r"\.\d+$")
+# Seen with Slurm 22.05: "Invalid generic resource (gres) specification". A smaller number is of no use, since
+# Slurm can give each node another number of GPUs.
+TOTAL_OF_GPUS = (
+    "--gpus is the number of GPUs of the whole job, which srun would request on the nodes of the ranks "
+    "alone. Use --gpus-per-node."
+)
+
+# The srun that has created a step. Slurm itself creates the steps `batch` and `extern`.
+_STEP = re.compile(r"^StepId=(\S+\.\d+) .*SrunHost:Pid=([^:\s]+):(\d+)", re.MULTILINE)
 
 
 class SlurmJob(RunningJob):
@@ -78,6 +87,8 @@ class SlurmJob(RunningJob):
                 f"--spare-nodes or --min-nodes was given, but the launch line begins with {launcher}; it "
                 "must begin with srun, since only srun can leave nodes of a job out"
             )
+        if self.environ.get("SLURM_GPUS"):
+            raise RequestError(f"--spare-nodes or --min-nodes was given, but {TOTAL_OF_GPUS}")
         for option in ("--nodes", "--ntasks"):
             argv = with_count(argv, option, num_nodes, len(names))
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
@@ -92,26 +103,29 @@ class SlurmJob(RunningJob):
             return {name: reason.strip() for name, _, reason in lines if reason.startswith("NHC:")}
         return {}
 
-    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
+    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes] | None:
         words = ["srun", f"--jobid={self.environ['SLURM_JOB_ID']}", "--overlap", "--nodes=1", "--ntasks=1"]
         words += [f"--nodelist={name}", "--gres=none", "--mpi=none", *argv]
         # The options of the job are in variables that srun reads. Slurm 22.05 rejects a step of one task with
         # those of sbatch --gpus-per-node or --ntasks-per-gpu.
         environ = without_job(self.environ, ("SLURM", "SRUN_"), keep="SLURM_CONF")
         null = subprocess.DEVNULL
-        with suppress(OSError):
-            subprocess.Popen(words, env=environ, stdin=null, stdout=null, stderr=null)
+        try:
+            return subprocess.Popen(words, env=environ, stdin=null, stdout=null, stderr=null)
+        except OSError:  # the ranks need srun, too, so the next message is about it
+            return None
 
     def end_ranks(self, limit_s: float) -> bool:
         # Seen with Slurm 22.05: if both processes of srun are killed, its ranks run on, and the next srun
-        # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job.
-        ask = ("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={self.job_id}")
+        # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job, and other
+        # steps can be those of a user who looks at the job.
+        ask = ("scontrol", "--oneliner", "show", "step", self.job_id)
         end_s = time.monotonic() + limit_s
         with suppress(commands.NoAnswerError):
             while (left_s := end_s - time.monotonic()) > 0:
                 answer = commands.run(ask, left_s)
-                steps = [step for step in answer.out.split() if _STEP.search(step)]
-                if answer.code == 0 and not steps:
+                steps = [step for step, host, pid in _STEP.findall(answer.out) if _is_orphan(host, int(pid))]
+                if not steps and (answer.code == 0 or "not found" in answer.err):
                     return True
                 if steps:
                     commands.run(("scancel", "--signal=KILL", *steps), left_s)
@@ -183,3 +197,8 @@ class SlurmJob(RunningJob):
         if name := self.environ.get("SLURM_JOB_ACCOUNT"):
             options.append(f"--account={name}")
         return options
+
+
+def _is_orphan(host: str, pid: int) -> bool:
+    """Returns whether a step was created on this node, by an srun that no longer runs."""
+    return host.partition(".")[0] == gethostname().partition(".")[0] and not is_running(pid)
