@@ -210,14 +210,17 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
 def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
     """Returns the number of the first line that starts Python, directly or with a launcher.
 
-    With `relative`, it is the first line that names a program by a relative path.
+    With `relative`, lines that name the program by an absolute path are ignored, and other programs of the
+    current directory (`./a.out`) count, too.
     """
     for command in subject.script.commands:
-        if relative and not any(re.fullmatch(r"[^/$~-].*\.py|\./.+", word) for word in command.argv[:40]):
-            continue
-        if relative or any(
-            re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]
+        if relative and any(
+            re.fullmatch(r"\./[^/]+", word) for word in (command.launched or command.argv)[:1]
         ):
+            return command.line
+        if relative and not any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]):
+            continue
+        if any(re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]):
             return command.line
     return None
 

@@ -181,7 +181,8 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
 @check("JOB030", "error", "PATH without the directories of the system")
 def _path_replaced(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
-        if name == "PATH" and "/" in value and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/bin\b", value):
+        is_whole = name == "PATH" and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
+        if is_whole and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/bin\b", value):
             yield Problem(
                 line,
                 f"PATH={plain(value)} replaces the directories of commands such as python and srun",

@@ -115,9 +115,8 @@ def _is_array(text: str) -> bool:
         for part in text.split(",")
         if part
     ]
-    return not text or (
-        bool(parts) and all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts)
-    )
+    is_valid = all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts)
+    return not text or (bool(parts) and is_valid)
 
 
 def _is_gres(text: str) -> bool:
