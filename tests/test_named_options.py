@@ -41,7 +41,17 @@ FOREIGN = {
     ),
     *("--no-kill", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--pmi", "--ppn", "--query-gpu"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rendezvous", "--shm-size", "--tasks-per-node", "--timeout-s"),
-    *("--virtual-local-rank", "--nv", "--np", "--nrs", "--npernode", "--rs", "--tasks", "--switches"),
+    *(
+        "--virtual-local-rank",
+        "--standalone",
+        "--nv",
+        "--np",
+        "--nrs",
+        "--npernode",
+        "--rs",
+        "--tasks",
+        "--switches",
+    ),
     *(
         "--check-hash-based-pycs",
         "--deadline",
