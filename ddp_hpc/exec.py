@@ -3,7 +3,8 @@
 It detects the world, exchanges rank 0's address with the other ranks, and replaces itself with the program.
 The program gets the variables that torchrun would set, so `init_process_group()` works unchanged. It remains
 as the parent of the program on rank 0, to warn if the ranks work separately, and on all ranks of a job with a
-supervisor, to record how the program ends, and to write its output to the log of the rank.
+supervisor, to record how the program ends, to write its output to the log of the rank, and to report where
+the program is when the run hangs.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_output import open_output
 from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
+from ddp_hpc.discovery.silent_rank import watch_for_silence
 from ddp_hpc.discovery.visible_gpus import correct_visible_gpus
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.torchrun.environment import make_torchrun_environment
+from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_recorder
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -72,8 +75,11 @@ def run_program(program: list[str], environ: dict[str, str]) -> NoReturn:
         # torchrun, which needs no variables, starts failed ranks again: their ends say nothing about the job.
         recording = _recording(environ) if torchrun.variables else None
         output = open_output(environ, torchrun.world.rank)
+        silence = watch_for_silence(environ, torchrun.world)
+        if silence is not None:
+            turn_on_flight_recorder(environ)
         if recording is not None or watch is not None or output is not None:
-            end_like(run_as_child(path, program, environ, recording, watch, output))
+            end_like(run_as_child(path, program, environ, recording, watch, output, silence))
         # Python ignores these signals, and the program would inherit that.
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored, signal.SIG_DFL)

@@ -76,6 +76,12 @@ from ddp_hpc.supervisor.supervise import supervise
     help="Number of nodes of this job on which ranks start only after another node has failed.",
 )
 @click.option(
+    "--min-nodes",
+    type=click.IntRange(1),
+    metavar="M",
+    help="Start the ranks on fewer nodes, but at least M, if a node has failed and no spare one is left.",
+)
+@click.option(
     "--local-dir",
     default=DEFAULT_LOCAL_FOLDER,
     show_default=True,
@@ -104,6 +110,13 @@ from ddp_hpc.supervisor.supervise import supervise
     metavar="PATTERN",
     help="File or directory of checkpoints; when it is modified, the program has made progress. May be "
     "repeated.",
+)
+@click.option(
+    "--idle-timeout",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and "
+    "at least one of them waits.",
 )
 @click.option(
     "--no-submit",
@@ -145,9 +158,11 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         max_attempts=options["max_attempts"],
         restarts=options["restarts"],
         spare_nodes=options["spare_nodes"],
+        min_nodes=options["min_nodes"],
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],
+        idle_timeout_s=options["idle_timeout"],
         signal_name=name,
         signal_lead_s=lead_s if is_signalled else None,
     )

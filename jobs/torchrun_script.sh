@@ -12,7 +12,6 @@
 # Environment variables:
 #
 # DDP_HPC_RANKS_PER_NODE   number of ranks per node (default: the number of GPUs, or 1 without GPUs)
-# DDP_HPC_MIN_NODES        minimum number of nodes with which to continue after others are lost (default: all nodes)
 # DDP_HPC_MAX_RESTARTS     maximum number of times that torchrun restarts the ranks (default: 3)
 # DDP_HPC_INIT_TIMEOUT_S   time in seconds that the nodes wait for each other (default: 300)
 # DDP_HPC_RDZV_BACKEND     ddp-hpc (default), or c10d for torchrun's own rendezvous, which any user of the network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,12 @@ def test_the_first_end_of_an_attempt_counts_unless_its_ranks_were_restarted(tmp_
     done = AttemptEnd(cause=Cause.DONE, exit_code=0, reason="training complete", step=60)
     assert attempt_end.write_end(tmp_path, "1 17", done, replace=True)
     assert attempt_end.read_end(tmp_path, "1 17") == done
-    assert [path.name for path in tmp_path.iterdir()] == ["end"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["end", "timeline"]
+    lines = [json.loads(line) for line in (tmp_path / "timeline").read_text().splitlines()]
+    assert [(line["attempt"], line["moment"], line["cause"]) for line in lines] == [
+        ("1 17", "attempt ended", "exited"),
+        ("1 17", "attempt ended", "done"),
+    ]
 
 
 def test_the_end_of_another_attempt_does_not_count_and_is_replaced(tmp_path: Path) -> None:

@@ -50,6 +50,31 @@ def begins_with(path: Path, *beginnings: bytes) -> bool:
         return file.read(max(map(len, beginnings))).startswith(beginnings)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line in one write. Other users cannot write the file, regardless of the umask.
+
+    Raises:
+        DdpHpcError: the file cannot be written.
+    """
+    line += b"\n"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            # The supervisor refuses files that others can write, and a default ACL overrides the umask.
+            os.fchmod(handle, os.fstat(handle).st_mode & 0o755)
+            size = os.fstat(handle).st_size
+            # If the last line is incomplete, begin a new line before this one.
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            written = os.write(handle, line)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise DdpHpcError(f"{path} cannot be written") from error
+    if written < len(line):
+        raise DdpHpcError(f"{path}: only {written} of {len(line)} bytes could be written; check the quota")
+
+
 def write_atomically(path: Path, content: bytes, writer: str, *, is_private: bool = False) -> None:
     """Writes `content` to `path` atomically: readers see either the old file or the new one.
 

@@ -25,6 +25,7 @@ from typing import Any
 from ddp_hpc.base.atomic_files import move_into_place, partial_file, write_atomically
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
+from ddp_hpc.base.timeline import Moment, note
 
 END, RANK_0 = "end", "rank_0"
 _WRITER = "end"
@@ -38,7 +39,7 @@ class AttemptEnd:
     `rank` and `host` are those of the rank that failed; None and empty if no rank is to blame. `step` is the
     step in which it was, None if the training had not begun or the program does not count steps. `exception`
     is the type of the error, and `reason` one line about it. `exit_code` is 128 + N after signal N, as in
-    bash.
+    bash. `silent_s` is the time between the last sign of life of the rank that failed and this record.
     """
 
     cause: Cause
@@ -48,6 +49,7 @@ class AttemptEnd:
     host: str = ""
     step: int | None = None
     exception: str = ""
+    silent_s: float = 0.0
 
 
 def place_of_end(environ: Mapping[str, str]) -> tuple[Path, str] | None:
@@ -62,7 +64,7 @@ def rank_log(attempt: int | str, node: str, rank: int) -> str:
 
 
 def write_end(run_dir: Path, attempt: str, end: AttemptEnd, *, replace: bool = False) -> bool:
-    """Records the end of an attempt; returns whether it was recorded.
+    """Records the end of an attempt, also in `timeline`; returns whether it was recorded.
 
     The first end of an attempt counts, such as that of the first rank that fails: the file is complete before
     the launcher can notice this end, so ranks that the launcher terminates afterwards do not replace it.
@@ -84,6 +86,7 @@ def write_end(run_dir: Path, attempt: str, end: AttemptEnd, *, replace: bool = F
         return False
     except OSError as error:
         raise DdpHpcError(f"{path}: cannot be written") from error
+    note(run_dir, attempt, Moment.ATTEMPT_ENDED, **asdict(end))
     return True
 
 
@@ -99,6 +102,7 @@ def read_end(run_dir: Path, attempt: str) -> AttemptEnd | None:
                 host=str(values["host"]),
                 step=_number(values["step"]),
                 exception=str(values["exception"]),
+                silent_s=float(values.get("silent_s", 0.0)),
             )
     return None
 

@@ -231,7 +231,8 @@ _CONSEQUENCES = {
         state=State.FAILED,
         resumes=True,
         restarts=True,
-        advice="find the line that hangs in the stack traces; if it was only slow, raise --hang-timeout",
+        advice="find the line that hangs in the stack traces; if it was only slow, raise --hang-timeout "
+        "(of ddp_hpc.train) or --idle-timeout",
     ),
     Cause.OUT_OF_TIME: _Consequence(
         exit_code=1,

@@ -46,7 +46,7 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
       ddp-hpc render --profile local --ranks-per-node 2 | bash
       ddp-hpc render --job job.toml --setup 'module load cuda' --env NCCL_DEBUG=INFO
       ddp-hpc render --walltime 02:00:00 --max-attempts 5 -- python -m ddp_hpc.train --epochs 100
-      ddp-hpc render --launcher torchrun --nodes 4 --min-nodes 3 -o job.sh
+      ddp-hpc render --nodes 4 --min-nodes 3 -o job.sh
       ddp-hpc render --profile leonardo --qos boost_qos_dbg --account MYPROJECT -o job.sh
       ddp-hpc render --template mine.sh.j2 -o job.sh
       ddp-hpc render --step -o torchrun_script.sh

@@ -1,13 +1,16 @@
-"""The command `ddp-hpc report`, which reports where the time of traced steps was spent."""
+"""The command `ddp-hpc report`: where the time of traced steps, or of the jobs of a run, was spent."""
 
 from __future__ import annotations
 
 import gc
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.pip_extras import require
 from ddp_hpc.base.units import counted
 
@@ -15,7 +18,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command("report")
-@click.argument("trace_dir", type=_PATH)
+@click.argument("directory", metavar="TRACE_DIR|RUN_DIR", type=_PATH)
 @click.option(
     "--compare",
     "others",
@@ -42,13 +45,13 @@ _PATH = click.Path(path_type=Path)
     help="Number of processes that read traces in parallel.  [default: number of cores]",
 )
 def command(
-    trace_dir: Path,
+    directory: Path,
     others: tuple[Path, ...],
     page_file: Path | None,
     json_file: Path | None,
     processes: int | None,
 ) -> None:
-    """Report where a training run spent its time, based on the traces of its ranks.
+    """Report where a training run spent its time, based on the traces of its ranks or on its run directory.
 
     TRACE_DIR contains Chrome traces (.json or .json.gz) that training wrote with --trace-dir, or those of any
     other program that uses torch.profiler. It can also be a single trace file. The report shows the times of
@@ -57,22 +60,35 @@ def command(
     memory. For GPUs, it also shows why they are idle, how kernels are launched, and the critical path of a
     step. Unreadable files are skipped with a message.
 
+    RUN_DIR is the run directory of a job script. The report shows the node-hours of all jobs of the run, and
+    for what they were used: useful steps, starts, steps that were repeated after a failure, and others.
+
     \b
     Examples:
       mpiexec -n 4 python -m ddp_hpc.train --trace-dir traces
       ddp-hpc report traces
       ddp-hpc report traces -o report.html
+      ddp-hpc report runs/ddp
       ddp-hpc report traces --compare traces_before -o changed.html
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
+    from ddp_hpc.trace import report_files as files
+
+    files.check_outputs(page_file, json_file)
+    if _is_run_without_traces(directory):
+        if others or page_file is not None:
+            raise RequestError(
+                f"{directory} is a run directory, and --compare and -o need traces; leave them out, or give "
+                "the --trace-dir of a training"
+            )
+        _report_cost(directory, json_file)
+        return
     require("ddp-hpc report", "report", "numpy", "msgspec", *(("plotly",) if page_file else ()))
     from ddp_hpc.trace import compare, html_page
     from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
 
     gc.enable()  # main() disables garbage collection
-    directories = (trace_dir, *others)
-    documents.check_outputs(page_file, json_file)
-    captures = documents.read_all(directories, processes)
+    captures = documents.read_all((directory, *others), processes)
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
     if page_file is None:
         click.echo(text.text(captures, sentences), nl=False)
@@ -80,5 +96,33 @@ def command(
         write_atomically(page_file, html_page.page(captures, sentences).encode(), "report")
         click.echo(f"{page_file}: the report on {counted(len(captures[0].ranks), 'rank')}", err=True)
     if json_file is not None:
-        documents.write_json(captures, sentences, json_file)
-        click.echo(f"{json_file}: the numbers of the report", err=True)
+        _write_numbers(json_file, documents.numbers_of(captures, sentences))
+
+
+def _is_run_without_traces(directory: Path) -> bool:
+    from ddp_hpc.queue.run_directories import runs_in
+
+    return directory in runs_in(directory) and not any(directory.glob("rank*-of-*.json*"))
+
+
+def _report_cost(run_dir: Path, json_file: Path | None) -> None:
+    """Reports on the cost of a run, in which the scheduler is asked whether its last job still runs."""
+    from ddp_hpc.queue.cost_text import cost_lines
+    from ddp_hpc.queue.job_report import last_jobs
+
+    cost = next(last_jobs(run_dir)).cost
+    if cost is None:
+        raise RequestError(
+            f"{run_dir} has no file `timeline`: its jobs have not started, or ran with an earlier version of "
+            "ddp-hpc; run a job again, or give the --trace-dir of a training"
+        )
+    click.echo("\n".join(cost_lines(cost)))
+    if json_file is not None:
+        _write_numbers(json_file, {"cost": asdict(cost)})
+
+
+def _write_numbers(path: Path, numbers: dict[str, Any]) -> None:
+    from ddp_hpc.trace.report_files import write_numbers
+
+    write_numbers(path, numbers)
+    click.echo(f"{path}: the numbers of the report", err=True)

@@ -1,13 +1,13 @@
 """Partitions the positions of an epoch into steps, micro-batches and the shares of the ranks.
 
-    global batch  = batch_size * world_size * accumulate positions: one optimizer step
+    global batch  = the positions of one optimizer step
     micro-batch   = batch_size * world_size positions of a global batch: one forward and backward pass
     share         = batch_size positions of a micro-batch: read by one rank
 
 One rank with batch size 32 and two ranks with batch size 16 see the same global batches.
-The last global batch of an epoch may be smaller. It is split as evenly as possible and
-never padded, and the weights make each sample count the same. All functions are pure
-and need no communication: every rank computes its own share.
+The last micro-batch of a step, and the last global batch of an epoch, may be smaller. They are
+split as evenly as possible and never padded, and the weights make each sample count the same.
+All functions are pure and need no communication: every rank computes its own share.
 """
 
 from __future__ import annotations
@@ -47,14 +47,11 @@ class Share:
     """Number of samples in the whole step, over all ranks and micro-batches."""
 
 
-def steps_left(
-    num_samples: int, batch_size: int, world_size: int, accumulate: int, epochs: int, position: Position
-) -> int:
+def steps_left(num_samples: int, global_batch: int, epochs: int, position: Position) -> int:
     """Returns the number of optimizer steps from `position` to the end of the last epoch.
 
     The last step of an epoch may have a smaller global batch.
     """
-    global_batch = batch_size * world_size * accumulate
     if position.epoch >= epochs:
         return 0
     whole = epochs - position.epoch - 1
@@ -62,14 +59,14 @@ def steps_left(
 
 
 def micro_batches(
-    num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, begin: int
+    num_samples: int, batch_size: int, world_size: int, rank: int, global_batch: int, begin: int
 ) -> tuple[Share, ...]:
     """Returns this rank's shares of the step that begins at position `begin`, one for each micro-batch.
 
     Every rank gets the same number of shares, so that collective calls match. The last
     step of an epoch may have fewer micro-batches, and a share may be empty.
     """
-    end = min(begin + batch_size * world_size * accumulate, num_samples)
+    end = min(begin + global_batch, num_samples)
     micro = batch_size * world_size
     shares = []
     for first in range(begin, end, micro):
@@ -81,11 +78,11 @@ def micro_batches(
 
 
 def rank_shares(
-    num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, position: Position
+    num_samples: int, batch_size: int, world_size: int, rank: int, global_batch: int, position: Position
 ) -> Iterator[tuple[Position, tuple[Share, ...]]]:
     """Yields the start position and this rank's shares of each step from `position` on, without an end."""
     while True:
-        shares = micro_batches(num_samples, batch_size, world_size, rank, accumulate, position.begin)
+        shares = micro_batches(num_samples, batch_size, world_size, rank, global_batch, position.begin)
         yield position, shares
         position = position.after(shares[0], num_samples)
 

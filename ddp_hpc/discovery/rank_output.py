@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_hpc.base.attempt_end import place_of_end, rank_log
 from ddp_hpc.discovery.problem_lines import MAX_LINES, ProblemLines
+from ddp_hpc.discovery.silence import limit_in
 from ddp_hpc.discovery.world import short_hostname
 
 RANK_LOGS = "DDP_HPC_RANK_LOGS"
@@ -26,33 +27,38 @@ _STDOUT, _STDERR = 1, 2
 
 
 def open_output(environ: Mapping[str, str], rank: int) -> RankOutput | None:
-    """Returns where the output of this rank goes; None if the ranks have no logs of their own."""
-    place = place_of_end(environ)
-    if environ.get(RANK_LOGS) != "1" or place is None:
+    """Returns where the output of this rank goes; None if nothing reads it before the launcher does."""
+    place, host = place_of_end(environ), short_hostname()
+    if place is None:
         return None
     run_dir, attempt = place
-    return RankOutput(run_dir / rank_log(attempt.split()[0], short_hostname(), rank), rank, short_hostname())
+    if environ.get(RANK_LOGS) == "1":
+        return RankOutput(run_dir / rank_log(attempt.split()[0], host, rank), rank, host)
+    return RankOutput(None, rank, host) if limit_in(environ) is not None else None
 
 
 class RankOutput:
     """Copies what the program of one rank writes to the file `path`, and a part to the log of the job.
 
-    If the file cannot be written, the log of the job gets everything.
+    Without a file, or if it cannot be written, the log of the job gets everything.
     """
 
-    def __init__(self, path: Path, rank: int, host: str) -> None:
+    def __init__(self, path: Path | None, rank: int, host: str) -> None:
         self._path, self._is_rank_0, self._label = path, rank == 0, f"[rank {rank} {host}] ".encode()
         self._problems = {_STDOUT: ProblemLines(), _STDERR: ProblemLines()}
         self._num_forwarded = 0
+        self.num_bytes = 0
+        """The size of the output until now."""
         out, self.stdout = os.pipe()
         err, self.stderr = os.pipe()
         self._streams = {out: _STDOUT, err: _STDERR}
         self._file: int | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            self._give_up(error)
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            except OSError as error:
+                self._give_up(error)
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._copy, daemon=True)
 
@@ -87,6 +93,7 @@ class RankOutput:
                 break
             for fd, _ in ready:
                 chunk = os.read(fd, _CHUNK_BYTES)
+                self.num_bytes += len(chunk)
                 self._write(self._streams[fd], chunk)
                 if not chunk:
                     poll.unregister(fd)

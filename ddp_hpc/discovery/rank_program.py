@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.base import attempt_end, process_control
+from ddp_hpc.base import attempt_end, process_control, timeline
 from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.base.user_code_exceptions import TRACEBACKS, write_traceback
 from ddp_hpc.discovery.rank_output import RankOutput
 from ddp_hpc.discovery.separate_ranks import SeparateRanks
+from ddp_hpc.discovery.silent_rank import RankWatch
 from ddp_hpc.discovery.world import short_hostname
 
 _STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -52,12 +53,13 @@ def run_as_child(
     recording: Recording | None,
     watch: SeparateRanks | None,
     output: RankOutput | None = None,
+    silence: RankWatch | None = None,
 ) -> int:
     """Runs a program until it ends, and returns its exit code; -N means that signal N has ended it.
 
     Signals are passed on to the program, and only to the program: its worker processes should survive until
-    it has saved its state. `watch` is given on rank 0 of several, `recording` in a job with a supervisor, and
-    `output` if the ranks have logs of their own.
+    it has saved its state. `watch` is given on rank 0 of several, `recording` in a job with a supervisor,
+    `output` if the ranks have logs of their own, and `silence`, which needs `output`, with --idle-timeout.
 
     Raises:
         OSError: the program cannot be started.
@@ -70,10 +72,12 @@ def run_as_child(
     # The program has its own process group, because many launchers send signals to whole groups, and it would
     # get them twice. However, only the foreground group of a terminal can read from the terminal.
     is_terminal = os.isatty(0)
+    for part in (output, silence):
+        environ = environ if part is None else part.environ(environ)
     process = subprocess.Popen(
         program,
         executable=path,
-        env=environ if output is None else output.environ(environ),
+        env=environ,
         stdout=None if output is None else output.stdout,
         stderr=None if output is None else output.stderr,
         close_fds=False,
@@ -82,8 +86,12 @@ def run_as_child(
     )
     if output is not None:
         output.begin()
-    was_stopped = _wait(process, watch, has_terminal=is_terminal)
+        if silence is not None:
+            silence.begin(process.pid, lambda: output.num_bytes)
+    was_stopped = _wait(process, watch, silence, has_terminal=is_terminal)
     code = process.returncode
+    if silence is not None:
+        silence.end()
     if output is not None:
         output.end()
     reason = watch.mpi if watch is not None and code == EXIT_DONE else ""
@@ -111,11 +119,18 @@ def _prepare_program() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
 
-def _wait(process: subprocess.Popen[bytes], watch: SeparateRanks | None, *, has_terminal: bool) -> bool:
+def _wait(
+    process: subprocess.Popen[bytes],
+    watch: SeparateRanks | None,
+    silence: RankWatch | None,
+    *,
+    has_terminal: bool,
+) -> bool:
     """Waits for the end of the program, and returns whether it was stopped by a signal from outside.
 
     Prints the warning of `watch` after the time limit or, if nothing has stopped the program, at its end.
-    With `has_terminal`, the signals of the terminal, such as Ctrl-C, reach the program directly.
+    With `has_terminal`, the signals of the terminal, such as Ctrl-C, reach the program directly. A program
+    that has hung may be unable to handle a signal, and is killed.
     """
     was_stopped = False
     begin_s = time.monotonic()
@@ -128,6 +143,8 @@ def _wait(process: subprocess.Popen[bytes], watch: SeparateRanks | None, *, has_
             watch = None
         # Without a limit, a signal that came before the program was started would be waited for.
         is_soon = watch is not None and ran_s < _LATER_S
+        if was_stopped and silence is not None and silence.has_hung():
+            process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
         received = signal.sigtimedwait(_HANDLED, _POLL_S if is_soon else _POLL_LATER_S)
         if received is not None and received.si_signo in _FORWARDED:
             was_stopped = was_stopped or received.si_signo in _STOPS
@@ -146,6 +163,7 @@ def _warn(watch: SeparateRanks) -> None:
 def _record_began(recording: Recording) -> None:
     try:
         attempt_end.write_began(recording.run_dir, recording.attempt)
+        timeline.note(recording.run_dir, recording.attempt, timeline.Moment.PROGRAM_BEGAN)
     except DdpHpcError as error:  # the disk is full, for example
         _complain(f"warning: {error}")
 

@@ -168,7 +168,7 @@ def _compare(
         sizes = {other_values.world_size, reported.world_size} - {None}
         if len(ranks) < 2 and len(sizes) < 2:
             notes.append(f"{other.title} agrees: {other_values.place()}")
-        elif _started_by(launcher, reported, other_values, environ):
+        elif _started_by(launcher, reported, other_values):
             started = f"{other.title} started {launcher.title}, and its variables do not describe this rank"
             notes.append(f"{started}: {other_values.place()}")
         else:
@@ -185,9 +185,7 @@ def _compare(
     return tuple(notes)
 
 
-def _started_by(
-    launcher: Launcher, reported: LauncherValues, other_values: LauncherValues, environ: Environ
-) -> bool:
+def _started_by(launcher: Launcher, reported: LauncherValues, other_values: LauncherValues) -> bool:
     """Returns whether the other launcher started this launcher's agents or proxies, one per node.
 
     Hydra's proxies and Open MPI's daemons are one Slurm task per node, torchrun has one agent
@@ -201,9 +199,6 @@ def _started_by(
     if other_values.world_size == 1:
         return True
     if launcher.name == "torchrun":
-        if "DDP_HPC_MIN_NODES" in environ and reported.num_nodes is not None:
-            # After the loss of a node, torchrun's group has fewer members than the agents that were started.
-            return reported.num_nodes <= other_values.world_size and other_values.local_size == 1
         return other_values.world_size == reported.num_nodes
     # Proxies start the ranks of one world, so variables that report a world of one rank are stale.
     return other_values.local_size == 1 and reported.world_size != 1

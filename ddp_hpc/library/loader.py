@@ -65,12 +65,14 @@ class WorldLoader:
         """The total number of steps of all epochs."""
         return self.position.step + len(self)
 
+    @property
+    def _global_batch(self) -> int:
+        return self.config.global_batch(self._world.world_size)
+
     def __len__(self) -> int:
         """Returns the number of remaining batches."""
         config, position = self.config, self.position
-        left = steps_left(
-            self.num_samples, config.data.batch_size, self._world.world_size, 1, config.epochs, position
-        )
+        left = steps_left(self.num_samples, self._global_batch, config.epochs, position)
         return left if config.max_steps is None else min(left, max(0, config.max_steps - position.step))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -107,8 +109,9 @@ class WorldLoader:
         """Yields the remaining steps. The source iterates over them ahead of `_batches`."""
         config, world = self.config, self._world
         shares = rank_shares(
-            self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position
-        )
+            self.num_samples, config.data.batch_size, world.world_size, world.rank, self._global_batch,
+            self.position,
+        )  # fmt: skip
         last = sys.maxsize if config.max_steps is None else config.max_steps
         return takewhile(lambda step: step[0].epoch < config.epochs and step[0].step < last, shares)
 

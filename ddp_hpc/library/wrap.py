@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ddp_hpc.base.errors import RequestError, nearest
+from ddp_hpc.base.mesh_sizes import parse_mesh
 from ddp_hpc.library.connected_world import ConnectedWorld, current_world
 from ddp_hpc.training.parallel.config import StrategyName
-from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.parallel.model_layers import checkpoint_activations
 from ddp_hpc.training.tasks.task import Task, shapes_text

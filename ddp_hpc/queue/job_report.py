@@ -18,6 +18,7 @@ from ddp_hpc.queue.causes_in_log import warning_in
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine
+from ddp_hpc.queue.run_cost import RunCost, run_cost
 from ddp_hpc.queue.run_directories import find_run_dir, runs_in
 from ddp_hpc.queue.training_progress import Progress, progress_in
 from ddp_hpc.schedulers.client import read_job, read_jobs
@@ -35,7 +36,8 @@ class JobReport:
     longer knows the job. `state` is None if the run directory contains the state of a later job. `resume`
     is the shell command that the job has left because no other job resumes the run; empty without one.
     `advice` is set if the job can never start, or if it has ended and the scheduler no longer knows it;
-    `warning` if its ranks may have trained separately.
+    `warning` if its ranks may have trained separately. `cost` is that of all jobs of the run; None if it was
+    not recorded.
     """
 
     job_id: str
@@ -52,6 +54,7 @@ class JobReport:
     log_age_s: float
     advice: str
     warning: str
+    cost: RunCost | None
     post_mortem: PostMortem | None
 
 
@@ -93,6 +96,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         begin_s = start.at_s if start else submission.at_s if submission else 0
         state = _state_since(run_dir, begin_s)
     job = _with_known_end(job, state, paths)
+    is_running = job is not None and job.phase == "running"
     next_job = _next_job(run_dir, job_id, starts, is_over=job is not None and job.phase == "ended")
     resume = ledger.resume_command(run_dir) if run_dir and is_last and not next_job else ""
     evidence = Evidence(
@@ -118,6 +122,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         log_age_s=age_s(paths, time.time()) if job and job.phase == "running" else 0.0,
         advice=_advice(job, evidence),
         warning=warning_in(read_head(paths) + log),
+        cost=run_cost(run_dir, is_running=is_last and is_running) if run_dir else None,
         post_mortem=examine(job, evidence) if job else None,
     )
 

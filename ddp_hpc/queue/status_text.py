@@ -11,6 +11,7 @@ from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.queue.array_report import ArrayReport
+from ddp_hpc.queue.cost_text import cost_line
 from ddp_hpc.queue.job_report import JobReport
 from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting
 from ddp_hpc.queue.submission_ledger import Attempt
@@ -109,6 +110,7 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "state", _state(report)
     yield "warning", report.warning
     yield "attempts", _attempts(report)
+    yield "cost", cost_line(report.cost) if report.cost is not None else ""
     yield "next", f"job {report.next_job}" if report.next_job else ""
     yield "log", ", ".join(report.logs)
     yield "run", report.run_dir

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from ddp_hpc.base.atomic_files import write_atomically
+from ddp_hpc.base.atomic_files import append_line, write_atomically
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.queue.log_files import is_plain
 from ddp_hpc.schedulers.job_state import is_job_id, same_job
@@ -87,7 +87,7 @@ def record_attempt(run_dir: Path, attempt: Attempt) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    _append(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
+    append_line(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}".encode())
 
 
 def record(run_dir: Path, submission: SubmissionRecord) -> None:
@@ -96,7 +96,7 @@ def record(run_dir: Path, submission: SubmissionRecord) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    _append(run_dir / SUBMITTED, f"{json.dumps(asdict(submission))}\n".encode())
+    append_line(run_dir / SUBMITTED, json.dumps(asdict(submission)).encode())
 
 
 def record_cancelled(run_dir: Path, job_id: str) -> None:
@@ -105,54 +105,35 @@ def record_cancelled(run_dir: Path, job_id: str) -> None:
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    _append(run_dir / CANCELLED, f"{_number_of(job_id)}\n".encode())
+    append_line(run_dir / CANCELLED, _number_of(job_id).encode())
 
 
 def is_cancelled(run_dir: Path, job_id: str) -> bool:
     """Returns whether `ddp-hpc cancel` has cancelled the job."""
-    return _number_of(job_id) in _lines(run_dir / CANCELLED)
+    return _number_of(job_id) in read_lines(run_dir / CANCELLED)
 
 
 def forget_cancelled(run_dir: Path, job_id: str) -> None:
     """Removes the record of `record_cancelled` if the scheduler did not cancel the job. Ignores errors."""
     with suppress(DdpHpcError):
-        kept = [line for line in _lines(run_dir / CANCELLED) if line != _number_of(job_id)]
+        kept = [line for line in read_lines(run_dir / CANCELLED) if line != _number_of(job_id)]
         content = "".join(f"{line}\n" for line in kept).encode()
         write_atomically(run_dir / CANCELLED, content, CANCELLED, is_private=True)
 
 
 def resume_command(run_dir: Path) -> str:
     """Returns the shell command that resumes the run; empty if the last job of the run has left none."""
-    return next(iter(_lines(run_dir / RESUME)), "")
+    return next(iter(read_lines(run_dir / RESUME)), "")
 
 
 def _number_of(job_id: str) -> str:
     return re.split("[.@]", job_id)[0]
 
 
-def _append(path: Path, line: bytes) -> None:
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            # The supervisor refuses files that others can write, and a default ACL overrides the umask.
-            os.fchmod(handle, os.fstat(handle).st_mode & 0o755)
-            size = os.fstat(handle).st_size
-            # If the last line is incomplete, begin a new line before this one.
-            if size and os.pread(handle, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            written = os.write(handle, line)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise DdpHpcError(f"{path} cannot be written") from error
-    if written < len(line):
-        raise DdpHpcError(f"{path}: only {written} of {len(line)} bytes could be written; check the quota")
-
-
 def submissions(run_dir: Path) -> list[SubmissionRecord]:
     """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
     records = []
-    for line in _lines(run_dir / SUBMITTED):
+    for line in read_lines(run_dir / SUBMITTED):
         try:
             read = json.loads(line)
             known = {own.name: read[own.name] for own in fields(SubmissionRecord)}
@@ -181,7 +162,7 @@ def attempts(run_dir: Path) -> list[Attempt]:
         for number, at, cluster in (s.job_id.partition("@") for s in submissions(run_dir))
     }
     starts, cluster = [], ""
-    for start in filter(None, map(parse_attempt, _lines(run_dir / ATTEMPTS))):
+    for start in filter(None, map(parse_attempt, read_lines(run_dir / ATTEMPTS))):
         # A successor is queued on the same cluster as the previous job.
         cluster = clusters.get(start.job_id, cluster)
         starts.append(replace(start, job_id=start.job_id + cluster))
@@ -207,7 +188,8 @@ def next_job(run_dir: Path, job_id: str) -> str:
     return later[0].job_id if later and later[0].number > 1 and is_job_id(later[0].job_id) else ""
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a file of the run, of a large one only the last ones; none if it is unreadable."""
     try:
         if not is_plain(path):
             return []

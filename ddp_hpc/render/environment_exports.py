@@ -41,8 +41,6 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
     if scheduler.has_queue and (has_many_ranks if job.rank_logs is None else job.rank_logs):
         meaning = "each rank writes its output to a file in logs/ of the run directory (--rank-logs)"
         exports.append(Export("DDP_HPC_RANK_LOGS", "1", meaning=meaning))
-    if job.min_nodes:
-        exports.append(Export("DDP_HPC_MIN_NODES", str(job.min_nodes)))
     if layout.launcher == "mpiexec" and site.launch.own_mpiexec and scheduler.has_queue:
         why = "Use the first mpiexec on the PATH, even if it belongs to the Python environment."
         exports.append(Export("DDP_HPC_MPIEXEC", "mpiexec", why))

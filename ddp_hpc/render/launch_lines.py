@@ -31,8 +31,6 @@ DIALECTS = ("pals", "hydra", "openmpi", "auto")
 
 # Without this option, the other ranks would wait for a dead rank until the end of the walltime.
 _END_TOGETHER = ("--kill-on-bad-exit=1",)
-# The value 0 is passed explicitly, since a site can change the default to 1 (KillOnBadExit in slurm.conf).
-_CONTINUE_WITHOUT_LOST_NODES = ("--no-kill", "--kill-on-bad-exit=0")
 
 Words = Sequence[Word]
 LauncherWords = Callable[[Job, Site, Layout], Words]
@@ -140,10 +138,9 @@ def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
     return _AGENTS[agent_launcher](job, site, layout) if agent_launcher else []
 
 
-def _srun_agent(job: Job, site: Site, layout: Layout) -> Words:
-    end = _CONTINUE_WITHOUT_LOST_NODES if job.min_nodes else _END_TOGETHER
+def _srun_agent(_job: Job, site: Site, layout: Layout) -> Words:
     gpus = [text.format(devices=layout.devices) for text in site.slurm.agent_options]
-    return [*_srun_tasks(NUM_NODES, 1, layout), *end, *gpus]
+    return [*_srun_tasks(NUM_NODES, 1, layout), *_END_TOGETHER, *gpus]
 
 
 def _mpiexec_agent(_job: Job, site: Site, _layout: Layout) -> Words:

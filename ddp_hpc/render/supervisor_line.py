@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.render.environment_exports import local_directory
+from ddp_hpc.render.launch_lines import uses_exec
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESTARTS, REQUEUE_POLICIES, Job
+from ddp_hpc.request.program import module_of, program_of
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumption_of
 from ddp_hpc.schedulers.scheduler import Scheduler
@@ -30,17 +33,39 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--restarts", str(job.restarts)]
     if job.spare_nodes:
         words += ["--spare-nodes", str(job.spare_nodes)]
+    if job.min_nodes is not None:
+        words += ["--min-nodes", str(job.min_nodes)]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
         words += ["--local-dir", directory]
     if job.requeue != REQUEUE_POLICIES[0]:
         words += ["--requeue", job.requeue]
     if job.signal:
         words += ["--signal", job.signal]
+    if job.idle_timeout_s is not None:
+        _check_exec(job, layout)
+        words += ["--idle-timeout", f"{job.idle_timeout_s:g}"]
     for pattern in job.progress:
         words += ["--progress", pattern]
     if not site.pbs.submit_from_nodes:
         words.append("--no-submit")
     return words
+
+
+def _check_exec(job: Job, layout: Layout) -> None:
+    """Checks that `ddp-hpc exec` starts the ranks, since it reports where they are.
+
+    Raises:
+        RequestError: it does not.
+    """
+    option, program = f"--idle-timeout {job.idle_timeout_s:g} was given, but", program_of(job.command)
+    if program is not None and program.is_trainer:
+        raise RequestError(f"{option} ddp_hpc.train itself notices hangs; use its option --hang-timeout")
+    is_given = module_of(job.command) == "ddp_hpc.exec" or job.command[:2] == ("ddp-hpc", "exec")
+    if not (is_given or uses_exec(job, layout) or layout.launcher == "torchrun"):
+        raise RequestError(
+            f"{option} ddp-hpc exec, which watches a rank, does not start this command; begin it with "
+            "ddp-hpc exec --, or omit --env-style"
+        )
 
 
 _WHEN: dict[Way, str] = {

@@ -49,8 +49,7 @@ class Job:
 
     The values are checked as far as possible without a site profile. For an empty string or None, the default
     of the profile is used; the default of `name` is the name of the program, as `default_name` returns it.
-    `gpus_per_node` is 0 for a job without GPUs. `max_attempts` includes the first start. With `min_nodes`,
-    torchrun continues with at least that many nodes after node failures.
+    `gpus_per_node` is 0 for a job without GPUs. `max_attempts` includes the first start.
 
     Raises:
         RequestError: on construction, for a value that no scheduler accepts.
@@ -196,18 +195,20 @@ class Job:
         at_least=0,
         metavar="N",
     )
-    min_nodes: int | None = _launcher(
-        None,
-        "Minimum number of nodes with which torchrun continues after a node failure.",
-        at_least=1,
-        metavar="M",
-    )
     spare_nodes: int = _launcher(
         0,
-        "Number of nodes to request in addition to --nodes; they replace nodes that fail (Slurm with srun or "
-        "torchrun).",
+        "Number of nodes to request in addition to --nodes; they replace nodes that fail (Slurm: with srun "
+        "or torchrun; PBS: if the profile allows it).",
         at_least=0,
         metavar="S",
+    )
+    min_nodes: int | None = _launcher(
+        None,
+        "Continue on fewer nodes, but at least M, if a node fails and no spare one is left (where "
+        "--spare-nodes works). ddp_hpc.train --global-batch keeps the number of samples per step.",
+        at_least=1,
+        metavar="M",
+        shown_default="--nodes",
     )
     template: str = _script(
         "", "Template of the job script, instead of the default template of the scheduler.", metavar="FILE"
@@ -233,6 +234,15 @@ class Job:
         "Checkpoint files or directories to watch for changes, if the program does not touch "
         "DDP_HPC_PROGRESS_FILE; may be repeated.",
         metavar="PATTERN",
+    )
+    idle_timeout_s: float | None = _resuming(
+        None,
+        "End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and at "
+        "least one of them waits; their stacks are saved, and --restarts applies. For programs other than "
+        "ddp_hpc.train, which has --hang-timeout.",
+        flag="--idle-timeout",
+        at_least=1,
+        metavar="SECONDS",
     )
     command: tuple[str, ...] = option(DEFAULT_COMMAND, "Program and arguments of each rank.", positional=True)
 
@@ -274,6 +284,15 @@ class Job:
     def total_nodes(self) -> int:
         """The number of nodes that the job requests, including the spare ones."""
         return self.num_nodes + self.spare_nodes
+
+    @property
+    def node_loss_option(self) -> str:
+        """The option with which the job continues after the loss of a node, such as `--spare-nodes 1`; empty
+        without one.
+        """
+        if self.spare_nodes:
+            return f"--spare-nodes {self.spare_nodes}"
+        return f"--min-nodes {self.min_nodes}" if self.min_nodes is not None else ""
 
     @classmethod
     def of(cls, **options: Any) -> Job:
@@ -320,9 +339,11 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 
 
 def _check_resuming(job: Job) -> None:
-    if job.spare_nodes and (job.min_nodes is not None or not job.restarts):
-        without = "--min-nodes or --restarts 0"
-        raise OptionError("spare_nodes", job.spare_nodes, f"cannot be combined with {without}")
+    if (given := job.node_loss_option) and not job.restarts:
+        raise RequestError(
+            f"{given} was given, but --restarts 0 prevents that the job starts its ranks again. Remove one "
+            "of them."
+        )
     if job.signal and job.requeue != "on-signal":
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.job_variables import JOB_VARIABLES
+from ddp_hpc.base.mesh_sizes import parse_mesh
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.program import program_of
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
@@ -92,14 +95,21 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
         raise RequestError(
             f"launcher {layout.launcher} does not work under {scheduler.title}. Use {' or '.join(launchers)}."
         )
-    if job.min_nodes and layout.launcher != "torchrun":
-        raise RequestError(
-            f"--min-nodes {job.min_nodes} was given, but the launcher is {layout.launcher}, and only "
-            "torchrun can continue with fewer nodes. Use --launcher torchrun."
-        )
+    if job.min_nodes is not None and (program := program_of(job.command)) and program.is_trainer:
+        _check_mesh(job.command, job.min_nodes, job.min_nodes * layout.ranks_per_node)
     if job.qos and (reason := scheduler.writer.refuse_qos(site)):
         raise RequestError(f"--qos {job.qos} was given, but {reason}. Remove --qos.")
     if job.mpi and layout.launcher != "srun":
         raise RequestError(
             f"--mpi {job.mpi} is an option of srun, but the launcher is {layout.launcher}. Remove --mpi."
         )
+
+
+def _check_mesh(command: Sequence[str], min_nodes: int, num_ranks: int) -> None:
+    """Checks that `ddp_hpc.train` can arrange this number of ranks in its --mesh."""
+    mesh = re.search(r"(?:^| )--mesh[ =](\S+)", " ".join(command))
+    if mesh is not None:
+        try:
+            parse_mesh(mesh[1], num_ranks)
+        except RequestError as error:
+            raise RequestError(f"--min-nodes {min_nodes} is not possible: {error}") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_status import process_start_s
 
 Say = Callable[[str], None]
@@ -85,15 +85,19 @@ class RunningJob:
         """Returns Slurm's compressed list of the nodes of this job; empty if they cannot be replaced."""
         return ""
 
+    def scheduler_answers(self) -> bool:
+        """Asks the scheduler about this job, for a few seconds, and returns whether it has answered."""
+        return False
+
     def on_nodes(
-        self, argv: Sequence[str], names: Sequence[str], directory: Path
+        self, argv: Sequence[str], names: Sequence[str], num_nodes: int, directory: Path
     ) -> tuple[list[str], dict[str, str]]:
         """Returns the launch line for these nodes of the job, and variables that it needs.
 
-        Files for all nodes are written to `directory`.
+        The numbers in `argv` are those for `num_nodes` nodes. Files for all nodes are written to `directory`.
 
         Raises:
-            RequestError: this launcher cannot leave nodes of a job out.
+            RequestError: this launcher cannot leave nodes of a job out, or the line lacks a number.
         """
         return list(argv), {}
 
@@ -126,6 +130,29 @@ class RunningJob:
             DdpHpcError: the scheduler did not accept the request.
         """
         raise DdpHpcError("ddp-hpc cannot requeue jobs of this scheduler; submit the script again")
+
+
+def with_count(argv: Sequence[str], option: str, num_nodes: int, num_used: int) -> list[str]:
+    """Returns the launch line in which the number after `option`, such as `--ntasks=8` or `-n 8`, is changed
+    from that of `num_nodes` nodes to that of `num_used`.
+
+    Raises:
+        RequestError: the line has no such number.
+    """
+    words = list(argv)
+    for index, word in enumerate(words[:-1]):
+        name, is_one_word, number = word.partition("=")
+        if name == option:
+            at, start = (index, f"{name}=") if is_one_word else (index + 1, "")
+            number = number or words[at]
+            if number.isdecimal():
+                words[at] = f"{start}{int(number) * num_used // num_nodes}"
+                return words
+            break
+    raise RequestError(
+        f"--spare-nodes or --min-nodes was given, but the launch line lacks {option} and a number, which "
+        "depends on the nodes that are left; add them"
+    )
 
 
 def started_s() -> float:

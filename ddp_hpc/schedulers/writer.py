@@ -43,8 +43,8 @@ class ScriptWriter:
     """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
     passes_arguments: ClassVar[bool] = False
     """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
-    has_spare_nodes: ClassVar[bool] = False
-    """Whether the supervisor can replace nodes of a job."""
+    may_lose_nodes: ClassVar[bool] = False
+    """Whether the supervisor can replace nodes of a job, or leave them out."""
     queue_options: ClassVar[frozenset[str]] = frozenset(("directive",))
     """The fields of `Job` in `QUEUE_OPTIONS` that `directives` or `submit_options` writes. Other ones are
     refused."""
@@ -60,8 +60,9 @@ class ScriptWriter:
         Raises:
             RequestError: the scheduler or the site cannot do what the job requests.
         """
-        if job.spare_nodes and not self.has_spare_nodes:
-            refuse_unused(site, [("--spare-nodes", str(job.spare_nodes))])
+        if not self.may_lose_nodes:
+            option, _, value = job.node_loss_option.partition(" ")
+            refuse_unused(site, [(option, value)])
         return {
             "name": directive_value("job name", job.name),
             "walltime": walltime_of(layout, site),

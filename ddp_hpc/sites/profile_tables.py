@@ -234,8 +234,8 @@ class Pbs:
     node; {all_ranks}, {all_devices}, {all_cpus} and {all_memory_mib} of the whole job. The default is one
     chunk per node with cores, ranks, GPUs and memory. `options` become directives without changes. With
     `submit_from_nodes = false`, job scripts do not call qsub. With `tolerate_node_failures`, a job may run on
-    after it has lost a node (qsub -W tolerate_node_failures=all), which --spare-nodes needs. `version` is the
-    version of PBS, such as 2022.1.3.
+    after it has lost a node (qsub -W tolerate_node_failures=all), which --spare-nodes and --min-nodes need.
+    `version` is the version of PBS, such as 2022.1.3.
     """
 
     resources: tuple[str, ...] = ()

@@ -8,10 +8,13 @@ from itertools import count
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.text_table import cut
+from ddp_hpc.base.timeline import Moment, note
+from ddp_hpc.discovery.silence import IDLE_TIMEOUT
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.external_program_state import Progress
+from ddp_hpc.supervisor.idle_watch import IdleWatch
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
 from ddp_hpc.supervisor.launch import Launch
@@ -114,16 +117,20 @@ def _run_attempt(
         before=files.state(),
         progress=Progress(files.path / "progress", settings.progress),
     )
+    limit_s = settings.idle_timeout_s
     variables = {
         # The trainer copies this to `refused` if ranks of another attempt still use the run directory.
         "DDP_HPC_THIS_ATTEMPT": attempt.key,
         "DDP_HPC_PROGRESS_FILE": str(started.progress.file),
+        IDLE_TIMEOUT: f"{limit_s:g}" if limit_s is not None else "",
     }
+    find_hang = IdleWatch(limit_s, files, attempt, started.progress).hang if limit_s is not None else str
     try:
-        launcher = launch.run(variables, files, attempt)
+        launcher = launch.run(variables, files, attempt, find_hang)
     except RequestError as error:
         if not is_restart:
             raise
         complain(str(error))
         launcher = LauncherEnd(_NOT_STARTED)
+    note(files.path, attempt.key, Moment.LAUNCHER_ENDED, checkpoint_s=started.progress.saved_s())
     return settle(started, launcher, clock, files, settings)

@@ -28,14 +28,19 @@ class Progress:
     def __init__(self, file: Path, patterns: tuple[str, ...] = ()) -> None:
         self.file = file
         self._patterns = patterns
-        self._before_ns = self._last_change_ns()
+        self._before_ns = self.last_change_ns()
 
     def has_advanced(self) -> bool:
         """Returns whether a checkpoint has been saved since this object was created."""
-        return self._last_change_ns() > self._before_ns
+        return self.saved_s() is not None
 
-    def _last_change_ns(self) -> int:
-        # The time of the last change of a checkpoint, in nanoseconds since the Unix epoch.
+    def saved_s(self) -> float | None:
+        """Returns when the last checkpoint was saved, in seconds since the Unix epoch; None if none was."""
+        changed_ns = self.last_change_ns()
+        return changed_ns / 1e9 if changed_ns > self._before_ns else None
+
+    def last_change_ns(self) -> int:
+        """Returns the time of the last change of a checkpoint, in nanoseconds since the Unix epoch."""
         return max((_modified_ns(path) for path in islice(self._paths(), _MOST_FILES)), default=0)
 
     def _paths(self) -> Iterator[str]:

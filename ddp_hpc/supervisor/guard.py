@@ -24,14 +24,14 @@ def main(node: str, job_id: str) -> None:
     watch = NodeWatch([node], SlurmJob.watched_ports)
     while True:
         time.sleep(_EVERY_S)
-        if not watch.silent(_SILENT_S):
+        if not watch.lost(_SILENT_S):
             continue
         try:
             # Without an answer, this node itself is disconnected, and the job may be well. The first node is
             # asked once more, because the connection may just have come back.
             ask("scontrol", "show", "job", job_id)
             watch.ask_again()
-            if watch.silent(_SILENT_S) and _end_job(job_id):
+            if watch.lost(_SILENT_S) and _end_job(job_id):
                 return
         except NoAnswerError:
             continue

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.run_outcomes import State
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
 from ddp_hpc.launch.resolve_launcher import resolve
@@ -55,16 +56,24 @@ class Launch:
         self.writes_state = decisions.writes_its_state(argv)
         self._begin_limit_s: float | None = None
         self.pool: NodePool | None = None
-        if settings.spare_nodes and (names := expand_hostlist(job.node_names())):
-            self.pool = NodePool(names, settings.spare_nodes, job.watched_ports)
+        if (settings.spare_nodes or settings.min_nodes) and (names := expand_hostlist(job.node_names())):
+            spare, least = settings.spare_nodes, settings.min_nodes
+            self.pool = NodePool(names, spare, least, job.watched_ports, job.scheduler_answers)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
 
     def run(
-        self, variables: Mapping[str, str], files: RunFiles | None, attempt: Attempt | None = None
+        self,
+        variables: Mapping[str, str],
+        files: RunFiles | None,
+        attempt: Attempt | None = None,
+        find_hang: Callable[[], str] = str,
     ) -> LauncherEnd:
-        """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs."""
+        """Runs the launcher until it ends. `files` is None if the run is not resumed by other jobs.
+
+        `find_hang` returns why the ranks hang; empty if they do not.
+        """
         settings = self._settings
         variables = {**self._variables(), **variables}
         environ = {**self._environ, **variables}
@@ -72,7 +81,8 @@ class Launch:
             self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
         )
         if self.pool is not None and files is not None:
-            argv, of_nodes = self._job.on_nodes(argv, self.pool.nodes.used, files.path)
+            nodes, num = self.pool.nodes.used, self.pool.num_nodes
+            argv, of_nodes = self._job.on_nodes(argv, nodes, num, files.path)
             own_variables |= of_nodes
         say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
         uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
@@ -84,31 +94,39 @@ class Launch:
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
             find_lost_nodes=self.pool.lost if self.pool is not None else list,
+            find_hang=find_hang,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
             signal_lead_s=settings.signal_lead_s,
             say=say,
         )
         self._start_guard()
+        if files is not None and attempt is not None:
+            num_used = len(self.pool.nodes.used) if self.pool is not None else None
+            details = {"num_used": num_used, "records_steps": self.writes_state}
+            note(files.path, attempt.key, Moment.LAUNCHER_STARTED, **details)
         end = run_launcher(argv, {**environ, **own_variables}, watch)
         if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
             say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
-        if watch.lost_nodes:
+        if watch.lost_nodes and self.pool is not None:
             self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
-        return replace(end, lost_nodes=watch.lost_nodes)
+            silent_s = self.pool.silent_s(watch.lost_nodes[0])
+            end = replace(end, lost_nodes=watch.lost_nodes, silent_s=silent_s)
+        if watch.has_hung:
+            has_left_ranks = not self._job.end_ranks(_RANKS_END_S)
+            end = replace(end, has_hung=True, has_left_ranks=end.has_left_ranks or has_left_ranks)
+        return end
 
     def _start_guard(self) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
-        if self.pool is None:
-            return
-        first, node = self.pool.names[0], self.pool.node_of_guard
-        guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", first, self._job.job_id]
-        self._job.run_beside_ranks(node, guard)
+        if self.pool is not None and (node := self.pool.node_of_guard):
+            guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", self.pool.first, self._job.job_id]
+            self._job.run_beside_ranks(node, guard)
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""

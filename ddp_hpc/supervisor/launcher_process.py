@@ -43,6 +43,11 @@ class LauncherEnd:
     """Whether the ranks of a killed launcher could not be ended."""
     lost_nodes: tuple[str, ...] = ()
     """The nodes that did not answer, because of which the launcher was ended."""
+    silent_s: float = 0.0
+    """The time since the last answer of the first of these nodes."""
+
+    has_hung: bool = False
+    """Whether the launcher was ended because its ranks hung, after which they have been ended, too."""
 
     @property
     def saw_sigkill(self) -> bool:

@@ -56,6 +56,7 @@ class RunWatch:
         attempt: this attempt; None without `files`.
         begin_limit_s: the time in which ranks must begin; None without a limit.
         find_lost_nodes: returns the nodes of the ranks that no longer answer.
+        find_hang: returns why the ranks hang; empty if they do not.
         final_states: the states after which the launcher should end.
         signal_name: the signal that the ranks receive `signal_lead_s` before the end of the job.
         signal_lead_s: None if no signal is sent.
@@ -72,6 +73,7 @@ class RunWatch:
         attempt: Attempt | None,
         begin_limit_s: float | None,
         find_lost_nodes: Callable[[], list[str]],
+        find_hang: Callable[[], str],
         final_states: tuple[str, ...],
         signal_name: str,
         signal_lead_s: float | None,
@@ -82,9 +84,11 @@ class RunWatch:
         self._final_states = final_states
         self._signal_name, self._signal_lead_s = signal_name, signal_lead_s
         self._attempt, self._begin_limit_s = attempt, begin_limit_s
-        self._find_lost_nodes = find_lost_nodes
+        self._find_lost_nodes, self._find_hang = find_lost_nodes, find_hang
         self.lost_nodes: tuple[str, ...] = ()
         """The nodes because of which the launcher was ended."""
+        self.has_hung = False
+        """Whether the launcher was ended because of a hang."""
         self._started_s = time.time()
         self.began_after_s: float | None = None
         """The time until ranks were seen to have begun; None if they were not."""
@@ -156,6 +160,9 @@ class RunWatch:
         if lost := self._find_lost_nodes():
             self.lost_nodes = tuple(lost)
             return f"no answer from {', '.join(lost)}"
+        if hang := self._find_hang():
+            self.has_hung = True
+            return hang
         limit_s = self._begin_limit_s
         is_late = limit_s is not None and self.began_after_s is None and now_s > self._started_s + limit_s
         return "no rank has begun" if is_late else ""

@@ -25,12 +25,16 @@ class Settings:
     """Maximum number of times that a job starts its ranks again after a failure."""
     spare_nodes: int
     """Number of nodes of the job that replace others."""
+    min_nodes: int | None
+    """The least number of nodes for the ranks; None if it must not change."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str
     """The node-local directory for compiled kernels."""
     progress: tuple[str, ...]
     """Patterns of checkpoints. Their modification times show the progress of a program."""
+    idle_timeout_s: float | None
+    """The ranks hang if nothing happens for this long; None without a limit."""
     signal_name: str
     signal_lead_s: float | None
     """Send `signal_name` to the ranks this long before the deadline, and resume the run afterwards."""

@@ -44,9 +44,7 @@ def settle(
     if not files.is_last(attempt):
         return EndedAttempt(attempt=attempt, launcher=launcher, after=SeenState(), outcome=code)
     if launcher.lost_nodes:
-        host = launcher.lost_nodes[0]
-        lost = AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason=f"{host} does not answer", host=host)
-        files.write_end(attempt, lost)
+        files.write_end(attempt, _end_of_lost_node(launcher.lost_nodes[0], launcher.silent_s))
     after, recorded = files.state(), files.end(attempt)
     has_begun = files.has_begun(attempt, before, after)
     if decisions.is_refusal(code, recorded, before, after):
@@ -77,8 +75,8 @@ def settle(
     has_begun = has_begun or is_complete
     outcome = decisions.outcome(code, recorded, attempt.first_step, after)
     refusal = None
-    has_hung = writes_no_state and launcher.was_ended and not launcher.lost_nodes
-    if has_hung and after.state in State.ending_in("failure"):
+    is_known = bool(launcher.lost_nodes) or launcher.has_hung
+    if writes_no_state and launcher.was_ended and not is_known and after.state in State.ending_in("failure"):
         refusal = decisions.LAUNCHER_HUNG
     elif outcome and after.state is State.RUNNING and after.step:
         refusal = decisions.NOTHING_SAVED
@@ -92,6 +90,11 @@ def settle(
         refusal=refusal,
         has_begun=has_begun,
     )
+
+
+def _end_of_lost_node(host: str, silent_s: float) -> AttemptEnd:
+    reason = f"{host} does not answer"
+    return AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason=reason, host=host, silent_s=silent_s)
 
 
 def why_stopped(

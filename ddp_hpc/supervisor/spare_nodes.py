@@ -1,4 +1,4 @@
-"""The nodes of a job with spare nodes: which ones the ranks use, and which ones do not answer.
+"""The nodes of a job that can lose some: which ones the ranks use, and which ones do not answer.
 
 A scheduler waits for minutes before it considers a node lost (300 s with Slurm's default SlurmdTimeout), and
 connections to a node without power time out even later. The supervisor therefore connects to each node every
@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,25 +40,31 @@ class Nodes:
         num_used = len(names) - num_spare
         return cls(tuple(names[:num_used]), tuple(names[num_used:]))
 
-    def without(self, lost: Collection[str]) -> Nodes | None:
-        """Returns the nodes after each lost one has been replaced; None without enough spare nodes."""
-        spare = [name for name in self.spare if name not in lost]
-        replacements, missing = iter(spare), [name for name in self.used if name in lost]
-        if len(missing) > len(spare):
-            return None
-        used = tuple(next(replacements) if name in lost else name for name in self.used)
-        return Nodes(used, tuple(replacements))
+    def without(self, lost: Collection[str], least: int) -> Nodes | None:
+        """Returns the nodes after lost ones have been replaced, or left out if no spare node remains; None if
+        fewer than `least` are left.
+        """
+        replacements = (name for name in self.spare if name not in lost)
+        used = [next(replacements, "") if name in lost else name for name in self.used]
+        used = [name for name in used if name]
+        return Nodes(tuple(used), tuple(replacements)) if len(used) >= least else None
 
 
 class NodeWatch:
     """Connects to nodes in the background, and knows which ones no longer answer.
 
     Only nodes that have answered once can be lost: a firewall can discard all connections. Of `ports`, the
-    first one that answers is used for each node.
+    first one that answers is used for each node. If at most one node answers, the network of this one may be
+    down: no node is lost while `is_connected` returns False.
     """
 
-    def __init__(self, names: Sequence[str], ports: Sequence[int] = (9,)) -> None:
-        self._names, self._ports = tuple(names), tuple(ports)
+    def __init__(
+        self,
+        names: Sequence[str],
+        ports: Sequence[int] = (9,),
+        is_connected: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._names, self._ports, self._is_connected = tuple(names), tuple(ports), is_connected
         self._answered_s: dict[str, float] = {}
         self._places: dict[str, tuple[Any, ...]] = {}
         self._round_s = 0.0
@@ -67,15 +73,19 @@ class NodeWatch:
 
     def lost(self, silent_s: float = _LOST_AFTER_S) -> list[str]:
         """Returns the nodes that have not answered for `silent_s`."""
-        lost = self.silent(silent_s)
-        # If only this node answers, its own network is down.
-        return lost if len(self._answered_s) - len(lost) > 1 else []
-
-    def silent(self, silent_s: float) -> list[str]:
-        """Returns the nodes that have not answered for `silent_s`, even if no node answers."""
         with self._rounds:
             # Not the current time: this process can have been suspended.
-            return [name for name, at_s in self._answered_s.items() if self._round_s - at_s > silent_s]
+            answered_s = [(name, self._answered_s.get(name, self._round_s)) for name in self._names]
+            return [name for name, at_s in answered_s if self._round_s - at_s > silent_s]
+
+    def forget(self, names: Collection[str]) -> None:
+        """No longer connects to these nodes."""
+        self._names = tuple(name for name in self._names if name not in names)
+
+    def silent_s(self, name: str) -> float:
+        """Returns the time since the last answer of a node that has answered once."""
+        with self._rounds:
+            return time.monotonic() - self._answered_s[name]
 
     def look_again(self) -> list[str]:
         """Asks all nodes once more, and returns those that do not answer."""
@@ -91,15 +101,20 @@ class NodeWatch:
     def _watch(self) -> None:
         # When this process ends, the pool accepts no more tasks (RuntimeError).
         with suppress(RuntimeError), ThreadPoolExecutor(min(_MOST_THREADS, len(self._names))) as pool:
+            is_alone = False
             for round_number in count():
                 began_s = time.monotonic()
+                is_connected = is_alone and self._is_connected()
                 answered = [name for name, is_up in pool.map(self._answers, self._names) if is_up]
                 if round_number == 0 and (silent := ", ".join(sorted({*self._names} - {*answered}))):
                     say(f"ddp-hpc: no answer from {silent[:200]}; until it answers, its loss is not noticed")
-                with self._rounds:
-                    self._round_s = began_s
-                    self._answered_s |= dict.fromkeys(answered, began_s)
-                    self._rounds.notify_all()
+                known = [name for name in self._names if name in self._answered_s]
+                is_alone = len(answered) < min(2, len(known))
+                if is_connected or not is_alone:  # other rounds do not count
+                    with self._rounds:
+                        self._round_s = began_s
+                        self._answered_s |= dict.fromkeys(answered, began_s)
+                        self._rounds.notify_all()
                 time.sleep(_EVERY_S)
 
     def _answers(self, name: str) -> tuple[str, bool]:
@@ -126,38 +141,58 @@ def _is_up(place: tuple[Any, ...]) -> bool:
 
 
 class NodePool:
-    """The nodes of a job with spare nodes, of which the bad ones are replaced. `names` are all of them.
+    """The nodes of a job, of which the bad ones are replaced, or left out. `names` are all of them.
+
+    At least `min_nodes` nodes are used; without it, always as many as at first. For the other arguments, see
+    `NodeWatch`.
 
     Raises:
-        RequestError: all of them would be spare.
+        RequestError: all nodes would be spare.
     """
 
-    def __init__(self, names: Sequence[str], num_spare: int, ports: Sequence[int] = (9,)) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        num_spare: int,
+        min_nodes: int | None = None,
+        ports: Sequence[int] = (9,),
+        is_connected: Callable[[], bool] = lambda: True,
+    ) -> None:
         if len(names) <= num_spare:
             raise RequestError(
                 f"--spare-nodes {num_spare} was given, but this job has only {counted(len(names), 'node')}; "
                 "request more nodes"
             )
-        self.names = tuple(names)
+        self.first = names[0]
+        """The node of this process."""
         self.nodes = Nodes.of(names, num_spare)
-        self._watch = NodeWatch(names, ports)
+        self.num_nodes = len(self.nodes.used)
+        """The number of nodes that are used at first."""
+        self._min_nodes = min_nodes or self.num_nodes
+        self._watch = NodeWatch(names, ports, is_connected)
 
     @property
     def node_of_guard(self) -> str:
-        """The last node that answers, but not the first one of the job."""
-        lost = self._watch.lost()
-        return next((name for name in reversed(self.names[1:]) if name not in lost), self.names[-1])
+        """The last node that answers, but not the first one of the job; empty if there is none."""
+        left_out = {self.first, *self._watch.lost()}
+        others = [name for name in (*self.nodes.used, *self.nodes.spare) if name not in left_out]
+        return others[-1] if others else ""
 
     def lost(self) -> list[str]:
         """Returns the nodes of the ranks that have not answered for too long."""
         return [name for name in self._watch.lost() if name in self.nodes.used]
 
+    def silent_s(self, name: str) -> float:
+        """Returns the time since the last answer of a lost node."""
+        return self._watch.silent_s(name)
+
     def replaceable(self, host: str) -> str:
-        """Returns the node of the ranks with this host name, if a spare one can replace it; otherwise
+        """Returns the node of the ranks with this host name, if enough nodes are left without it; otherwise
         nothing.
         """
         node = next((name for name in self.nodes.used if name.partition(".")[0] == host), "")
-        return node if node and self.nodes.without([*self._watch.lost(), node]) is not None else ""
+        left = self.nodes.without([*self._watch.lost(), node], self._min_nodes)
+        return node if left is not None else ""
 
     def replace_bad(self, suspect: str) -> str:
         """Replaces the nodes that do not answer, and the node `suspect`, on which two attempts have failed.
@@ -167,16 +202,20 @@ class NodePool:
         silent = self._watch.look_again()
         lost = ", ".join(name for name in self.nodes.used if name in silent)
         if lost and not self._replace(silent, f"no answer from {lost}"):
-            return f"no answer from {lost}, and too few spare nodes are left"
+            return f"no answer from {lost}, and too few nodes are left"
         if suspect in self.nodes.used:
             self._replace([*silent, suspect], f"two attempts have failed on {suspect}")
         return ""
 
     def _replace(self, bad: Collection[str], why: str) -> bool:
-        nodes = self.nodes.without(bad)
+        before, nodes = self.nodes, self.nodes.without(bad, self._min_nodes)
         if nodes is None:
             return False
-        news = ", ".join(name for name in nodes.used if name not in self.nodes.used)
-        say(f"ddp-hpc: {why}; replaced by {news}")
+        if news := ", ".join(name for name in nodes.used if name not in before.used):
+            why += f"; replaced by {news}"
+        if (num := len(nodes.used)) < len(before.used):
+            why += f"; the ranks use {counted(num, 'node')} instead of {len(before.used)} (--min-nodes)"
+        say(f"ddp-hpc: {why}")
+        self._watch.forget(bad)
         self.nodes = nodes
         return True

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.launch.rank_environment import exported_names
 from ddp_hpc.queue.run_conflicts import check_program
-from ddp_hpc.schedulers.running_job import RunningJob
+from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.schedulers.running_job import RunningJob, started_s
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.attempts_in_job import run_attempts
@@ -40,6 +42,8 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         environ = {name: value for name, value in environ.items() if name != "DDP_HPC_DEADLINE"}
     clock = JobClock(job, settings.scheduler, settings.walltime_s, environ)
     launch = Launch(argv, settings, environ, job, clock, script)
+    if settings.idle_timeout_s is not None and launch.writes_state:
+        raise RequestError("--idle-timeout is for other programs; ddp_hpc.train has --hang-timeout")
     if launch.run_dir is None or not settings.scheduler.has_queue:
         return launch.run({}, None).code
     _warn_about_walltime(settings, job, clock)
@@ -64,9 +68,31 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         return 128 + signal.SIGTERM
     variables = job.variables_for_successor()
     files.begin(attempt, settings.script, settings.scheduler.reader.array_directive, variables)
-    ended = run_attempts(attempt, launch, clock, files, settings)
-    last = replace(ended.attempt, first_step=attempt.first_step)
-    return conclude(ended, last, job, clock, files, settings)
+    with _on_timeline(attempt, files, settings.scheduler, environ):
+        ended = run_attempts(attempt, launch, clock, files, settings)
+        last = replace(ended.attempt, first_step=attempt.first_step)
+        return conclude(ended, last, job, clock, files, settings)
+
+
+@contextmanager
+def _on_timeline(
+    attempt: Attempt, files: RunFiles, scheduler: Scheduler, environ: Mapping[str, str]
+) -> Iterator[None]:
+    """Records the start of this job, and its end after the body."""
+    num_nodes = _num_nodes(scheduler, environ)
+    note(files.path, attempt.key, Moment.JOB_BEGAN, at_s=started_s(), num_nodes=num_nodes)
+    try:
+        yield
+    finally:
+        note(files.path, attempt.key, Moment.JOB_ENDED)
+
+
+def _num_nodes(scheduler: Scheduler, environ: Mapping[str, str]) -> int:
+    """Returns the number of nodes of this job; 1 if the scheduler's variables do not contain it."""
+    with suppress(RequestError):
+        if allocation := scheduler.inside_job.find_allocation(environ):
+            return allocation.num_nodes
+    return 1
 
 
 def _read_script(settings: Settings) -> str:

@@ -21,6 +21,7 @@ from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.job_variables import job_id_of, read_node_file
 from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.rank_output import RANK_LOGS
+from ddp_hpc.discovery.silence import limit_in
 from ddp_hpc.discovery.visible_gpus import gpus_here
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.rendezvous.end_with_parent import keep_exit_code
@@ -42,7 +43,6 @@ class Step:
 
     program: list[str]
     num_nodes: int
-    min_nodes: int
     ranks_per_node: int
     backend: str
     timeout_s: str
@@ -73,27 +73,19 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
     num_nodes = environ.get("SLURM_STEP_NUM_NODES") or str(len(read_node_file(environ)) or 1)
     numbers = {
         "num_nodes": num_nodes,
-        "min_nodes": environ.get("DDP_HPC_MIN_NODES") or num_nodes,
         "ranks_per_node": _ranks_per_node(environ),
     }
     for name, value in numbers.items():
         if not _NUMBER.fullmatch(value):
             raise RequestError(
-                f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE and "
-                "DDP_HPC_MIN_NODES"
+                f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE"
             )
-    step = Step(
+    return Step(
         _program(arguments),
         **{name: int(value) for name, value in numbers.items()},
         backend=backend,
         timeout_s=environ.get("DDP_HPC_INIT_TIMEOUT_S") or "300",
     )
-    if step.min_nodes > step.num_nodes:
-        raise RequestError(
-            f"DDP_HPC_MIN_NODES is {step.min_nodes}, but there are only {step.num_nodes} nodes; "
-            "request more nodes, or reduce DDP_HPC_MIN_NODES"
-        )
-    return step
 
 
 def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executable) -> int:
@@ -155,7 +147,6 @@ def _agree(step: Step, python: str) -> Rendezvous | None:
 
 
 def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str], python: str) -> list[str]:
-    nodes = f"{step.num_nodes}" if step.min_nodes == step.num_nodes else f"{step.min_nodes}:{step.num_nodes}"
     conf = f"join_timeout={step.timeout_s}"
     if step.backend == "c10d":
         conf += f",is_host={int(rendezvous.node_rank == 0)}"
@@ -163,7 +154,7 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
     number = environ.get("SLURM_STEP_ID")
     return [
         *(python, "-m", "ddp_hpc.torchrun"),
-        f"--nnodes={nodes}",
+        f"--nnodes={step.num_nodes}",
         f"--nproc-per-node={step.ranks_per_node}",
         f"--rdzv-backend={step.backend}",
         f"--rdzv-id={job}{f'.{number}' if number else ''}",
@@ -171,8 +162,8 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
         f"--rdzv-conf={conf}",
         f"--local-addr={rendezvous.local_addr}",
         f"--max-restarts={environ.get('DDP_HPC_MAX_RESTARTS') or '3'}",
-        # `ddp-hpc exec` writes the output of each rank to its file.
-        *(("-m", "ddp_hpc.exec", python) if environ.get(RANK_LOGS) == "1" else ()),
+        # `ddp-hpc exec` writes the output of each rank to its file, or watches it.
+        *(("-m", "ddp_hpc.exec", python) if environ.get(RANK_LOGS) == "1" or limit_in(environ) else ()),
         *step.program,
     ]
 

@@ -75,6 +75,24 @@ class TrainConfig:
         """Returns a copy of this configuration in which the given options are replaced."""
         return from_options(type(self), {**to_options(self), **options})
 
+    def global_batch(self, data_size: int) -> int:
+        """Returns the number of samples of each step on `data_size` data-parallel ranks.
+
+        Raises:
+            RequestError: gradients would be accumulated, which another option does not allow.
+        """
+        at_once, given = self.data.batch_size * data_size, self.optimization.global_batch
+        if given is None:
+            return at_once * self.optimization.accumulate
+        try:
+            self.changed(global_batch=None, accumulate=-(-given // at_once))
+        except RequestError as error:
+            raise RequestError(
+                f"--global-batch {given} needs gradient accumulation with --batch-size "
+                f"{self.data.batch_size} on {data_size} ranks, but {error}"
+            ) from None
+        return given
+
     @property
     def synthetic_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of one sample of synthetic data: those requested, or the defaults of the model."""

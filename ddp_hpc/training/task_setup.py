@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.mesh_sizes import parse_mesh
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays, samples_of_dataset
 from ddp_hpc.data.open_file import check_matches
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.tasks.builtin_models import factory_of

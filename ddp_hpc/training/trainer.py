@@ -1,6 +1,6 @@
 """The training loop, which every rank runs. A step uses the same samples for any number of ranks.
 
-A step is a global batch: `batch_size * data_size * accumulate` samples, which
+A step is a global batch: by default `batch_size * data_size * accumulate` samples, which
 `ddp_hpc.data.step_shards` divides among the data-parallel ranks. Gradients and losses are means over
 the samples of the step, so a smaller last step needs neither padding nor a special case.
 """
@@ -183,6 +183,8 @@ class Trainer:
     def _resume(self) -> None:
         """Restores the newest snapshot, if any, and computes the number of steps."""
         config, mesh, samples = self.config, self.strategy.mesh, self.samples
+        with self.group.failing_together():
+            self.global_batch = config.global_batch(mesh.data_size)
         snapshot = self.lifecycle.open()
         if self.group.comm.bcast(snapshot is not None):
             self.strategy.prepare_restore(*self._trial_batch())
@@ -191,10 +193,7 @@ class Trainer:
             snapshot, state, samples.num_samples, mesh
         )
         self.resumed = self.position
-        left = steps_left(
-            samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
-            config.epochs, self.position,
-        )  # fmt: skip
+        left = steps_left(samples.num_samples, self.global_batch, config.epochs, self.position)
         self.total = min(self.position.step + left, config.max_steps or sys.maxsize)
         if self.position.step >= self.total:
             self.progress.say(
@@ -207,7 +206,7 @@ class Trainer:
         config, mesh = self.config, self.strategy.mesh
         shares = rank_shares(
             self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,
-            config.optimization.accumulate, self.resumed,
+            self.global_batch, self.resumed,
         )  # fmt: skip
         return takewhile(lambda step: step[0].step < self.total, shares)
 
@@ -264,6 +263,7 @@ class Trainer:
         tick()
         exchanged = self.pending.receive()
         decision = self.lifecycle.decide(exchanged.reports, self.position, is_last)
+        self.lifecycle.waited_for_data(sum(record.data_s for record in exchanged.records))
         for sink in self.sinks:
             sink.write(exchanged.records)
         first, last = exchanged.records[0], exchanged.records[-1]

@@ -13,6 +13,8 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.sites.site import load_site
 
+TRAIN = ("python", "-m", "ddp_hpc.train")
+
 
 def test_the_default_is_one_rank_per_device() -> None:
     assert lay_out(Job(), load_site("polaris")).ranks_per_node == 4
@@ -82,10 +84,11 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
         (Job(qos="debug"), "perlmutter", "--queue sets the QOS. Remove --qos."),
         (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
+        (Job(num_nodes=2, min_nodes=1), "polaris", "--min-nodes 1 was given"),
         (
-            Job(num_nodes=2, min_nodes=1),
+            Job(num_nodes=2, min_nodes=1, command=(*TRAIN, "--mesh=tp=8")),
             "perlmutter",
-            "--min-nodes 1 was given, but the launcher is srun, and only torchrun",
+            "--min-nodes 1 is not possible: --mesh tp=8 needs 8 ranks, but 4 were started",
         ),
         (Job(num_nodes=2, spare_nodes=1), "polaris", "--spare-nodes 1 was given"),
         (Job(num_nodes=2, spare_nodes=1, launcher="mpiexec"), "generic_slurm", "Use --launcher srun"),

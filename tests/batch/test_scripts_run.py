@@ -189,19 +189,6 @@ def test_torchrun_has_one_agent_per_node(sandbox: Sandbox) -> None:
     assert sandbox.seen()["DDP_HPC_RANKS_PER_NODE"] == "4"
 
 
-def test_with_min_nodes_the_job_survives_the_loss_of_a_node(
-    sandbox: Sandbox,
-) -> None:
-    sandbox.launcher("srun")
-    sandbox.program("torchrun_script.sh", render_step(), sandbox.work)
-    job = script("generic_slurm", num_nodes=4, launcher="torchrun", min_nodes=3)
-    assert "\n#SBATCH --no-kill\n" in job
-    sandbox.run(job, **slurm(sandbox, 4))
-    assert {"--no-kill", "--kill-on-bad-exit=0"} <= set(sandbox.words())
-    assert "--kill-on-bad-exit=1" not in sandbox.words()
-    assert sandbox.seen()["DDP_HPC_MIN_NODES"] == "3"
-
-
 def test_with_spare_nodes_the_job_survives_the_loss_of_a_node_but_its_ranks_do_not(sandbox: Sandbox) -> None:
     """Otherwise, the ranks on the other nodes would wait in a collective."""
     sandbox.launcher("srun")

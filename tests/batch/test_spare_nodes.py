@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,24 @@ def test_the_resources_of_the_whole_job_include_the_spare_nodes() -> None:
     script = render(replace(JOB, mem="8G"), site_with(resources=("ncpus={all_cpus}", "mem=1gb")))
     assert "#PBS -l ncpus=96\n" in script
     assert "#PBS -l mem=24gb\n" in script
+
+
+def test_a_job_that_continues_on_fewer_nodes_is_not_ended_when_it_loses_one() -> None:
+    few = Job(num_nodes=4, ranks_per_node=4, cpus_per_node=32, min_nodes=3)
+    assert "\n#PBS -W tolerate_node_failures=all\n" in render(few, site_with())
+    for launcher in ("srun", "torchrun"):
+        script = render(replace(few, launcher=launcher), load_site("generic_slurm"))
+        assert "\n#SBATCH --nodes=4\n" in script
+        assert "\n#SBATCH --no-kill\n" in script
+        assert "--kill-on-bad-exit=1" in script
+        assert " --min-nodes 3 -- " in script
+
+
+@pytest.mark.parametrize("against", [{"restarts": 0}])
+@pytest.mark.parametrize("option", [{"spare_nodes": 1}, {"min_nodes": 1}])
+def test_the_loss_of_a_node_needs_restarts(option: dict[str, Any], against: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="prevents that the job starts its ranks again"):
+        Job(num_nodes=2, **option, **against)
 
 
 def test_a_site_must_allow_that_jobs_lose_nodes() -> None:

@@ -125,25 +125,6 @@ def test_torchs_own_rendezvous_can_be_requested(sandbox: Sandbox, helper: str, i
     assert {"--rdzv-backend=c10d", f"--rdzv-conf=join_timeout=300,is_host={is_host}"} <= set(sandbox.words())
 
 
-@pytest.mark.parametrize(("min_nodes", "nodes"), [("2", "2:4"), ("4", "4")])
-def test_torchrun_continues_with_the_minimum_number_of_nodes(
-    step: Sandbox, min_nodes: str, nodes: str
-) -> None:
-    run(step, SLURM_STEP_NUM_NODES="4", DDP_HPC_MIN_NODES=min_nodes)
-    assert f"--nnodes={nodes}" in step.words()
-    asked = Path(f"{step.record}.endpoint").read_text().split("\0")[2:4]
-    assert asked == ["--nodes", "4"]  # all nodes are needed at the start
-
-
-@pytest.mark.parametrize("min_nodes", ["3", "0", "two", "x[$(touch canary)]"])
-def test_an_impossible_minimum_number_of_nodes_is_refused(step: Sandbox, min_nodes: str) -> None:
-    done = run(step, SLURM_STEP_NUM_NODES="2", DDP_HPC_MIN_NODES=min_nodes)
-    assert done.returncode == 2
-    assert "DDP_HPC_MIN_NODES" in done.stderr.decode()
-    assert not step.record.exists()
-    assert not (step.work / "canary").exists()
-
-
 def test_the_endpoint_ends_with_the_script(sandbox: Sandbox) -> None:
     sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
     # capture_output waits until stderr is closed, so a remaining process would cause a timeout.

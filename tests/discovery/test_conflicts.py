@@ -120,14 +120,6 @@ def test_torchrun_under_pals_with_more_tasks_than_agents_is_refused_without_a_si
     assert place(world) == (2, 4, 0, 2)
 
 
-def test_torchrun_with_min_nodes_may_have_fewer_members_than_agents() -> None:
-    group = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-    left = load("srun-torchrun-c10d", 0) | group  # of two nodes
-    assert "torchrun reports rank 1 of 2" in refusal([left])
-    (world,) = discover_all([left | {"DDP_HPC_MIN_NODES": "1"}])
-    assert place(world) == (1, 2, 1, 2)
-
-
 def test_stale_variables_of_a_single_rank_do_not_hide_a_step_of_four_nodes() -> None:
     step = load("srun-none", 1) | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
     stale = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}

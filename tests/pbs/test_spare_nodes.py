@@ -126,6 +126,37 @@ def test_a_node_of_a_plain_program_that_dies_is_replaced(
     assert f"no answer from {second}; replaced by {third}" in site.log(job)
 
 
+@pytest.mark.parametrize(
+    ("mpiexec", "launcher", "variable"),
+    [
+        pytest.param("hydra", "mpiexec", "", marks=pytest.mark.check),
+        pytest.param("hydra", "torchrun", "", marks=pytest.mark.soak),
+        pytest.param("pals", "mpiexec", "PALS_NODEID=1", marks=pytest.mark.soak),
+    ],
+)
+def test_without_a_spare_node_the_run_continues_on_fewer_nodes(
+    mpiexec: str, launcher: str, variable: str, make_site: MakeSite, nodes: Nodes
+) -> None:
+    site = machine(make_site, nodes, mpiexec)
+    options = [*RENDER, "--nodes", "3", *nodes.options, "--launcher", launcher, "--env", "STEP_S=0.1"]
+    train = [*TRAIN, "--global-batch", "12"]
+    job_id = site.submit(
+        "-k", "doe", render(site, "generic_pbs", *options, "--min-nodes", "2", command=train)
+    )
+    wait_for(site, " step 50/")
+    first, second, third = nodes.names
+    site.lose(second)
+    nodes.lose(second, variable)
+    job = site.wait(job_id, timeout_s=180.0)
+    assert (job["Exit_status"], job["run_count"], site.num_jobs()) == (0, 1, 1), site.logs()
+    log = site.log(job)
+    assert f"no answer from {second}; the ranks use 2 nodes instead of 3 (--min-nodes)" in log
+    assert "the number of ranks changed from 3 to 2" in log
+    assert "the global batch changed" not in log
+    assert (site.work / "runs" / "ddp" / "nodes").read_text().split() == [first, third]
+    assert [step for step, _ in losses(site)] == list(range(1, 1600 // 12 + 2))
+
+
 def test_open_mpi_is_refused_in_the_job(make_site: MakeSite, nodes: Nodes) -> None:
     site = make_site(nodes=nodes.names)
     says_its_version = '#!/bin/bash\necho "mpiexec (Open MPI) 5.0.11"\n'

@@ -16,6 +16,7 @@ import pytest
 from ddp_hpc.base.attempt_end import AttemptEnd, write_end
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.base.run_state import RunState, write_state
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.array_report import _ORDER
 from tests.conftest import clean_environ
@@ -49,6 +50,26 @@ def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
         f"log       {work}/ddp-12.out",
         f"run       {folder}",
     ]
+
+
+def test_the_cost_of_a_run_and_why_ranks_were_started_again(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work)
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 0 4600")
+    end = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 3 on n2 exited with code 3", rank=3)
+    note(folder, "1 12", Moment.JOB_BEGAN, at_s=time.time() - 3600, num_nodes=2)
+    launched = {"num_used": None, "records_steps": False}
+    note(folder, "1 12", Moment.LAUNCHER_STARTED, at_s=time.time() - 3600, **launched)
+    write_end(folder, "1 12", end)
+    note(folder, "1 12", Moment.LAUNCHER_ENDED, checkpoint_s=time.time())
+    note(folder, "2 12", Moment.LAUNCHER_STARTED, **launched)
+    assert (
+        "\ncost      2 node-hours, 100 % useful; 1 restart: rank 3 on n2 exited with code 3\n"
+        in run("status", "12").out
+    )
+    cost = json.loads(run("status", "12", "--json").out)["cost"]
+    assert cost["restarts"] == ["rank 3 on n2 exited with code 3"]
+    assert cost["node_hours"]["useful_steps"] == pytest.approx(2, rel=0.01)
+    assert [attempt["attempt"] for attempt in cost["attempts"]] == [1, 2]
 
 
 def test_step_and_eta_are_those_of_the_current_attempt(work: Path, programs: Programs, run: Run) -> None:

@@ -1,8 +1,9 @@
 """A DDP training that knows nothing of ddp-hpc: it saves checkpoints, and continues from the newest one.
 
 `plain_training.py NUM_STEPS SAVE_EVERY [FAILURE STEP]`: rank 1 fails in a step, with `kill` (SIGKILL) and
-`raise` only once, with `raise-always` in each start. Rank 0 appends to RECORDS: each step, and at the end a
-checksum of the weights. SAVE_EVERY 0 saves nothing.
+`raise` only once, with `raise-always` in each start. With `loop`, it begins an endless loop, and with `skip`
+it enters another collective than the others, both once. Rank 0 appends to RECORDS: each step, and at the end
+a checksum of the weights. SAVE_EVERY 0 saves nothing.
 """
 
 import hashlib
@@ -32,6 +33,10 @@ def fail(how, step):
     FAILED.write_text(str(time.time()))
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    while how == "loop":
+        time.sleep(0.1)  # the line of `loop`
+    if how == "skip":
+        dist.barrier()  # the line of `skip`
     raise ValueError(f"planted in step {step}")
 
 
@@ -71,7 +76,7 @@ def train(num_steps, save_every, how="", fails_in=0):
         inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * step + rank))
         loss = ddp(inputs).square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # the line of the other ranks
         optimizer.step()
         record(step=step, at_s=time.time(), began_s=began_s)
         if rank == 0 and save_every and step % save_every == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -60,9 +61,11 @@ def submit_plain(
     save_every: int = SAVE_EVERY,
     step_s: float = 0.05,
     launcher: str = "srun",
+    more: tuple[str, ...] = (),
 ) -> Run:
     program = ["python", PLAIN, NUM_STEPS, save_every, *arguments]
-    return submit_program(cluster, folder, program, step_s=step_s, render=(*LONG, "--launcher", launcher))
+    render = (*LONG, "--launcher", launcher, *more)
+    return submit_program(cluster, folder, program, step_s=step_s, render=render)
 
 
 def check_complete(run: Run, num_attempts: int) -> None:
@@ -118,6 +121,29 @@ def test_torchrun_restarts_a_killed_rank_of_a_plain_program_itself(
     run = submit_plain(cluster, tmp_path, "kill", 13, launcher="torchrun")
     check_complete(run, 1)
     assert recorded(tmp_path)[-1]["checksum"] == checksum
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpiexec", "torchrun"])
+@pytest.mark.parametrize("failure", ["loop", "skip"])
+def test_a_plain_program_that_hangs_once_is_complete_in_the_same_job(
+    cluster: Cluster, checksum: str, tmp_path: Path, failure: str, launcher: str
+) -> None:
+    run = submit_plain(cluster, tmp_path, failure, 13, launcher=launcher, more=("--idle-timeout", "20"))
+    check_complete(run, 2)
+    assert recorded(tmp_path)[-1]["checksum"] == checksum
+    [line] = [line for line in run.log.splitlines() if line.startswith("ddp-hpc: terminating ")]
+    rank_0, rank_1 = (
+        rf"rank {rank} on {cluster.node_names[rank]} [a-z]+ in plain_training.py:{line_of(mark)} "
+        for rank, mark in enumerate(("the other ranks", f"`{failure}`"))
+    )
+    assert re.search(rank_0, line), line
+    assert re.search(rank_1, line), line
+
+
+def line_of(mark: str) -> int:
+    """Returns the number of the line of the plain program that is marked as the line of something."""
+    lines = PLAIN.read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# the line of {mark}"))
 
 
 def test_a_plain_program_that_fails_in_the_same_step_again_ends_with_its_own_error(

@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.queue.run_cost import run_cost
 from tests.training.forked import Forks
 
 from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
-from .survival_runs import PROJECT, assert_same_weights, losses_of_a_quiet_run, submit, submit_program
+from .survival_runs import (
+    OPTIONS,
+    PROJECT,
+    assert_same_weights,
+    losses_of_a_quiet_run,
+    read_losses,
+    submit,
+    submit_program,
+)
 from .test_restarts import PLAIN, recorded
 from .test_survival import SAVING
 
@@ -92,6 +101,85 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
         assert f"no answer from {second}; replaced by {third}" in run.log
         assert waited_s < PROMISED_S, run.log
+        check_cost(run.folder / "runs" / "ddp", waited_s)
+
+
+def check_cost(run_dir: Path, waited_s: float) -> None:
+    """Checks the node-seconds of a run on two of three nodes."""
+    cost = run_cost(run_dir, is_running=False)
+    assert cost is not None
+    node_s = {name: 3600 * hours for name, hours in cost.node_hours.items()}
+    print(node_s)
+    walls_s = sum(attempt.wall_s for attempt in cost.attempts)
+    assert sum(node_s.values()) == pytest.approx(3 * walls_s)
+    assert node_s["idle_nodes"] == pytest.approx(walls_s)
+    # The last answer of a node is up to 3 s before its loss.
+    lost_s = node_s["detection"] + node_s["restarts"] + node_s["restore"]
+    assert lost_s / 2 == pytest.approx(waited_s, abs=5)
+    assert node_s["detection"] / 2 > 5
+
+
+@pytest.mark.parametrize(
+    ("launcher", "global_batch"),
+    [
+        pytest.param("srun", "", marks=pytest.mark.check),
+        pytest.param("torchrun", "8", marks=pytest.mark.soak),
+    ],
+)
+def test_without_a_spare_node_the_run_continues_on_fewer_nodes(
+    launcher: str, global_batch: str, forks: Forks, tmp_path: Path
+) -> None:
+    """The numbers are those of a run that was stopped at the same snapshot, and resumed by hand."""
+    more = ["--global-batch", global_batch] if global_batch else []
+    with Cluster(Settings(slurmd_timeout_s=60)) as cluster:
+        run = submit(
+            cluster,
+            tmp_path,
+            *SAVING,
+            *more,
+            num_steps=NUM_STEPS // 2,
+            step_s=0.1,
+            render=("--min-nodes", "1", "--launcher", launcher),
+        )
+        run.wait_for_step(100)
+        lost = cluster.node_names[1]
+        cluster.power_off(lost)
+        lost_s = time.monotonic()
+        run.wait_for_words("resuming after step")
+        waited_s = time.monotonic() - lost_s
+        print(f"{waited_s:.0f} s from the loss to the next start")
+        end = run.end(150)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
+        assert f"no answer from {lost}; the ranks use 1 node instead of 2 (--min-nodes)" in run.log
+        assert "note: the number of ranks changed from 2 to 1" in run.log
+        batch = "the global batch changed from 8 to 4 samples (--batch-size is per rank;"
+        assert (batch in run.log) == (not global_batch), run.log
+        assert waited_s < PROMISED_S, run.log
+    (home := tmp_path / "by_hand").mkdir()
+    by_hand = [*OPTIONS, *more, "--snapshot-dir", "snapshots", "--max-steps"]
+    forks.run(*by_hand, str(run.attempts[1][2]), cwd=home, ranks=2)
+    forks.run(*by_hand, str(NUM_STEPS // 2), cwd=home, ranks=1)
+    assert run.losses == read_losses(home / "metrics.jsonl")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_plain_program_continues_on_fewer_nodes_and_below_the_minimum_in_another_job(
+    launcher: str, tmp_path: Path
+) -> None:
+    with Cluster(Settings(num_nodes=4, slurmd_timeout_s=20)) as cluster:
+        render = ("--nodes", "3", "--min-nodes", "2", "--launcher", launcher)
+        run = submit_program(cluster, tmp_path, ["python", PLAIN, 600, 20], step_s=0.1, render=render)
+        wait_for("150 steps", lambda: len(recorded(tmp_path)) >= 150, 90)
+        _, second, third, _ = cluster.node_names
+        cluster.power_off(second)
+        wait_for("a start on fewer nodes", lambda: "the ranks use 2 nodes instead of 3" in run.log, 60)
+        num = len(recorded(tmp_path))
+        wait_for("50 more steps", lambda: len(recorded(tmp_path)) >= num + 50, 90)
+        cluster.power_off(third)
+        run.wait_for_words(f"no answer from {third}, and too few nodes are left")
+        wait_for("the end of the job", lambda: "state is" in run.log, 60)
 
 
 @pytest.mark.soak

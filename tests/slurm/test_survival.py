@@ -148,19 +148,3 @@ def test_an_unreachable_node_is_named_and_the_job_resumes_when_it_is_connected_a
             # the time limit. If the node with srun was cut off, slurmd sometimes reports the exit again.
             assert "ddp-hpc: terminating srun" in run.log
         assert len(run.attempts) == 2
-
-
-@pytest.mark.soak
-def test_torchrun_continues_with_fewer_nodes(tmp_path: Path) -> None:
-    with Cluster() as cluster:
-        elastic = ("--launcher", "torchrun", "--min-nodes", "1")
-        run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2, render=elastic)
-        run.wait_for_step(10)
-        cluster.power_off(cluster.node_names[1])
-        end = run.end(2 * PROMISED_S)
-        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
-        assert run.state.startswith("done 40")
-        assert [step for step, _ in run.losses] == list(range(1, 41))
-        assert f"rank 1 on {cluster.node_names[1]} is cut off, last seen in step" in run.log
-        assert "note: the number of ranks changed from 2 to 1" in run.log
-        assert len(run.attempts) == 1, "torchrun did it, not Slurm"

@@ -56,8 +56,11 @@ def test_files_that_match_a_pattern_are_progress_unless_they_are_old(tmp_path: P
     old.touch()
     progress = Progress(tmp_path / "progress", (str(tmp_path / "check*"),))
     assert not progress.has_advanced()
+    assert progress.saved_s() is None
     later_ns = old.stat().st_mtime_ns + 1_000_000
     new = old.with_name("epoch=3.ckpt")
     new.touch()
     os.utime(new, ns=(later_ns, later_ns))
     assert progress.has_advanced()
+    # The directory has changed, too.
+    assert later_ns / 1e9 <= (progress.saved_s() or 0.0) < later_ns / 1e9 + 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_a_program_that_is_killed_after_a_checkpoint_is_started_again_in_the_sam
     assert attempts(job) == ["1 7 0", "2 7 0"]
     assert (folder(job) / "state").read_text().startswith("done ")
     assert b"ddp-hpc: restart 1 of 3 in this job, since attempt 1 failed: exit code 137\n" in done.stdout
+
+
+def test_a_job_records_when_its_launchers_began_and_ended_and_its_last_checkpoint(job: Sandbox) -> None:
+    run(job, f"{COUNT}{TOUCH} ((n)) && exit 0; kill -9 $$")
+    lines = [json.loads(line) for line in (folder(job) / "timeline").read_text().splitlines()]
+    assert [(line["attempt"], line["moment"]) for line in lines] == [
+        ("1 7", "job began"),
+        ("1 7", "launcher started"),
+        ("1 7", "launcher ended"),
+        ("1 7", "attempt ended"),
+        ("2 7", "launcher started"),
+        ("2 7", "launcher ended"),
+        ("2 7", "attempt ended"),
+        ("1 7", "job ended"),
+    ]
+    times = [line["at_s"] for line in lines]
+    assert times == sorted(times)
+    assert lines[0]["num_nodes"] == 1
+    assert lines[1]["at_s"] <= lines[2]["checkpoint_s"] <= lines[2]["at_s"]
+    assert lines[3]["reason"] == "exit code 137"
 
 
 @pytest.mark.parametrize("then", ["exit 3", "kill -9 $$"])
@@ -257,7 +278,7 @@ def test_if_another_attempt_cannot_be_recorded_the_end_of_the_last_one_counts(
 
 
 def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(tmp_path: Path) -> None:
-    def launch(_: object, files: RunFiles, attempt: Attempt) -> LauncherEnd:
+    def launch(_: object, files: RunFiles, attempt: Attempt, find_hang: object) -> LauncherEnd:
         if attempt.number > 1:
             raise RequestError("cannot start srun (Cannot allocate memory)")
         files.write_end(attempt, AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="n2 was lost"))
@@ -271,7 +292,7 @@ def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(tmp
 
 
 def test_without_a_restart_no_node_is_replaced(tmp_path: Path) -> None:
-    def launch(_: object, files: RunFiles, attempt: Attempt) -> LauncherEnd:
+    def launch(_: object, files: RunFiles, attempt: Attempt, find_hang: object) -> LauncherEnd:
         write_state(tmp_path, RunState(State.RUNNING, 30, ""))
         lost = AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="why", host="n2")
         files.write_end(attempt, lost)

@@ -29,6 +29,7 @@ def watch_of(clock: Clock) -> RunWatch:
         attempt=None,
         begin_limit_s=None,
         find_lost_nodes=list,
+        find_hang=str,
         final_states=(),
         signal_name="TERM",
         signal_lead_s=10.0,

@@ -18,6 +18,7 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers.pbs.running_job import PbsJob
 from ddp_hpc.schedulers.run_command import Answer, NoAnswerError
+from ddp_hpc.schedulers.slurm.running_job import SlurmJob
 from ddp_hpc.supervisor import guard, spare_nodes
 from ddp_hpc.supervisor.spare_nodes import NodePool, Nodes, NodeWatch
 
@@ -25,20 +26,23 @@ NODES = Nodes(("n1", "n2", "n3"), ("n4", "n5"))
 
 
 @pytest.mark.parametrize(
-    ("lost", "expected"),
+    ("lost", "least", "expected"),
     [
-        ((), NODES),
-        (("n2",), Nodes(("n1", "n4", "n3"), ("n5",))),
-        (("n3", "n1"), Nodes(("n4", "n2", "n5"), ())),
-        (("n2", "n4"), Nodes(("n1", "n5", "n3"), ())),
-        (("n4", "n5"), Nodes(("n1", "n2", "n3"), ())),
-        (("n2", "n4", "n5"), None),
+        ((), 3, NODES),
+        (("n2",), 3, Nodes(("n1", "n4", "n3"), ("n5",))),
+        (("n3", "n1"), 3, Nodes(("n4", "n2", "n5"), ())),
+        (("n2", "n4"), 3, Nodes(("n1", "n5", "n3"), ())),
+        (("n4", "n5"), 3, Nodes(("n1", "n2", "n3"), ())),
+        (("n2", "n4", "n5"), 3, None),
+        (("n2",), 2, Nodes(("n1", "n4", "n3"), ("n5",))),
+        (("n1", "n3", "n4"), 2, Nodes(("n5", "n2"), ())),
+        (("n1", "n2", "n4", "n5"), 2, None),
     ],
 )
-def test_each_lost_node_is_replaced_by_the_next_spare_one_that_answers(
-    lost: tuple[str, ...], expected: Nodes | None
+def test_each_lost_node_is_replaced_by_a_spare_one_that_answers_or_left_out(
+    lost: tuple[str, ...], least: int, expected: Nodes | None
 ) -> None:
-    assert NODES.without(lost) == expected
+    assert NODES.without(lost, least) == expected
 
 
 def test_the_last_nodes_of_a_job_are_spare() -> None:
@@ -50,6 +54,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The nodes that answer, which a test changes."""
     names = {"n1", "n2", "n3"}
     monkeypatch.setattr(spare_nodes, "_EVERY_S", 0.01)
+    monkeypatch.setattr(spare_nodes, "_ANSWER_S", 0.2)
     monkeypatch.setattr(NodeWatch, "_answers", lambda self, name: (name, name in names))
     yield names
     names |= {"n1", "n2", "n3"}
@@ -63,6 +68,7 @@ def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]
     assert watch.lost() == [], "a few lost packets"
     time.sleep(0.2)
     assert watch.lost(silent_s=0.1) == ["n2"]
+    assert watch.silent_s("n2") > 0.2
     answering.add("n2")
     assert watch.look_again() == []
 
@@ -77,11 +83,46 @@ def test_a_node_that_has_never_answered_is_not_lost_but_named(
     )
 
 
-def test_if_no_other_node_answers_the_network_of_this_node_is_down(answering: set[str]) -> None:
-    watch = NodeWatch(["n1", "n2", "n3"])
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_if_no_other_node_answers_the_network_of_this_node_can_be_down(
+    answering: set[str], is_connected: bool
+) -> None:
+    watch = NodeWatch(["n1", "n2", "n3"], is_connected=lambda: is_connected)
     assert watch.look_again() == []
     answering -= {"n2", "n3"}
+    assert watch.look_again() == (["n2", "n3"] if is_connected else [])
+
+
+def test_if_the_network_of_this_node_comes_back_no_node_is_lost(answering: set[str]) -> None:
+    is_asked = threading.Event()
+
+    def ask() -> bool:
+        is_asked.set()
+        return "n2" in answering
+
+    watch = NodeWatch(["n1", "n2", "n3"], is_connected=ask)
     assert watch.look_again() == []
+    answering -= {"n2", "n3"}
+    assert is_asked.wait(20)
+    time.sleep(0.2)
+    answering |= {"n2", "n3"}
+    assert watch.look_again() == []
+    assert watch.lost(silent_s=0.1) == []
+
+
+def test_a_node_that_was_left_out_is_not_asked_again(
+    answering: set[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = NodePool(["n1", "n2", "n3"], 0, min_nodes=2, is_connected=lambda: True)
+    assert pool.replace_bad("") == ""
+    answering.remove("n2")
+    assert pool.replace_bad("") == ""
+    assert pool.nodes == Nodes(("n1", "n3"), ())
+    line = "no answer from n2; the ranks use 2 nodes instead of 3 (--min-nodes)"
+    assert line in capfd.readouterr().out
+    assert pool._watch.look_again() == []
+    answering.remove("n3")
+    assert pool.replace_bad("") == "no answer from n3, and too few nodes are left"
 
 
 def test_a_host_answers_whether_or_not_something_listens() -> None:
@@ -120,6 +161,8 @@ def test_the_guard_runs_on_the_last_node_that_answers(answering: set[str]) -> No
         time.sleep(0.01)
     pool._watch.lost = lambda: ["n3"]  # type: ignore[method-assign]
     assert pool.node_of_guard == "n2"
+    pool._watch.lost = lambda: ["n2", "n3"]  # type: ignore[method-assign]
+    assert pool.node_of_guard == ""
 
 
 # The guard
@@ -208,7 +251,24 @@ def test_under_pbs_mpiexec_gets_a_node_file_with_the_nodes_in_use(tmp_path: Path
     (of_pbs := tmp_path / "of_pbs").write_text("n1.lab\nn1.lab\nn2.lab\nn2.lab\nn3.lab\nn3.lab\n")
     job = PbsJob(str(os.getpid()), {"PBS_NODEFILE": str(of_pbs)})  # without a server that could be asked
     assert job.node_names() == "n1.lab,n2.lab,n3.lab"
-    argv, variables = job.on_nodes(["mpiexec", "-n", "4"], ["n3.lab", "n2.lab"], tmp_path)
-    assert argv == ["mpiexec", "--hostfile", str(tmp_path / "nodes"), "-n", "4"]
+    line = ["mpiexec", "-n", "4", "-ppn", "2", "python", "train.py", "-n", "4"]
+    argv, variables = job.on_nodes(line, ["n3.lab", "n2.lab"], 2, tmp_path)
+    assert argv == ["mpiexec", "--hostfile", str(tmp_path / "nodes"), *line[1:]]
     assert variables == {"PBS_NODEFILE": str(tmp_path / "nodes")}
     assert (tmp_path / "nodes").read_text().split() == ["n3.lab", "n3.lab", "n2.lab", "n2.lab"]
+    argv, _ = job.on_nodes(line, ["n3.lab"], 2, tmp_path)
+    assert argv[3:] == ["-n", "2", *line[3:]]
+
+
+def test_srun_gets_the_numbers_of_nodes_and_ranks_that_are_left(tmp_path: Path) -> None:
+    job = SlurmJob(str(os.getpid()), {})
+    line = ["srun", "--nodes=4", "--ntasks=16", "--ntasks-per-node=4", "./program", "--nodes=4"]
+    argv, _ = job.on_nodes(line, ["n1", "n2", "n4"], 4, tmp_path)
+    assert argv == ["srun", "--nodelist=n1,n2,n4", "--overlap", "--nodes=3", "--ntasks=12", *line[3:]]
+
+
+@pytest.mark.parametrize("words", [["-N4", "-n16"], ["--nodes=all", "--ntasks=16"], ["--nodes"]])
+def test_a_launch_line_without_these_numbers_is_refused(words: list[str], tmp_path: Path) -> None:
+    job = SlurmJob(str(os.getpid()), {})
+    with pytest.raises(RequestError, match="the launch line lacks --nodes and a number"):
+        job.on_nodes(["srun", *words], ["n1"], 4, tmp_path)

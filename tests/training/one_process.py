@@ -43,8 +43,8 @@ class Steps:
 
     def step(self, batch_size: int = 4) -> None:
         """Runs one step with `batch_size` samples in each micro-batch."""
-        accumulate = self.config.optimization.accumulate
-        _, shares = next(rank_shares(batch_size * accumulate, batch_size, 1, 0, accumulate, Position()))
+        num = batch_size * self.config.optimization.accumulate
+        _, shares = next(rank_shares(num, batch_size, 1, 0, num, Position()))
         self.stepper.one_step(self.position, shares, self.pending)
         self.position = self.position.after(shares[0], 10**9)
 

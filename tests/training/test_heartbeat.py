@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.discovery.rank_communication import SingleComm
 from ddp_hpc.discovery.world import World
 from ddp_hpc.training.health import heartbeat as heartbeat_module
@@ -303,6 +304,21 @@ def test_a_rank_with_a_better_error_has_time_to_report_first():
     for heartbeat in heartbeats:
         heartbeat.thread.thread.join(5)
     assert sorted((end.rank, end.reason[:6]) for end in lost) == [(0, "rank 0"), (1, "rank 1")]
+    assert all(0.7 <= end.silent_s < 5 for end in lost), "the time since the connection was closed"
+
+
+def test_the_end_of_a_hang_says_for_how_long_the_rank_has_made_no_progress():
+    lost = []
+    heartbeats, _ = _two_ranks(lost)
+    for step in (0, 1):
+        for heartbeat in heartbeats:
+            heartbeat.at(step, "data")
+    began_s = time.monotonic()
+    heartbeats[0].thread.thread.join(30)
+    [end] = lost
+    assert end.cause is Cause.HANG
+    assert 0.4 <= end.silent_s <= time.monotonic() - began_s
+    heartbeats[1].close()
 
 
 @pytest.mark.parametrize("first", [0, 1])

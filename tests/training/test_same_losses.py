@@ -69,6 +69,21 @@ def test_three_ranks_divide_a_smaller_last_batch(tmp_path, forks):
     assert three == pytest.approx(_plain_loop(path, torch.float64, 2, 24, 0.001, 0), abs=1e-9)
 
 
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, "32"), (2, "8"), (3, "8"), (3, "32")])
+def test_a_global_batch_is_the_same_on_any_number_of_ranks(reference, ranks, batch_size, tmp_path, forks):
+    options = ("--dtype", "float64", "--batch-size", batch_size, "--global-batch", "32", "--threads", "1")
+    assert _losses(forks, tmp_path, *options, ranks=ranks) == pytest.approx(reference[0], abs=1e-9)
+
+
+def test_a_global_batch_that_needs_accumulation_is_refused_with_a_static_graph(tmp_path, forks):
+    options = ("--static-graph", "--batch-size", "8", "--global-batch", "32")
+    _losses(forks, tmp_path, *options, ranks=4)
+    job = forks.start(*SIZES, *options, cwd=tmp_path, ranks=3)
+    assert job.wait() == [2, 2, 2]
+    (line,) = job.errors()
+    assert "--global-batch 32 needs gradient accumulation with --batch-size 8 on 3 ranks, but" in line
+
+
 def test_a_rank_without_samples_in_the_last_batch_takes_part(tmp_path, forks):
     # 97 samples in global batches of 32: the last batch is one sample for two ranks.
     options = ("--num-samples", "97", "--dtype", "float64", "--epochs", "1")

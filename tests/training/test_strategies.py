@@ -9,10 +9,11 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.mesh_sizes import parse_mesh
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.precision import Precision
 from ddp_hpc.training.parallel.ddp import Ddp
-from ddp_hpc.training.parallel.device_mesh import Mesh, parse_mesh
+from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.fsdp import Fsdp
 from ddp_hpc.training.parallel.pipeline import Pipeline
 from ddp_hpc.training.parallel.tensor_parallel import TensorParallel, split_layers

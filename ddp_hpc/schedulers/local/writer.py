@@ -37,6 +37,8 @@ class LocalWriter(ScriptWriter):
             ("--max-attempts", attempts),
             ("--restarts", restarts),
             ("--spare-nodes", str(job.spare_nodes or "")),
+            ("--min-nodes", str(job.min_nodes or "")),
+            ("--idle-timeout", str(job.idle_timeout_s or "")),
             ("--rank-logs", "1" if job.rank_logs else ""),
         ]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])

@@ -15,11 +15,18 @@ from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.job_state import clock_s
 from ddp_hpc.schedulers.pbs import carried_request as carried
 from ddp_hpc.schedulers.pbs.query_and_cancel import TIME_FORMAT, attributes_in
-from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, started_s
+from ddp_hpc.schedulers.running_job import (
+    Queued,
+    RunningJob,
+    StopCause,
+    Successor,
+    started_s,
+    with_count,
+)
 
 _ASK_LIMIT_S = 30.0
-# Limit on one query for the array of this job, which is repeated if it fails.
-_ARRAY_LIMIT_S = 5.0
+# Limit on one query that is repeated if it fails.
+_ONE_QUERY_LIMIT_S = 5.0
 # Whether PBS has dropped the successor is asked only if this much time is left.
 _DROP_CHECK_S = 5.0
 # The variables that qsub itself needs.
@@ -74,15 +81,19 @@ class PbsJob(RunningJob):
     def node_names(self) -> str:
         return ",".join(node_file_hosts(self.environ))
 
+    def scheduler_answers(self) -> bool:
+        return bool(self._query(_ONE_QUERY_LIMIT_S))
+
     def on_nodes(
-        self, argv: Sequence[str], names: Sequence[str], directory: Path
+        self, argv: Sequence[str], names: Sequence[str], num_nodes: int, directory: Path
     ) -> tuple[list[str], dict[str, str]]:
         if any(word.startswith("ppr:") for word in argv):  # only Open MPI maps its ranks like this
             raise RequestError(
                 f"{argv[0]} is that of Open MPI, which starts ranks only on nodes in PBS's own node file, "
-                "but --spare-nodes needs another file. Use the mpiexec of MPICH or PALS, or omit "
-                "--spare-nodes."
+                "but --spare-nodes and --min-nodes need another file. Use the mpiexec of MPICH or PALS, or "
+                "omit these options."
             )
+        argv = with_count(argv, "-n", num_nodes, len(names))
         # PBS does not remove a lost node from its node file (start_exec.c). MPICH and PALS read another one
         # from the same variable, as does the rank discovery.
         lines_of = read_node_file(self.environ)
@@ -147,7 +158,7 @@ class PbsJob(RunningJob):
             self._attributes = self._query(_ASK_LIMIT_S)
         if self._attributes and "[" in self.job_id and _COMMAND_LINE not in self._attributes:
             # PBS does not copy the command line of qsub from the array (create_subjob in array_func.c).
-            array = self._query(_ARRAY_LIMIT_S, re.sub(r"\[.*\]", "[]", self.job_id))
+            array = self._query(_ONE_QUERY_LIMIT_S, re.sub(r"\[.*\]", "[]", self.job_id))
             if array:
                 self._attributes[_COMMAND_LINE] = array.get(_COMMAND_LINE, "")
         return self._attributes

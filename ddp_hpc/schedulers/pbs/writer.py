@@ -45,7 +45,7 @@ class PbsWriter(ScriptWriter):
     launchers = ("mpiexec", "torchrun")
     agent_launcher = "mpiexec"
     why_omp_num_threads = "PBS would set this to the number of cores of the whole node, for each rank."
-    has_spare_nodes = True
+    may_lose_nodes = True
     queue_options = frozenset(QUEUE_OPTIONS) - set(_INSTEAD_OF)
     instead_of = _INSTEAD_OF
 
@@ -55,8 +55,8 @@ class PbsWriter(ScriptWriter):
                 f"job name {job.name!r} has {len(job.name)} characters, but PBS accepts at most "
                 f"{MAX_NAME_CHARS}. Use a shorter name."
             )
-        if job.spare_nodes:
-            _check_spare_nodes(job, site)
+        if job.node_loss_option:
+            _check_node_loss(job, site)
         resources = resource_values(job, site, layout, site.pbs.resources)
         if job.exclusive:
             if not any(text.startswith("select=") for text in resources):
@@ -70,7 +70,7 @@ class PbsWriter(ScriptWriter):
             "resources": _with_memory(resources, job) if job.mem else resources,
             "filesystems_resource": site.pbs.filesystems_resource,
             "filesystems": optional_value("filesystems", job.filesystems or site.pbs.filesystems),
-            "options": [*site.pbs.options, UMASK, *([_KEEP_WITHOUT_NODE] if job.spare_nodes else [])],
+            "options": [*site.pbs.options, UMASK, *([_KEEP_WITHOUT_NODE] if job.node_loss_option else [])],
             "variables": profile_variables(site),
         }
 
@@ -95,8 +95,8 @@ class PbsWriter(ScriptWriter):
 ROLE = PbsWriter
 
 
-def _check_spare_nodes(job: Job, site: Site) -> None:
-    given = f"--spare-nodes {job.spare_nodes} was given, but"
+def _check_node_loss(job: Job, site: Site) -> None:
+    given = f"{job.node_loss_option} was given, but"
     if not site.pbs.tolerate_node_failures:
         raise RequestError(
             f"{given} profile {site.name} does not say that jobs may lose nodes. If {site.title} accepts "
@@ -106,7 +106,7 @@ def _check_spare_nodes(job: Job, site: Site) -> None:
     if site.launch.dialect == "openmpi":
         raise RequestError(
             f"{given} the mpiexec of {site.title} is that of Open MPI, which cannot leave nodes of a PBS job "
-            "out. Omit --spare-nodes."
+            "out. Omit the option."
         )
 
 

@@ -12,12 +12,21 @@ from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.schedulers import run_command as commands
-from ddp_hpc.schedulers.running_job import Queued, RunningJob, StopCause, Successor, without_job
+from ddp_hpc.schedulers.running_job import (
+    Queued,
+    RunningJob,
+    StopCause,
+    Successor,
+    with_count,
+    without_job,
+)
 from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 
 # A directive that chooses the QOS. Some sites derive the partition from the QOS, so a resubmitted job with
 # this directive must not name a partition.
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
+
+_ANSWER_S = 5.0
 
 # Not the steps `batch` and `extern`, which Slurm itself creates.
 _STEP = re.compile(r"\.\d+$")
@@ -55,15 +64,22 @@ class SlurmJob(RunningJob):
     def node_names(self) -> str:
         return self.environ.get("SLURM_JOB_NODELIST", "")
 
+    def scheduler_answers(self) -> bool:
+        with suppress(commands.NoAnswerError):
+            return commands.run(("scontrol", "show", "job", self.job_id), _ANSWER_S).code == 0
+        return False
+
     def on_nodes(
-        self, argv: Sequence[str], names: Sequence[str], directory: Path
+        self, argv: Sequence[str], names: Sequence[str], num_nodes: int, directory: Path
     ) -> tuple[list[str], dict[str, str]]:
         launcher = argv[0].rpartition("/")[2]
         if launcher != "srun":
             raise RequestError(
-                f"--spare-nodes was given, but the launch line begins with {launcher}; it must begin with "
-                "srun, since only srun can leave nodes of a job out"
+                f"--spare-nodes or --min-nodes was given, but the launch line begins with {launcher}; it "
+                "must begin with srun, since only srun can leave nodes of a job out"
             )
+        for option in ("--nodes", "--ntasks"):
+            argv = with_count(argv, option, num_nodes, len(names))
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
         return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]], {}
 

@@ -30,13 +30,13 @@ class SlurmWriter(ScriptWriter):
     launchers = ("srun", "mpiexec", "ibrun", "torchrun")
     agent_launcher = "srun"
     passes_arguments = True
-    has_spare_nodes = True
+    may_lose_nodes = True
     queue_options = frozenset(QUEUE_OPTIONS)
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        if job.spare_nodes:
-            _check_spare_nodes(job, layout)
+        if job.node_loss_option:
+            _check_node_loss(job, layout)
         if not site.slurm.queue_option:
             refuse_unused(site, [("--queue", job.queue)])
         # With torchrun, one agent per node is the task; otherwise each rank is a task.
@@ -94,17 +94,17 @@ def _memory_option(site: Site, layout: Layout) -> list[str]:
     return [f"--mem={layout.memory_mib}M"] if layout.memory_mib and not is_fixed else []
 
 
-def _check_spare_nodes(job: Job, layout: Layout) -> None:
+def _check_node_loss(job: Job, layout: Layout) -> None:
     if layout.launcher not in ("srun", "torchrun"):
         raise RequestError(
-            f"--spare-nodes {job.spare_nodes} was given, but only srun can leave out nodes of a job. Use "
+            f"{job.node_loss_option} was given, but only srun can leave out nodes of a job. Use "
             "--launcher srun or torchrun."
         )
     words = [word.partition("=")[0] for text in job.launcher_arg for word in launcher_words(text)]
     for flag in sorted(_NODE_FLAGS & {*words}):
         raise RequestError(
-            f"--launcher-arg {flag} cannot be combined with --spare-nodes, which chooses the nodes of the "
-            "ranks. Use --directive for nodes that the whole job must have or must not have."
+            f"--launcher-arg {flag} cannot be combined with {job.node_loss_option}, which chooses the nodes "
+            "of the ranks. Use --directive for nodes that the whole job must have or must not have."
         )
 
 

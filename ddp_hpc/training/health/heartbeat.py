@@ -259,6 +259,7 @@ class _BeatSender(HeartbeatThread):
         self._connection, self._rank, self._host = connection, rank, host
         self._limits, self._now, self._on_lost = limits, now, on_lost
         self._buffer, self._cut_off = b"", False
+        self._heard_s = time.monotonic()
         self._has_beaten = threading.Event()
 
     def beat_now(self) -> None:
@@ -278,9 +279,15 @@ class _BeatSender(HeartbeatThread):
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(self._doorbell, selectors.EVENT_READ)
             if text := self._beat_until_lost(selector):
-                cause = Cause.LOST_RANK
                 self._on_lost(
-                    AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=text, rank=0, host=self._host)
+                    AttemptEnd(
+                        cause=Cause.LOST_RANK,
+                        exit_code=Cause.LOST_RANK.exit_code,
+                        reason=text,
+                        rank=0,
+                        host=self._host,
+                        silent_s=time.monotonic() - self._heard_s,
+                    )
                 )
             self._send("bye")
             # Closing with unread data would reset the connection and lose the last message.
@@ -296,13 +303,12 @@ class _BeatSender(HeartbeatThread):
         goodbye.
         """
         limits, next_s = self._limits, 0.0
-        heard_s = resumed_s = before_s = time.monotonic()
+        self._heard_s = resumed_s = before_s = time.monotonic()
         while not self._stopped.is_set():
             now = time.monotonic()
             if now - before_s > limits.gap_s:
-                heard_s = resumed_s = (
-                    now  # this process was suspended and resumed, so do not count the time in between
-                )
+                # This process was suspended and resumed, so do not count the time in between.
+                self._heard_s = resumed_s = now
             before_s = now
             is_requested = self._is_beat_requested()
             beat = self._now(resumed_s)
@@ -311,8 +317,8 @@ class _BeatSender(HeartbeatThread):
                 next_s = now + limits.period_s
             if is_requested:
                 self._has_beaten.set()
-            if now - heard_s > beat.limit_s:
-                silence_s = now - heard_s
+            if now - self._heard_s > beat.limit_s:
+                silence_s = now - self._heard_s
                 answers = node_answers(self._connection, within_s=silence_s / 2)
                 return rank_0_mute_text(self._host, silence_s, answers, beat)
             ready = selector.select(max(next_s - time.monotonic(), 0.0))
@@ -322,11 +328,13 @@ class _BeatSender(HeartbeatThread):
                 except OSError as error:
                     self._cut_off = self._cut_off or is_cut_off(error)
                     received = b""
+                if received or not self._cut_off:  # if rank 0 has exited, its kernel says so at once
+                    self._heard_s = time.monotonic()
                 if not received:
                     return self._on_closed()
                 if self._receive(received):
                     return ""
-                heard_s = before_s = time.monotonic()
+                before_s = time.monotonic()
         return ""
 
     def _receive(self, received: bytes) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base import rank_names
 from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.option_names import named
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.training.process_group.start_phases import PREPARING, STARTING, UNCONNECTED
 
-_MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
+_MAX_NODES, _MAX_PLACES = 4, 3
 NOT_BEGUN = -1  # the step that a rank reports before its first step
 _MUTE = "its process is stopped, or Python is blocked in a C call"
 _CUT = "its node does not answer: the node, or the network between the two nodes, is down"
@@ -89,27 +90,23 @@ class RankStatus:
     node_answers: bool = True  # False: the node's kernel did not acknowledge the request for stack traces
 
 
-def end_of_lost(cause: Cause, reason: str, ranks: Sequence[RankStatus]) -> AttemptEnd:
+def end_of_lost(cause: Cause, reason: str, ranks: Sequence[RankStatus], silent_s: float) -> AttemptEnd:
     """Returns the end of the attempt that has lost these ranks, the first of which is blamed."""
     first = ranks[0]
-    step = None if first.beat.step == NOT_BEGUN else first.beat.step
     return AttemptEnd(
-        cause=cause, exit_code=cause.exit_code, reason=reason, rank=first.rank, host=first.host, step=step
+        cause=cause,
+        exit_code=cause.exit_code,
+        reason=reason,
+        rank=first.rank,
+        host=first.host,
+        step=None if first.beat.step == NOT_BEGUN else first.beat.step,
+        silent_s=silent_s,
     )
 
 
 def name_ranks(ranks: Sequence[RankStatus]) -> str:
     """Lists ranks with their nodes, as in `rank 3 on n2`, or `ranks 4, 5 on n2 and 6, 7 on n3`."""
-    nodes: dict[str, list[int]] = {}
-    for seen in ranks:
-        nodes.setdefault(seen.host, []).append(seen.rank)
-    parts = []
-    for host, numbers in list(nodes.items())[:_MAX_NODES]:
-        listed = ", ".join(map(str, numbers[:_MAX_RANKS])) + (", ..." if len(numbers) > _MAX_RANKS else "")
-        parts.append(f"{listed} on {host}")
-    if len(nodes) > _MAX_NODES:
-        parts.append(f"on {len(nodes) - _MAX_NODES} more nodes")
-    return f"rank{'s' * (len(ranks) > 1)} {' and '.join(parts)}"
+    return rank_names.name_ranks((seen.rank, seen.host) for seen in ranks)
 
 
 def seconds(duration_s: float) -> str:

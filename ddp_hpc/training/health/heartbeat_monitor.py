@@ -280,8 +280,10 @@ class Monitor(HeartbeatThread):
         if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
             cut_off = [r for r in gone if r.cut_off]
             if cut_off:
-                return end_of_lost(Cause.LOST_RANK, cut_off_text(cut_off, limits.silent_s), cut_off)
-            return end_of_lost(Cause.LOST_RANK, gone_text(gone, limits.gone_s), gone)
+                silent_s = now - min(r.beat_s for r in cut_off)
+                return end_of_lost(Cause.LOST_RANK, cut_off_text(cut_off, limits.silent_s), cut_off, silent_s)
+            silent_s = max(now - r.gone_s for r in gone if r.gone_s is not None)
+            return end_of_lost(Cause.LOST_RANK, gone_text(gone, limits.gone_s), gone, silent_s)
         if not self._laggards():
             return None
         self._collect_stacks()
@@ -289,7 +291,8 @@ class Monitor(HeartbeatThread):
         if not laggards:
             return None
         written = _write_stacks(self._stacks, laggards, limits.answer_s) if self._stacks is not None else None
-        return end_of_lost(Cause.HANG, hang_text(laggards, self._active(), written), laggards)
+        text = hang_text(laggards, self._active(), written)
+        return end_of_lost(Cause.HANG, text, laggards, min(r.for_s for r in laggards))
 
     def _active(self) -> list[_Rank]:
         return [r for r in self._ranks if not r.left and r.gone_s is None]

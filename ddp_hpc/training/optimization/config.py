@@ -42,6 +42,14 @@ class OptimizationConfig:
     accumulate: int = option(
         1, "Number of micro-batches whose gradients are accumulated in each step.", above=0
     )
+    global_batch: int | None = option(
+        None,
+        "Number of samples of each step, on any number of ranks. If it is more than --batch-size on each "
+        "rank, gradients are accumulated.",
+        above=0,
+        metavar="N",
+        shown_default="--batch-size times --accumulate times the data-parallel ranks",
+    )
     clip_norm: float | None = option(
         None, "Clip the total norm of the gradients to this value.", above=0, changes_losses=True
     )
@@ -101,6 +109,10 @@ class OptimizationConfig:
             raise RequestError(
                 f"--compile {self.compile} cannot be used with --accumulate: torch cannot accumulate "
                 "gradients in the memory of its CUDA graphs. Use --compile, or --cuda-graph."
+            )
+        if self.global_batch is not None and self.accumulate > 1:
+            raise RequestError(
+                "--global-batch already determines the micro-batches per step. Remove --accumulate."
             )
         if self.cuda_graph and (reason := self.against_cuda_graph()):
             raise RequestError(f"--cuda-graph cannot be used with {reason}.")

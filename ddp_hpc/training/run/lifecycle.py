@@ -27,7 +27,7 @@ from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.run.directories import RunDirectories, find_run_directories
 from ddp_hpc.training.run.end import end_before_kill
 from ddp_hpc.training.run.parts import Parts
-from ddp_hpc.training.run.record import RunRecord, record_done_without_snapshots
+from ddp_hpc.training.run.record import RunRecord, Spent, record_done_without_snapshots
 from ddp_hpc.training.run.restore import on_all_ranks, restore
 from ddp_hpc.training.run.resumable import Losses, RunDescription
 from ddp_hpc.training.run.save_schedule import CONTINUE, Decision, SaveSchedule, decide
@@ -64,6 +64,8 @@ class RunLifecycle:
         self._writer: SnapshotWriter | None = None  # on each rank that writes: all, if the state is sharded
         snapshots = config.snapshots
         self._schedule = SaveSchedule(snapshots.every_steps, snapshots.every_s, time.monotonic())
+        self._save_s = self._data_s = 0.0
+        self._spent_at: dict[int, Spent] = {}  # by the step of a snapshot that is being written
         self._num_exchanges = 0
         self._description: RunDescription | None = None  # set by `resume`
         self._lr_ranks = 1  # set by `resume`
@@ -110,7 +112,9 @@ class RunLifecycle:
             layout=mesh.layout,
             num_samples=num_samples,
         )
+        begin_s = time.monotonic()
         about, exact = restore(snapshot, state, now, self._group, self._directory)
+        restore_s = time.monotonic() - begin_s
         if about is None:
             position, losses, self._lr_ranks = Position(), Losses(), mesh.data_size
         else:
@@ -132,7 +136,7 @@ class RunLifecycle:
             num_bytes = 3 * num_bytes_of(state.whole)
             num_bytes //= self._group.world.world_size if state.is_sharded else 1
             self._stop_requests.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
-        self._record.resumed(position.step)
+        self._record.resumed(position.step, restore_s)
         self._schedule.saved()
         return position, losses, self._lr_ranks
 
@@ -173,6 +177,10 @@ class RunLifecycle:
         due = self._directory is not None and self._schedule.is_overdue()
         stop_request = float(self._stop_requests.stop_request())
         return RankReport(stop_request, float(due), step_s, own_s, self._stop_requests.own.deadline_s)
+
+    def waited_for_data(self, data_s: float) -> None:
+        """Adds to the time in which rank 0 has waited for data."""
+        self._data_s += data_s
 
     def evaluated(self, evaluation_s: float) -> None:
         """Records the duration of an evaluation, during which the run cannot stop."""
@@ -232,6 +240,7 @@ class RunLifecycle:
 
         `tick` is called every few seconds while the previous save is still being written.
         """
+        begin_s = time.monotonic()
         model, training = state.model_tensors(), state.training_tensors()
         self._schedule.saved()
         if self._writer is not None:
@@ -241,6 +250,9 @@ class RunLifecycle:
         else:  # tensors that are sharded over some of the ranks are gathered on rank 0
             for _ in chain(model.tensors, training.tensors):
                 pass
+        self._save_s += time.monotonic() - begin_s
+        if self._directory is not None:
+            self._spent_at[position.step] = self._spent()
 
     def finish(self, position: Position, stop: Stop | None, tick: Callable[[], None]) -> None:
         """Waits for the last save and writes the final state to the run directory. Collective.
@@ -251,11 +263,13 @@ class RunLifecycle:
             DdpHpcError: the last state could not be saved.
         """
         if self.directories is None:
+            self._record.steps_ended(position.step, self._spent())
             if self._group.world.rank == 0:
                 record_done_without_snapshots(os.environ, self._progress.say)
             return
-        problem = ""
+        problem, begin_s = "", time.monotonic()
         saved = self._writer.wait(tick) if self._writer is not None else None
+        self._save_s += time.monotonic() - begin_s
         if self._directory is not None and saved is not None:
             if saved.step != position.step:
                 problem = (
@@ -264,6 +278,7 @@ class RunLifecycle:
                     "same command again"
                 )
             else:
+                self._record.steps_ended(position.step, self._spent())
                 self._record.ended(position.step, stop)
         self._group.agree(problem, DdpHpcError)
 
@@ -291,7 +306,12 @@ class RunLifecycle:
         requests = self._stop_requests
         if requests is not None:
             requests.measured(save_s=self._directory.saved.seconds)
-        self._record.saved(step, is_rank_lost=requests is not None and requests.is_lost())
+        # A small snapshot can be complete before `save` has returned.
+        spent = self._spent_at.pop(step, None) or self._spent()
+        self._record.saved(step, spent, is_rank_lost=requests is not None and requests.is_lost())
+
+    def _spent(self) -> Spent:
+        return Spent(time.time(), self._save_s, self._data_s)
 
 
 def _where(position: Position, num_samples: int | None) -> str:

@@ -10,17 +10,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.attempt_end import AttemptEnd, place_of_end, remove_end, write_end
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import COMPLETE, State, Stop
 from ddp_hpc.base.run_state import RunState, read_state, write_state
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.base.toml_options import as_toml
 from ddp_hpc.training.config import TrainConfig
 
 _HUNG_DISK_S = 2.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The seconds in which this process has waited for snapshots and for data until the time `at_s`."""
+
+    at_s: float
+    save_s: float
+    data_s: float
 
 
 class RunRecord:
@@ -34,6 +46,7 @@ class RunRecord:
         self._run, self._is_rank_0, self._say = run, is_rank_0, say
         self.is_taken_over: Callable[[], bool] = lambda: False
         self._start_step: int | None = None  # None until the attempt has resumed
+        self._restore_s = 0.0
         self._is_open = self.has_begun = self._has_failed = False
         self._writing = threading.Lock()  # prevents the saving thread from overwriting `failed`
 
@@ -41,11 +54,11 @@ class RunRecord:
         """From now on, this attempt owns the run directory, so that a failure is recorded there."""
         self._is_open = True
 
-    def resumed(self, step: int) -> None:
+    def resumed(self, step: int, restore_s: float) -> None:
         """Sets the step at which this attempt starts. Another job resumes a failed run only if it has passed
-        this step.
+        this step. `restore_s` is the time for reading the snapshot.
         """
-        self._start_step = step
+        self._start_step, self._restore_s = step, restore_s
 
     def begun(self, config: TrainConfig) -> None:
         """Records that the run is running. Call it when no more errors of the user are possible: a start
@@ -58,13 +71,19 @@ class RunRecord:
         if self._run is not None and self._is_rank_0:
             keep_config(self._run, config)
         self._write(State.RUNNING, self._start_step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._note(Moment.STEPS_BEGAN, {"step": self._start_step, "restore_s": self._restore_s})
 
-    def saved(self, step: int, *, is_rank_lost: bool) -> None:
+    def saved(self, step: int, spent: Spent, *, is_rank_lost: bool) -> None:
         """Records the step of a complete snapshot. Called in the thread that saves."""
+        self._note(Moment.SAVED, {"step": step, **asdict(spent)})
         with self._writing:
             # If a rank has failed in the meantime, keep the state that it wrote.
             if not (self._has_failed or is_rank_lost):
                 self._write(State.RUNNING, step, "saved a snapshot")
+
+    def steps_ended(self, step: int, spent: Spent) -> None:
+        """Records that there are no more steps, and that their result is complete."""
+        self._note(Moment.STEPS_ENDED, {"step": step, **asdict(spent)})
 
     def ended(self, step: int, stop: Stop | None) -> None:
         """Records that the training is complete, or why it stops early with its state saved."""
@@ -102,6 +121,10 @@ class RunRecord:
         if before is not None and not before.state.may_become(state, in_same_attempt=self.has_begun):
             return  # the run has already ended, or another rank has reported its failure
         write_state(run, RunState(state, step, end.reason))
+
+    def _note(self, moment: Moment, details: dict[str, Any]) -> None:
+        if self._is_rank_0 and (place := place_of_end(os.environ)):
+            note(*place, moment, **details)
 
     def _write(self, state: State, step: int, reason: str) -> None:
         if self._run is None or not self._is_rank_0:

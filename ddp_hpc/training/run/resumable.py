@@ -46,7 +46,7 @@ class RunDescription:
     @property
     def global_batch(self) -> int:
         """The number of samples of a step."""
-        return self.config.data.batch_size * self.data_size * self.config.optimization.accumulate
+        return self.config.global_batch(self.data_size)
 
     @property
     def order(self) -> dict[str, Any]:
@@ -117,7 +117,8 @@ class RunDescription:
         if self.num_samples is not None and about["global_batch"] != self.global_batch:
             yield (
                 f"the global batch changed from {about['global_batch']} to {self.global_batch} "
-                "samples; the step count continues, and no sample of the epoch is used twice"
+                f"samples ({named('batch_size')} is per rank; --global-batch keeps it); the step count "
+                "continues, and no sample of the epoch is used twice"
             )
         now, before = _as_json(self.config), about["config"]
         # Options that affect the order of samples are not here: a change of them is rejected.

@@ -1,0 +1,58 @@
+"""The output files of `ddp-hpc report`. Does not import the packages that reading traces needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.base.atomic_files import begins_with, write_atomically
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.version import __version__
+
+PAGE_BEGINS = b"<!DOCTYPE html>\n<!-- ddp-hpc report -->"
+_JSON_BEGINS = b'{\n "name": "report"'
+
+
+def check_outputs(page: Path | None, numbers: Path | None) -> None:
+    """Checks the output files before anything is read. Only earlier reports are overwritten.
+
+    Raises:
+        RequestError: an output cannot be written, or would overwrite another file.
+    """
+    given = {"-o": (page, PAGE_BEGINS), "--json": (numbers, _JSON_BEGINS)}
+    seen: dict[Path, str] = {}
+    for option, (path, begins) in given.items():
+        if path is None:
+            continue
+        if path.is_dir() or not path.name:
+            raise RequestError(f"{option} {path} is a directory; give the name of a file")
+        if (other := seen.setdefault(path.resolve(), option)) != option:
+            raise RequestError(f"{option} and {other} name the same file, {path}; use two different files")
+        directory = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
+        if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
+            raise RequestError(
+                f"cannot write {option} {path} (no permission in {directory}); choose another file"
+            )
+        if path.exists() and not (path.is_file() and begins_with(path, begins)):
+            raise RequestError(
+                f"{option} {path} exists and was not written by this option; choose another file, or remove "
+                "this one"
+            )
+
+
+def write_numbers(path: Path, numbers: dict[str, Any]) -> None:
+    """Writes the numbers of a report as JSON, after the keys `name` ("report"), `created` and `versions`.
+
+    Raises:
+        DdpHpcError: the file cannot be written.
+    """
+    document = {
+        "name": "report",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"ddp_hpc": __version__},
+        **numbers,
+    }
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), "report")
