@@ -7,6 +7,10 @@ the number of scripts with a finding, how many of these scripts sbatch refuses, 
 lines show how many of all refused scripts have an error of lint.
 
 `--draw N` prints N random findings for a person to judge, selected with --seed, --severity and --class.
+
+`python benchmarks/lint_precision.py --recall tests/lint/mistakes.txt` measures recall on scripts with one
+known mistake each: how many are found, by a check that the file names for it as an error or a warning, and
+how many corrected scripts have an error or a warning.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddp_hpc.lint.parse_script import read_script
-from ddp_hpc.lint.run_checks import CHECKS, lint_script
+from ddp_hpc.lint.run_checks import CHECKS, LintFinding, lint_script
+from ddp_hpc.sites.site import load_site
 
 CLASSES = ("ml", "mpi", "other")
 DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS)\b", re.MULTILINE)
@@ -72,7 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("--recall", type=Path, help="measure recall on the mistakes in this file")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--json", type=Path, help="write all findings and answers to this file")
     parser.add_argument("--draw", type=int, default=0, help="print this many random findings")
@@ -80,6 +87,10 @@ def main() -> None:
     parser.add_argument("--severity", default="error")
     parser.add_argument("--class", dest="script_class", choices=CLASSES)
     args = parser.parse_args()
+    if args.recall:
+        print_recall(args.recall)
+    if args.directory is None:
+        return
     paths = sorted(path for path in args.directory.rglob("*") if is_job_script(path))
     with tempfile.TemporaryDirectory() as work:
         configuration = Path(work, "slurm.conf")
@@ -94,6 +105,72 @@ def main() -> None:
         args.json.write_text(json.dumps(rows, indent=0))
     if args.draw:
         draw(rows, args.draw, args.seed, args.severity, args.script_class)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A script with one mistake, the corrected script, and the checks whose remedy corrects it."""
+
+    name: str
+    source: str
+    checks: tuple[str, ...]
+    profile: str
+    version: str
+    wrong: str
+    corrected: str
+
+    def findings(self, text: str) -> list[LintFinding]:
+        """Returns the errors and warnings of lint for one of the two scripts."""
+        site = load_site(self.profile) if self.profile else None
+        found = lint_script(text, site, installed_version=self.version)
+        return [one for one in found if one.severity != "note"]
+
+    def found_by(self) -> list[LintFinding]:
+        """Returns the findings for the script with the mistake that name its remedy."""
+        return [one for one in self.findings(self.wrong) if one.check in self.checks]
+
+
+def read_mistakes(path: Path) -> list[Mistake]:
+    """Returns the mistakes in a file; its first lines describe its format."""
+    mistakes = []
+    for entry in re.split("^== ", path.read_text(), flags=re.MULTILINE)[1:]:
+        name, *lines = entry.rstrip("\n").split("\n")
+        fields = dict(line.split(": ", 1) for line in lines if re.match("[a-z]+: ", line))
+        script = [line for line in lines if line[:1] in ("-", "+", " ")]
+        mistakes.append(
+            Mistake(
+                name=name,
+                source=fields["source"],
+                checks=tuple(fields.get("checks", "").split()),
+                profile=fields.get("profile", ""),
+                version=fields.get("version", ""),
+                wrong=_script(script, "- "),
+                corrected=_script(script, "+ "),
+            )
+        )
+    return mistakes
+
+
+def _script(lines: list[str], kept: str) -> str:
+    text = "".join(line[1:] + "\n" for line in lines if line[0] in kept)
+    return text.replace("\\r\n", "\r\n").replace("\\s\n", " \n")
+
+
+def print_recall(path: Path) -> None:
+    mistakes = read_mistakes(path)
+    missed = [mistake for mistake in mistakes if not mistake.found_by()]
+    for mistake in missed:
+        others = ", ".join(one.check for one in mistake.findings(mistake.wrong))
+        print(f"missed: {mistake.name}" + (f" (other findings: {others})" if others else ""))
+    wrong = 0
+    for mistake in mistakes:
+        found = mistake.findings(mistake.corrected)
+        wrong += bool(found)
+        for one in found:
+            print(f"corrected, but reported: {mistake.name}: {one.check}, line {one.line}: {one.what}")
+    total = len(mistakes)
+    print(f"found: {total - len(missed)} of {total} ({100 * (total - len(missed)) / max(1, total):.0f} %)")
+    print(f"corrected scripts with an error or a warning: {wrong} of {total}")
 
 
 def is_job_script(path: Path) -> bool:

@@ -20,6 +20,7 @@ from typing import NoReturn
 from ddp_hpc.base.errors import EXIT_INTERRUPTED, DdpHpcError, ReportedElsewhereError, RequestError
 from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.discovery.listening_ports import sockets_of
+from ddp_hpc.discovery.node_check_request import run_check_if_requested
 from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.rank_output import open_output
 from ddp_hpc.discovery.rank_program import Recording, end_like, run_as_child
@@ -33,6 +34,7 @@ from ddp_hpc.training.process_group.flight_recorder import turn_on_flight_record
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the program; on an error, prints one line and exits with its code."""
+    run_check_if_requested(os.environ)
     program = sys.argv[1:] if argv is None else argv
     if program[:1] == ["--"]:
         program = program[1:]

@@ -17,7 +17,9 @@ from ddp_hpc.request.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESTARTS,
     DEFAULT_SIGNAL,
+    NODE_CHECKS,
     REQUEUE_POLICIES,
+    default_node_check,
     parse_signal,
 )
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -80,6 +82,13 @@ from ddp_hpc.supervisor.supervise import supervise
     type=click.IntRange(1),
     metavar="M",
     help="Start the ranks on fewer nodes, but at least M, if a node has failed and no spare one is left.",
+)
+@click.option(
+    "--node-check",
+    type=click.Choice(NODE_CHECKS),
+    show_default="replace with --spare-nodes, otherwise off",
+    help="Check the nodes before each start with several nodes: warn about bad ones, or replace them by "
+    "spare ones.",
 )
 @click.option(
     "--local-dir",
@@ -159,6 +168,7 @@ def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
         restarts=options["restarts"],
         spare_nodes=options["spare_nodes"],
         min_nodes=options["min_nodes"],
+        node_check=options["node_check"] or default_node_check(options["spare_nodes"]),
         may_submit=not options["no_submit"],
         local_dir=options["local_dir"],
         progress=options["progress"],

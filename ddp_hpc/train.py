@@ -26,6 +26,7 @@ from ddp_hpc.base.process_control import set_umask
 from ddp_hpc.base.toml_options import toml_options
 from ddp_hpc.base.version import __version__
 from ddp_hpc.discovery.launcher_environment import peek_rank
+from ddp_hpc.discovery.node_check_request import run_check_if_requested
 from ddp_hpc.discovery.rank_output import open_output
 from ddp_hpc.discovery.rank_program import end_like, run_as_child
 from ddp_hpc.training.config import TrainConfig
@@ -86,6 +87,7 @@ def config_of(file: Path | None, options: Mapping[str, Any]) -> TrainConfig:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code."""
+    run_check_if_requested(os.environ)
     set_umask(os.environ)
     _keep_output()
     try:

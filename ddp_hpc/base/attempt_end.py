@@ -58,9 +58,14 @@ def place_of_end(environ: Mapping[str, str]) -> tuple[Path, str] | None:
     return (Path(run_dir), attempt) if run_dir and attempt else None
 
 
+def logs_of_attempt(attempt: int | str) -> str:
+    """Returns the directory of the logs of all ranks, in the run directory."""
+    return f"logs/attempt-{attempt}"
+
+
 def rank_log(attempt: int | str, node: str, rank: int) -> str:
     """Returns the log of a rank in the run directory. Many files in one directory would be slow on Lustre."""
-    return f"logs/attempt-{attempt}/{node}/rank-{rank}.log"
+    return f"{logs_of_attempt(attempt)}/{node}/rank-{rank}.log"
 
 
 def write_end(run_dir: Path, attempt: str, end: AttemptEnd, *, replace: bool = False) -> bool:

@@ -12,6 +12,9 @@ from pathlib import Path
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.record import record
 
+SIMULATED_NODE = "DDP_HPC_SIMULATED_NODE"
+"""The node of a rank in a rehearsal, in which all nodes are this machine."""
+
 
 @record
 class JobVariables:

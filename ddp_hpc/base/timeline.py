@@ -25,11 +25,9 @@ class Moment(StrEnum):
 
     JOB_BEGAN = "job began"
     """`num_nodes`: all nodes of the job."""
-    NODES_CHECKED = "nodes checked"
-    """`seconds`: how long the nodes were checked before the launcher starts."""
     LAUNCHER_STARTED = "launcher started"
     """`num_used`: the number of nodes of the ranks, null for all; `records_steps`: whether rank 0 records
-    STEPS_BEGAN in any case."""
+    STEPS_BEGAN in any case; `checks_s`: for how long nodes were checked before."""
     PROGRAM_BEGAN = "program began"
     """`ddp-hpc exec` starts the program of rank 0."""
     STEPS_BEGAN = "steps began"
@@ -53,8 +51,3 @@ def note(
     line = {"at_s": round(time.time() if at_s is None else at_s, 3), "attempt": attempt, "moment": moment}
     with suppress(DdpHpcError):
         append_line(run_dir / TIMELINE, json.dumps(line | details).encode())
-
-
-def note_check(run_dir: Path, attempt: str, seconds: float) -> None:
-    """Records how long the nodes were checked before the launcher starts."""
-    note(run_dir, attempt, Moment.NODES_CHECKED, seconds=seconds)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,10 +67,11 @@ def command(
     if not scripts:
         raise click.UsageError("nothing to check. Give a SCRIPT.")
     select, ignore = split_codes(select), split_codes(ignore)
+    find_site = site_finder(profile)
     findings = [
         (click.format_filename(script), finding)
         for script in scripts
-        for finding in _findings_in(script, profile, select, ignore)
+        for finding in _findings_in(script, find_site, select, ignore)
     ]
     if as_json:
         rows = [{"path": path, **asdict(finding)} for path, finding in findings]
@@ -86,14 +89,17 @@ def command(
 
 
 def _findings_in(
-    script: Path, profile: str | None, select: tuple[str, ...], ignore: tuple[str, ...]
+    script: Path,
+    find_site: Callable[[str], Site | None],
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
 ) -> list[LintFinding]:
     from ddp_hpc.lint import run_checks as lint
 
     text = read_script(script)
     # A script is usually submitted from its own directory.
     here = Path.cwd() if script.resolve().parent == Path.cwd() else None
-    site = site_of(text, profile)
+    site = find_site(text)
     version = lint.installed_version_for(text, site)
     findings = lint.lint_script(
         text, site, directory=here, installed_version=version, select=select, ignore=ignore
@@ -122,24 +128,33 @@ def read_script(path: Path) -> str:
         raise DdpHpcError(f"cannot read {name}: {err.strerror}") from None
 
 
-def site_of(text: str, profile: str | None) -> Site | None:
-    """Returns the site of --profile, of the script, or of this machine; None if its scheduler is another one.
+def site_finder(profile: str | None) -> Callable[[str], Site | None]:
+    """Returns a function that finds the site of --profile, of a script, or of this machine.
 
-    The scripts of `ddp-hpc render` name their profile.
+    The function returns None if the scheduler of the script is another one. The scripts of `ddp-hpc render`
+    name their profile. Each profile is read only once, and named in a message.
     """
     from ddp_hpc.lint.parse_script import parse_script
     from ddp_hpc.schedulers.registry import is_same_scheduler
     from ddp_hpc.sites.detect import choose_profile
     from ddp_hpc.sites.site import load_site, profile_files
 
-    script = parse_script(text)
-    named = script.last_assigned("DDP_HPC_PROFILE")
-    if not profile and named in profile_files():
-        name, why = str(named), "named by DDP_HPC_PROFILE in the script"
-    else:
-        name, why = choose_profile(profile or "", "", os.environ)
-    site = load_site(name)
-    if not profile and not is_same_scheduler(site, script.scheduler):
-        return None
-    click.echo(f"profile {name}: {why}", err=True)
-    return site
+    load = cache(load_site)
+    choose = cache(lambda: choose_profile(profile or "", "", os.environ))
+    files = cache(profile_files)
+    told = cache(lambda name, why: click.echo(f"profile {name}: {why}", err=True))
+
+    def find(text: str) -> Site | None:
+        script = parse_script(text)
+        named = script.last_assigned("DDP_HPC_PROFILE")
+        if not profile and named in files():
+            name, why = str(named), "named by DDP_HPC_PROFILE in the script"
+        else:
+            name, why = choose()
+        site = load(name)
+        if not profile and not is_same_scheduler(site, script.scheduler):
+            return None
+        told(name, why)
+        return site
+
+    return find

@@ -63,4 +63,4 @@ def command(job: str, follow: bool, rank: int | None, attempt: int | None, run_d
     if follow:
         log.follow(job, source, write, say)
     else:
-        log.show(job, source, write)
+        log.show(job, source, write, say)

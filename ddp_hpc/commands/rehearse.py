@@ -75,6 +75,13 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Submit the script from the current directory, as the real job, or from a new, empty directory, so "
     "that the job changes no files of yours.  [default: --here]",
 )
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Use DIR, which must be new or empty, as the run directory of a script of ddp-hpc render, and keep "
+    "it with its snapshots and the logs of its ranks.",
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.pass_context
 def command(ctx: click.Context, /, script: Path, arguments: str | None, **given: Any) -> None:
@@ -157,7 +164,7 @@ def _differences(plan: Plan, options: Options) -> list[str]:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""
         lines.append(f"each job has a walltime of {options.walltime_s} s instead of {requested}{clock}")
-    if options.steps is None and options.walltime_s is None:
+    if options.steps is None and options.walltime_s is None and plan.runs_trainer:
         lines.append(f"ddp_hpc.train runs with --max-steps {DEFAULT_STEPS}; use --steps to change this")
     if options.arguments:
         lines.append(f"appended to the command of the ranks: {shlex.join(options.arguments)}")

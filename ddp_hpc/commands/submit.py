@@ -13,7 +13,7 @@ import click
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.commands.job_options import ScriptOrRequest, all_job_options, given_options, request_of
-from ddp_hpc.commands.lint import read_script, site_of
+from ddp_hpc.commands.lint import read_script, site_finder
 
 if TYPE_CHECKING:
     from ddp_hpc.lint.run_checks import LintFinding
@@ -30,13 +30,20 @@ _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
 )
 @click.option("--force", is_flag=True, help="Submit the script even if lint reports errors.")
 @click.option(
+    "--forget-nodes",
+    is_flag=True,
+    help="Use nodes again that have failed in earlier jobs of the run.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
     help="Print a JSON object with the job ID, the run directory and others.",
 )
 @click.argument("script", required=False, type=click.Path(path_type=Path))
-def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **options: Any) -> None:
+def command(
+    script: Path | None, dry_run: bool, force: bool, forget_nodes: bool, as_json: bool, **options: Any
+) -> None:
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
     Standard output contains only the job ID, or with --json an object. The command first checks the script
@@ -52,9 +59,11 @@ def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **op
       ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT
       ddp-hpc submit jobs/generic_slurm_ddp.sbatch -- --epochs 3
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
+      ddp-hpc submit job.sh --forget-nodes
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.queue import submit as submit_module
+    from ddp_hpc.queue.failed_nodes import forget_failed_nodes
     from ddp_hpc.schedulers.run_command import need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
@@ -66,6 +75,9 @@ def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **op
     check_findings(findings, force=force)
     scheduler = submission.scheduler
     _warn(submit_module.conflict(submission))
+    if not forget_nodes:
+        submission, left_out = submit_module.without_failed_nodes(submission)
+        _note(left_out)
     if dry_run:
         sys.stdout.buffer.write(submission.content)
         sys.stdout.flush()
@@ -73,6 +85,8 @@ def command(script: Path | None, dry_run: bool, force: bool, as_json: bool, **op
         return
     program, prefix = scheduler.submit_program, scheduler.prefix
     need(program, f"the script's {prefix} lines are for {scheduler.title}, which requires {program}")
+    if forget_nodes and submission.run_dir is not None:
+        forget_failed_nodes(submission.run_dir)
     submit_module.prepare(submission)
     _send(submission, as_json=as_json)
 
@@ -138,7 +152,7 @@ def _submission(script: Path | None, request: dict[str, Any]) -> tuple[Submissio
     text = read_script(script)
     if not account and not submit_module.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
-    site_or_none = site_of(text, profile)
+    site_or_none = site_finder(profile)(text)
     submission = submit_module.submission_of_script(
         text, script, here, account=account, arguments=arguments, site=site_or_none
     )

@@ -175,6 +175,13 @@ LAUNCHERS: tuple[Launcher, ...] = (
         rank="OMPI_COMM_WORLD_RANK", world_size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK", local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    # Spectrum MPI is based on Open MPI.
+    Launcher(
+        name="jsrun", title="LSF jsrun", mpi="openmpi", start="jsrun",
+        any_of=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        rank="JSM_NAMESPACE_RANK", world_size="JSM_NAMESPACE_SIZE",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK", local_size="JSM_NAMESPACE_LOCAL_SIZE",
+    ),
     # Flux comes before PALS, because Flux's cray-pals plugin also sets PALS_RANKID, but not the local rank.
     Launcher(
         name="flux", title="Flux", mpi="any", start="flux run",
@@ -197,6 +204,12 @@ LAUNCHERS: tuple[Launcher, ...] = (
         rank="PALS_RANKID", world_size="PMI_SIZE",
         local_rank="PALS_LOCAL_RANKID", local_size="PALS_LOCAL_SIZE", node_rank="PALS_NODEID",
         derive=_derive_pals,
+    ),
+    Launcher(
+        name="mvapich", title="MVAPICH2", mpi="mpich", start="MVAPICH2's mpirun_rsh",
+        any_of=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        rank="MV2_COMM_WORLD_RANK", world_size="MV2_COMM_WORLD_SIZE",
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK", local_size="MV2_COMM_WORLD_LOCAL_SIZE",
     ),
     Launcher(
         name="intelmpi", title="Intel MPI", mpi="mpich", start="Intel MPI's mpiexec",

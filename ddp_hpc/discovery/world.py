@@ -7,13 +7,14 @@ value.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_hpc.base.errors import LaunchError, RequestError, nearest
-from ddp_hpc.base.job_variables import node_file_variable
+from ddp_hpc.base.job_variables import SIMULATED_NODE, node_file_variable
 from ddp_hpc.base.option_names import named
 from ddp_hpc.discovery import rank_communication
 from ddp_hpc.discovery.launcher_environment import (
@@ -66,8 +67,11 @@ class World:
 
 
 def short_hostname() -> str:
-    """Returns the host name without its domain, from the system: $HOSTNAME can be that of the batch node."""
-    return socket.gethostname().partition(".")[0]
+    """Returns the host name without its domain, from the system: $HOSTNAME can be that of the batch node.
+
+    In a rehearsal, it is the name of the simulated node.
+    """
+    return os.environ.get(SIMULATED_NODE) or socket.gethostname().partition(".")[0]
 
 
 def discover(

@@ -111,7 +111,7 @@ def driver_cuda() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def gpu_state(here: Here) -> Result:
+def gpu_state(here: Here, limit_s: float = _NVIDIA_SMI_LIMIT_S) -> Result:
     """Checks memory errors and compute mode of the GPUs with nvidia-smi."""
     program = shutil.which("nvidia-smi", path=here.environ.get("PATH", os.defpath))
     if program is None:
@@ -120,7 +120,7 @@ def gpu_state(here: Here) -> Result:
         return warn("this node has NVIDIA GPUs, but nvidia-smi was not found", "add nvidia-smi to the PATH")
     argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=_NVIDIA_SMI_LIMIT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return fail(f"nvidia-smi does not respond ({first_line(error)})", "ask the site to drain this node")
     text = done.stdout.decode("utf-8", "replace")

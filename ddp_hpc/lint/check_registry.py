@@ -16,6 +16,7 @@ from ddp_hpc.lint.parse_script import Command, Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS, is_same_scheduler
 from ddp_hpc.schedulers.scheduler import Scheduler
+from ddp_hpc.schedulers.script_options import whole_number
 from ddp_hpc.sites.site import Site
 
 # `nearest_known` compares at most this number of words, because a comparison takes about a millisecond.
@@ -94,7 +95,11 @@ class Subject:
         match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
         if not match:
             return word
+        of_node = self.num_nodes and self.ranks_per_node and self.num_nodes * self.ranks_per_node
+        tasks = whole_number(self.script.value("--ntasks")) or of_node
         known = {
+            "SLURM_NTASKS": tasks,
+            "SLURM_NPROCS": tasks,
             "SLURM_NNODES": self.num_nodes,
             "SLURM_JOB_NUM_NODES": self.num_nodes,
             "SLURM_NTASKS_PER_NODE": self.ranks_per_node,

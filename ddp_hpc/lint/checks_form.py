@@ -8,11 +8,16 @@ from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import bash_complaint
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
 from ddp_hpc.schedulers.registry import MONITORED
+from ddp_hpc.schedulers.script_options import whole_number
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
+_LOGIN = re.compile(
+    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
+)
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
@@ -24,12 +29,18 @@ _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
 # fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
 _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
+# Whole days in hours: of 30,000 public scripts, one requests such a number of minutes.
+_HOURS_OF_DAYS = ("24", "48", "72", "96", "168")
+_HOURS = re.compile(r"(?!.*\bmin)#.*#.*\b(?:hours?|hrs?)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
+_PLACEHOLDER_ASSIGNED = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=(<[^<>]*>)")
+_MAX_CHARS = 500
+_INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
 
@@ -46,6 +57,20 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             1, "the script is larger than the 4 MB that Slurm accepts", "move data to separate files"
         )
+
+
+@check("JOB027", "error", "a template")
+def _template(subject: Subject) -> Iterator[Problem]:
+    for number, line in enumerate(subject.script.lines, start=1):
+        if re.match(
+            r"\s*(?:\{%-?\s*(?:if|for|set|block|extends|include|macro)\b.*%\}|<%[!=]?\s)", line[:_MAX_CHARS]
+        ):
+            yield Problem(
+                number,
+                f"{shown(line.strip())} is for a template engine, so this file is not a job script",
+                "render it, and check the result",
+            )
+            return
 
 
 @check("JOB002", "error", "Windows line endings")
@@ -65,6 +90,10 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
         return
     if complaint := bash_complaint(script.text.replace("\r\n", "\n")):
         line, message = complaint
+        for number, text in enumerate(script.lines, start=1):
+            if (match := _PLACEHOLDER_ASSIGNED.match(text)) and (number == line or "EOF" in message):
+                yield Problem(number, f"{shown(match[1])} is a placeholder", "replace it with a value")
+                return
         yield Problem(
             line,
             f"bash -n reports: {plain(message)}",
@@ -94,9 +123,19 @@ def _only_placeholders_before(script: Script, line: int) -> bool:
 
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    first = next((command.line for command in script.commands), len(script.lines) + 1)
+    indented = [n for n, line in enumerate(script.lines[: first - 1], start=1) if _INDENTED.match(line)]
+    if indented:
+        others = f", as are {len(indented) - 1} more" if len(indented) > 1 else ""
+        yield Problem(
+            indented[0],
+            f"this directive is indented{others}, and sbatch ignores lines that do not begin with #SBATCH",
+            "remove the blanks before #SBATCH",
+        )
     for number, match, near in _nearly(subject):
         # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
-        may_be_disabled = match[2] or match[3] == near.lower()
+        may_be_disabled = script.scheduler and (match[2] or match[3] == near.lower())
         yield Problem(
             number,
             f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
@@ -115,7 +154,13 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
         match = _NEARLY.match(line)
         # Not misspelled: `##PBS`, the usual way to disable a directive, and comments about how to submit the
         # script, such as `# sbatch -N 2 job.sh`.
-        if not match or match[1] or match[3].upper() in _NOT_MISSPELLED or _SUBMIT.match(line):
+        if (
+            not match
+            or match[1]
+            or (match[2] and not match[4])
+            or match[3].upper() in _NOT_MISSPELLED
+            or _SUBMIT.match(line)
+        ):
             continue
         word = match[3].rstrip(":")
         if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
@@ -186,7 +231,13 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
             continue
         reader = subject.scheduler.reader
         is_log = d.flag in reader.log_flags
-        if has_marked_placeholder(d.value) and not (is_log and reader.expands_log_variables):
+        if is_log and (pattern := reader.foreign_log_pattern.search(d.value)):
+            yield Problem(
+                d.line,
+                f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}",
+                "omit the option, as the default name of the log contains the job ID",
+            )
+        elif has_marked_placeholder(d.value) and not (is_log and reader.expands_log_variables):
             yield Problem(
                 d.line,
                 f"the scheduler uses {d.flag} {shown(d.value)} literally, without replacing anything",
@@ -217,7 +268,8 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
     directives = [
         d
         for d in subject.script.read()
-        if not _is_free_text(d) and not _is_name(subject, d) and has_placeholder(d.value, is_path=True)
+        if not (_is_free_text(d) or _is_name(subject, d) or _is_constraint_or_name(d))
+        and has_placeholder(d.value, is_path=True)
     ]
     directives += [d for d in subject.script.read() if not d.flag and d.fault and has_placeholder(d.text)]
     if directives:
@@ -231,17 +283,27 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         )
 
 
+def _is_constraint_or_name(d: Directive) -> bool:
+    """Returns whether a value that looks like a placeholder is a job name of PBS, or features of nodes."""
+    name = r"[A-Za-z][\w.+-]*" if d.flag == "-N" else r"\[[\w|&*-]*[a-z\d][\w|&*-]*\]"
+    return d.flag in ("-N", "--constraint") and bool(re.fullmatch(name, d.value))
+
+
 @check("JOB009", "warning", "a secret in the script")
 def _secrets(subject: Subject) -> Iterator[Problem]:
-    for line, name, value in subject.script.assignments:
-        is_secret = _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
-        if is_secret and _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value):
-            yield Problem(
-                line,
-                f"the script contains {plain(name)}, and others may be able to read the scheduler's copy "
-                "of it",
-                f"read it from a private file (chmod 600): export {plain(name)}=$(cat ~/.secrets/FILE)",
-            )
+    found = [
+        (line, name)
+        for line, name, value in subject.script.assignments
+        if _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
+        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
+    ]
+    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
+    for line, name in found:
+        yield Problem(
+            line,
+            f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it",
+            "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)",
+        )
 
 
 @check("JOB010", "note", "no walltime")
@@ -277,6 +339,12 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
             f"write {_WALLTIME_FORM}",
         )
+    elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
+        text in _HOURS_OF_DAYS or _HOURS.search(subject.script.lines[line - 1])
+    ):
+        yield Problem(
+            line, f"{subject.scheduler.title} reads walltime {text} as {text} minutes", f"write {text}:00:00"
+        )
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
         minutes, seconds = text.split(":")
         yield Problem(
@@ -286,3 +354,20 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
             f"write {text}:00 for hours and minutes, or 00:{text}",
             None if int(minutes) in _USUAL_HOURS else "note",
         )
+
+
+@check("JOB021", "warning", "memory without a unit")
+def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
+    for line, name, value in subject.scheduler.reader.memory(subject.script):
+        number = whole_number(value) or 0
+        if any(not d.flag and d.line == line for d in subject.script.read()):
+            continue  # another check reports the word after the number
+        unit = subject.scheduler.reader.bare_memory_unit
+        # Some users request few megabytes on purpose, but not for a job with a GPU.
+        limit = 512 if requests_gpus(subject) else 256
+        if number and (number < limit or unit == "bytes"):
+            yield Problem(
+                line,
+                f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}",
+                f"write the unit: {plain(name)}={number}{subject.scheduler.reader.gigabytes}",
+            )

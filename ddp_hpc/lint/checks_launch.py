@@ -1,4 +1,4 @@
-"""Checks of the launch commands and the rendezvous of ranks, under any scheduler."""
+"""Checks of the commands that launch ranks, under any scheduler."""
 
 from __future__ import annotations
 
@@ -8,37 +8,32 @@ from collections.abc import Iterator
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
+    STARTS_ALL_RANKS,
     Start,
-    expanded_in_shell,
-    has_whole_nodes,
     reaches_other_nodes,
-    single_quoted,
     starts,
+    torchruns,
     trains_with_torch,
 )
-from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
-_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
+_HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$")
+_DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
+_CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
+_WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_])?workers[= ](\d{1,3})\b")
 _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
-_OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
-_HOSTNAME = re.compile(
-    r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
-)
 _OF_SEVERAL_NODES = re.compile(
     r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
     r".*(?:slurm\w*|\bdeepy)\.py$"
 )
-
-
-def _torchruns(subject: Subject) -> list[Start]:
-    """Returns each command that starts torchrun."""
-    return [start for start in starts(subject) if start.is_torchrun]
+# Options with which these launchers start the ranks of one node.
+_OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes[= ]1\b")
 
 
 @check("RANK001", "error", "torchrun started once per rank")
 def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
-    for start in _torchruns(subject):
+    for start in torchruns(subject):
         per_node = start.ranks_per_node if start.is_launched else None
         if per_node and per_node > 1 and not _is_for_one_rank(start):
             yield Problem(
@@ -47,6 +42,16 @@ def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
                 "starts all ranks of the node",
                 "start torchrun once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
             )
+    for start in starts(subject):
+        if start.program in STARTS_ALL_RANKS and start.is_launched and not start.launcher_hides_options:
+            times = start.num_ranks or start.num_nodes or 1
+            if times > 1 and not _OF_ONE_NODE.search(start.command.text):
+                yield Problem(
+                    start.command.line,
+                    f"{start.command.name} starts {start.program} {times} times, and each of them starts "
+                    "all ranks",
+                    f"start {start.program} once, without {start.command.name}",
+                )
 
 
 def _is_for_one_rank(start: Start) -> bool:
@@ -58,7 +63,7 @@ def _is_for_one_rank(start: Start) -> bool:
 def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
     if any(command.words[0] in ("for", "while") for command in subject.script.commands):
         return
-    for start in _torchruns(subject):
+    for start in torchruns(subject):
         nodes = start.num_nodes or 1
         if nodes < 2 or start.hides_options or start.launcher_hides_options:
             continue
@@ -86,7 +91,8 @@ def _is_remote(subject: Subject, start: Start) -> bool:
 
 @check("RANK003", "error", "more ranks than GPUs")
 def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
-    gpus = subject.gpus_per_node
+    total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2])
+    gpus = subject.gpus_per_node or (total // subject.num_nodes if total and subject.num_nodes else None)
     if not gpus:
         return
     for start in starts(subject):
@@ -115,6 +121,14 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         per_node = own or subject.ranks_per_node
         # With both options, a smaller total may be intended, to use only some of the nodes.
         is_part = own and total and total % own == 0 and total < nodes * own
+        is_part = is_part or total == 1  # a serial program, for example before or after the parallel one
+        cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
+        if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
+            yield Problem(
+                command.line,
+                f"{total} ranks are started, but one task with {cpus} CPUs is one slot of Open MPI",
+                f"request --ntasks={total} instead of --cpus-per-task={cpus}",
+            )
         if total and nodes and per_node and total != nodes * per_node and not is_part:
             yield Problem(
                 command.line,
@@ -123,19 +137,47 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
             )
 
 
+def _has_one_slot(subject: Subject, command: Command) -> bool:
+    if re.search(r"oversubscribe|--map-by|-map-by|hwthread|--?host\b|-H\b|hostfile|-f\b", command.text):
+        return False
+    return subject.script.scheduler != "" and subject.script.value("--ntasks") in (None, "1")
+
+
 @check("RANK005", "warning", "more threads than cores")
 def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
     tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
     if cpus and tasks and not any(command.launched for command in subject.script.launches()):
         cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
+    per_node = subject.ranks_per_node or 1
+    has_ranks = any(command.name == "srun" and command.launched for command in subject.script.launches())
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
+        if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and has_ranks:
+            yield Problem(
+                line,
+                f"OMP_NUM_THREADS={plain(value)} is all cores of the node, for each of {per_node} ranks",
+                "use export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK",
+            )
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
             yield Problem(
                 line,
                 f"OMP_NUM_THREADS={threads}, but each rank has {cpus} CPUs",
                 f"use export OMP_NUM_THREADS={cpus}",
+            )
+    for start in starts(subject):
+        workers = _WORKERS.search(start.command.text)
+        local_ranks = whole_number(start.given("--nproc-per-node")) or 1
+        if (
+            workers
+            and cpus
+            and start.program in ("python", "torchrun")
+            and int(workers[1]) * local_ranks >= 2 * cpus
+        ):
+            yield Problem(
+                start.command.line,
+                f"{int(workers[1]) * local_ranks} workers of DataLoaders share the {cpus} CPUs of a task",
+                f"request more with --cpus-per-task, or use {max(1, cpus // local_ranks)} workers",
             )
 
 
@@ -171,123 +213,6 @@ def _trap_on_cont(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("RANK008", "warning", "a fixed MASTER_PORT")
-def _fixed_port(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    ports = [
-        (line, value)
-        for line, name, value in script.assignments
-        if name == "MASTER_PORT" and whole_number(value) and _is_used(script, name)
-    ]
-    given = [
-        (start.command.line, start.given("--master-port") or "")
-        for start in _torchruns(subject)
-        if not start.has("--standalone")  # then torchrun chooses a free port
-    ]
-    ports += [(line, port) for line, port in given if whole_number(port)]
-    if has_whole_nodes(subject):
-        return  # no other job runs on the nodes
-    # One node with four GPUs or 64 cores may be a whole node, or a part of one.
-    cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
-    may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
-    for value, line in {value: line for line, value in reversed(ports)}.items():
-        yield Problem(
-            line,
-            f"port {value} is the same for every job, so a second job or step on the node cannot open it",
-            "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
-            "note" if may_be_whole else None,
-        )
-
-
-def _is_used(script: Script, name: str) -> bool:
-    """Returns whether a program can see a variable, or a command of the script expands it."""
-    pattern = rf"\$\{{?{name}\b|\b(?:export|declare -x)\b.*\b{name}\b|^\s*{name}=\S+\s+\w|\bset -a\b"
-    return any(re.search(pattern, line) for line in script.lines)
-
-
-@check("RANK009", "error", "MASTER_ADDR is a loopback address")
-def _loopback_master(subject: Subject) -> Iterator[Problem]:
-    if (subject.num_nodes or 1) < 2:
-        return
-    for line, name, value in subject.script.assignments:
-        if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value):
-            yield Problem(
-                line,
-                f"MASTER_ADDR={plain(value)} refers to a different machine on each of the "
-                f"{subject.num_nodes} nodes",
-                "use the first node of the job, or omit it, as ddp-hpc sets it",
-            )
-
-
-@check("RANK010", "error", "a per-task variable that the batch shell expands")
-def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
-    for start in starts(subject):
-        command = start.command
-        if command.name != "srun" or not start.is_launched or start.launcher_hides_options:
-            continue
-        text = expanded_in_shell(command.text)
-        if start.is_torchrun and start.given("--rdzv-backend") is not None:
-            # Only the static rendezvous uses --node-rank.
-            text = re.sub(r"--node[-_]rank[= ]\S+", "", text)
-        for name in dict.fromkeys(_OF_A_TASK.findall(text)):
-            several = start.num_nodes if name == "SLURM_NODEID" else start.num_ranks
-            if several and several > 1:
-                yield Problem(
-                    command.line,
-                    f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0",
-                    f"let the tasks expand it: srun bash -c '... ${name} ...', with single quotes",
-                )
-
-
-@check("RANK011", "error", "the same rank for all tasks")
-def _same_rank(subject: Subject) -> Iterator[Problem]:
-    launched = [
-        start
-        for start in starts(subject)
-        if start.is_launched
-        and start.program == "python"
-        and not start.is_torchrun
-        and (start.num_ranks or 1) > 1
-        and not start.launcher_hides_options
-    ]
-    if not launched:
-        return
-    first, total = launched[0], launched[0].num_ranks
-    for line, name, value in subject.script.exports:
-        if line > first.command.line:
-            continue
-        is_rank = name in ("RANK", "LOCAL_RANK") and (
-            whole_number(value) is not None or _OF_A_TASK.fullmatch(value.rstrip("}"))
-        )
-        if is_rank:
-            yield Problem(
-                line,
-                f"{name}={plain(value)} is set in the batch shell, so all {total} tasks get the same rank",
-                "let each task set it from SLURM_PROCID or SLURM_LOCALID",
-            )
-        elif name == "WORLD_SIZE" and whole_number(value) not in (None, total):
-            yield Problem(
-                line,
-                f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",
-                "use export WORLD_SIZE=$SLURM_NTASKS",
-            )
-
-
-@check("RANK012", "error", "each task uses its own host as MASTER_ADDR")
-def _own_master(subject: Subject) -> Iterator[Problem]:
-    for start in starts(subject):
-        several = start.num_nodes or 1
-        is_shell = start.program in ("bash", "sh") and "-c" in " ".join(start.words[1:3])
-        if not (start.is_launched and is_shell and several > 1) or start.launcher_hides_options:
-            continue
-        if _HOSTNAME.search(single_quoted(start.command.text)):
-            yield Problem(
-                start.command.line,
-                f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes cannot connect",
-                'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            )
-
-
 @check("RANK013", "warning", "only the first node is used")
 def _first_node_only(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 1
@@ -295,7 +220,8 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
         return
     for start in starts(subject):
         # A program with one of these options may start srun itself.
-        has_hosts = any(_OF_SEVERAL_NODES.match(word) for word in start.words[:60])
+        of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES
+        has_hosts = any(of_several.match(word) for word in start.words[:60])
         is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
         is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
         is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
@@ -325,7 +251,8 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
         elif _is_single_task(start) and not ONE_PROCESS.search(start.command.text):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
-            yield Problem(start.command.line, what, remedy, "note")
+            is_ddp = _DDP.search(start.command.text) or subject.script.sets("MASTER_ADDR")
+            yield Problem(start.command.line, what, remedy, None if is_ddp else "note")
 
 
 def _is_single_task(start: Start) -> bool:

@@ -30,6 +30,24 @@ _ELSEWHERE = frozenset(
         "pcmem procs prologue qos queue reqattr scratch size storage tpn trl type var wd",
     )
 )
+# Resources with and without the flag ATR_DFLAG_CVTSLT in master_resc_def_all.xml of OpenPBS. The server
+# rejects the first ones with select (req_quejob.c), and the others in it.
+_OF_CHUNKS = (
+    "mem",
+    "ncpus",
+    "ngpus",
+    "mpiprocs",
+    "ompthreads",
+    "vmem",
+    "host",
+    "vnode",
+    "arch",
+    "hbmem",
+    "nchunk",
+)
+_OF_JOBS = frozenset(
+    ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
+)
 
 
 @check("PBS001", "warning", "no shebang")
@@ -192,31 +210,16 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
 def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
     """Returns the number of the first line that starts Python, directly or with a launcher.
 
-    With `relative`, lines that name the program by an absolute path are ignored.
+    With `relative`, it is the first line that names a program by a relative path.
     """
     for command in subject.script.commands:
-        if relative and not any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]):
+        if relative and not any(re.fullmatch(r"[^/$~-].*\.py|\./.+", word) for word in command.argv[:40]):
             continue
-        if any(re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]):
+        if relative or any(
+            re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]
+        ):
             return command.line
     return None
-
-
-@check("PBS016", "warning", "the script looks for its own directory")
-def _own_directory(subject: Subject) -> Iterator[Problem]:
-    if "PBS_O_WORKDIR:-" in subject.script.text:
-        return  # the script uses its own directory only outside of jobs
-    for number, line in enumerate(subject.script.lines, start=1):
-        if (
-            "dirname" in line
-            and not line.lstrip().startswith("#")
-            and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)
-        ):
-            yield Problem(
-                number,
-                "PBS runs a copy of the script from its spool directory, so $0 does not point to your files",
-                "use $PBS_O_WORKDIR",
-            )
 
 
 @check("PBS019", "note", "OMP_NUM_THREADS is set by PBS")
@@ -253,3 +256,51 @@ def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
                     f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node",
                 )
                 break
+
+
+@check("PBS022", "error", "a resource that belongs into select, or not")
+def _select_and_job(subject: Subject) -> Iterator[Problem]:
+    resources = list(subject.script.resources())
+    for d, name, value in resources:
+        if name == "select":
+            for chunk in value.split("+"):
+                given = [part.partition("=")[0] for part in chunk.split(":") if "=" in part]
+                for inside in {name for name in given if given.count(name) > 1}:
+                    yield Problem(d.line, f"PBS rejects {inside} twice in a chunk", "remove one of them")
+            for part in re.split("[:+]", value):
+                if (inside := part.partition("=")[0]) in _OF_JOBS and "=" in part:
+                    yield Problem(
+                        d.line,
+                        f"{inside} is a resource of the job, so PBS rejects it in select",
+                        f"request it separately: -l {shown(part)[1:-1]}",
+                    )
+        elif name in ("nodes", *_OF_CHUNKS) and any(
+            other in ("select", "place") for _, other, _ in resources
+        ):
+            yield Problem(
+                d.line,
+                f"-l {name} cannot be used with select or place, so PBS rejects the script",
+                "remove it"
+                if name == "nodes"
+                else f"write it in select: select=1:{name}={shown(value)[1:-1]}",
+            )
+
+
+@check("PBS023", "error", "a value that qsub rejects")
+def _rejected_value(subject: Subject) -> Iterator[Problem]:
+    for d in subject.script.read():
+        array = re.fullmatch(r"(\d+)-(\d+)(?::\d+)?(?:%\d+)?", d.value)
+        is_value = not has_placeholder(d.text) and not re.search(r"[${]|%\(|[A-Z]{4}", d.value)
+        if (
+            d.flag == "-N"
+            and is_value
+            and _is_for_openpbs(subject)
+            and not re.fullmatch(r"[\w.+-]+", d.value, re.ASCII)
+        ):
+            yield Problem(
+                d.line, f"qsub rejects the name {shown(d.value)}", "use letters, digits and - _ + ."
+            )
+        elif d.flag == "-J" and is_value and not (array and int(array[1]) < int(array[2])):
+            yield Problem(
+                d.line, f"qsub rejects the range {shown(d.value)}", "use FIRST-LAST, such as -J 1-10"
+            )

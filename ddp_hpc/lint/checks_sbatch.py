@@ -227,6 +227,9 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
                 remedy,
                 severity,
             )
+        elif version and "%" in directory_of(d.value):
+            what = f"Slurm does not create the directory {shown(directory_of(d.value))}, so the job fails"
+            yield Problem(d.line, what, "put the log into a directory that exists", severity)
         elif directory := missing_directory(d.value, start):
             what = f"the log directory {shown(directory)} does not exist, so {before}the job fails"
             yield Problem(d.line, what, remedy, severity)

@@ -19,7 +19,7 @@ from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_GPUS_IN = ("-l", "--gres", "--constraint", "--tres-per-task")
+_GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
 )
@@ -70,8 +70,9 @@ def _no_account(subject: Subject) -> Iterator[Problem]:
 
 @check("SITE003", "error", "no file systems requested")
 def _no_file_systems(subject: Subject) -> Iterator[Problem]:
-    own = _own_script(subject)
-    if own is None or subject.site is None:
+    if subject.site is None or not subject.site.pbs.filesystems_resource:
+        return
+    if (own := _own_script(subject)) is None:
         return
     requested = {name for _, name, _ in subject.script.resources()}
     for _, name, value in own.resources():
@@ -85,9 +86,13 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
 
 @check("SITE004", "warning", "no GPUs requested")
 def _no_gpus(subject: Subject) -> Iterator[Problem]:
-    own = _own_script(subject)
-    if own is None or subject.site is None or _asks_for_gpus(subject.script):
+    if subject.site is None or _asks_for_gpus(subject.script):
         return
+    if (own := _own_script(subject)) is None:
+        return
+    features = subject.script.value("--constraint")
+    if features is not None and "gpu" not in features and "gpu" in (own.value("--constraint") or ""):
+        return  # a job for nodes without GPUs
     if gpus := _asks_for_gpus(own):
         yield Problem(
             1,

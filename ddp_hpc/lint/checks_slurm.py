@@ -112,6 +112,18 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     signal = subject.script.value("--signal")
     if signal is None or "B:" in signal:
         return
+    commands = subject.script.commands
+    pythons = [
+        c for c in commands if re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun", c.argv[0] if c.argv else "")
+    ]
+    if pythons and not any(
+        re.search(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ", c.text) for c in commands
+    ):
+        yield Problem(
+            subject.line_of("--signal"),
+            f"--signal={plain(signal)} goes to job steps, but line {pythons[0].line} does not use srun",
+            "put srun in front of the program",
+        )
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
         trapped = [word.upper().removeprefix("SIG") for word in command.words[2:]]
@@ -126,12 +138,15 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM009", "warning", "--signal=B: without a trap")
 def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
-    signal = subject.script.value("--signal") or ""
-    ends_in_program = any(c.words[:1] == ("exec",) for c in subject.script.commands)
-    if "B:" in signal and not ends_in_program and not any(c.name == "trap" for c in subject.script.commands):
+    signal, commands = subject.script.value("--signal") or "", subject.script.commands
+    traps = {word.upper().removeprefix("SIG") for c in commands if c.name == "trap" for word in c.words[2:]}
+    name = re.sub(r"^R?B:|@.*", "", signal).upper().removeprefix("SIG")
+    is_trapped = name in traps or (traps and not name.isalnum()) or (traps and name.isdigit())
+    ends_in_program = any(c.words[:1] == ("exec",) for c in commands)
+    if "B:" in signal and not ends_in_program and not is_trapped:
         yield Problem(
             subject.line_of("--signal"),
-            f"--signal={plain(signal)} goes only to the batch shell, which has no trap and is killed",
+            f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and is killed",
             "remove B: to send the signal to the ranks, or set a trap",
         )
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ddp_hpc.lint.check_registry import Subject
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.script_options import whole_number
 
 _TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
+# Launchers that start the ranks of all nodes.
+STARTS_ALL_RANKS = ("deepspeed", "horovodrun", "mpirun", "mpiexec")
 # Options of torchrun without a value.
 _BARE = frozenset(
     ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env")
 )
+_OF_TORCHRUN = (
+    " nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts"
+    " monitor-interval start-method event-log-handler role module no-python run-path log-dir redirects"
+    " tee local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters node-rank master-addr"
+    " master-port local-addr logs-specs numa-binding signals-to-handle use-env virtual-local-rank"
+    " shutdown-timeout help"
+)
 _HIDDEN = re.compile(r"\$|`|\{\{|<")
 # Words that show that a script starts distributed training with PyTorch.
 _TORCH = re.compile(
-    r"torchrun|torch[._]distributed|MASTER_ADDR|NCCL_|deepspeed|accelerate|\bddp\b|\bDDP\b|fsdp|FSDP|"
+    r"torchrun|torch[._]distributed|MASTER_ADDR|NCCL_|nccl|deepspeed|accelerate|(?<![a-z])ddp(?![a-z])|\bDDP\b|fsdp|FSDP|"
+    r"--distributed\b|"
     r"init_process_group|--local[_-]rank|DistributedDataParallel|--dist[-_]url|WORLD_SIZE"
 )
 _TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
@@ -27,6 +36,7 @@ _TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
 _SPREADS = re.compile(
     r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|prun|orterun|charmrun|pdsh|pssh|clush|pbsdsh|blaunch|ssh|parallel|"
     r"xargs|launcher|paramrun|submitit|flux|ray|dask|horovodrun|spark-submit|nextflow|snakemake|julia|jupyter)\b|"
+    r"(?<![a-z])(?:parsl|radical|balsam|fireworks|[rq]launch|libensemble|hyperqueue|executorlib|ipcluster|cylc|toil)(?![a-z])|"
     r"[Cc]luster\w*\.sh|-hostfile|SLURM_(?:JOB_)?NODELIST|PBS_NODEFILE|\bmpi\b"
 )
 # Words which suggest that a single process uses several GPUs or starts further processes itself.
@@ -53,7 +63,7 @@ class Start:
         """Whether a launcher such as srun starts the program."""
         return bool(self.command.launched)
 
-    @property
+    @cached_property
     def program(self) -> str:
         """The program without its directory, and without a version: `python` for /usr/bin/python3.11."""
         name = self.words[0].rpartition("/")[2] if self.words else ""
@@ -99,6 +109,26 @@ class Start:
                 return self.subject.value_of(value)
         return None
 
+    def unknown_options(self) -> list[str]:
+        """Returns the options that torchrun does not have; it also accepts beginnings of options."""
+        is_known = self.is_torchrun and self.program in ("torchrun", "python") and not self.hides_options
+        if not is_known or not any(word.endswith(".py") for word in self.words):
+            return []
+        given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("--"))
+        return [name for name in given if f" {name[2:]}" not in _OF_TORCHRUN]
+
+    def options_of(self, program: str) -> dict[str, str]:
+        """Returns the long options of this program, spelled with -; empty if another one is started."""
+        words = self.words if self.program == program else _shell_words(self.words, program)
+        options: dict[str, str] = {}
+        for word, following in zip(words, (*words[1:], ""), strict=False):
+            if word.endswith(".py"):
+                break
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+                options[name.replace("_", "-")] = value if equals else following
+        return options
+
     def has(self, flag: str) -> bool:
         """Returns whether torchrun is given this flag, which has no value."""
         return flag in self._options
@@ -130,6 +160,14 @@ class Start:
             return whole_number(self.subject.value_of(given))
         nodes, per_node = self.num_nodes, self.ranks_per_node
         return nodes * per_node if nodes and per_node else None
+
+
+def _shell_words(words: tuple[str, ...], program: str) -> tuple[str, ...]:
+    """Returns the words from a program on that `bash -c` starts; empty if it starts another one."""
+    if words[:1] not in (("bash",), ("sh",)) or len(words) < 3 or "c" not in words[1]:
+        return ()
+    inner = tuple(words[2].split())
+    return inner[inner.index(program) :] if program in inner else ()
 
 
 def hides_launcher_options(command: Command) -> bool:
@@ -173,11 +211,19 @@ def ranks_per_node(subject: Subject, command: Command) -> int | None:
     return subject.ranks_per_node
 
 
-def starts(subject: Subject) -> Iterator[Start]:
-    """Yields the commands of the script with the programs that they start."""
-    for command in subject.script.commands:
-        if words := command.launched or command.argv:
-            yield Start(subject=subject, command=command, words=words)
+def torchruns(subject: Subject) -> list[Start]:
+    """Returns each command that starts torchrun."""
+    return [start for start in starts(subject) if start.is_torchrun]
+
+
+@lru_cache(maxsize=1)  # many checks read the starts of the same script
+def starts(subject: Subject) -> tuple[Start, ...]:
+    """Returns the commands of the script with the programs that they start."""
+    return tuple(
+        Start(subject=subject, command=command, words=words)
+        for command in subject.script.commands
+        if (words := command.launched or command.argv)
+    )
 
 
 def has_whole_nodes(subject: Subject) -> bool:
@@ -190,8 +236,10 @@ def has_whole_nodes(subject: Subject) -> bool:
     if any("excl" in value for _, name, value in script.resources() if name == "place"):
         return True
     gpus = subject.gpus_per_node or _gpus_of_tasks(subject)
-    if subject.site and subject.site.node.devices:
-        return gpus >= subject.site.node.devices
+    if (site := subject.site) and site.node.devices:
+        is_pbs = subject.scheduler.reader.requests_by_resources
+        asks_for_gpus = "gpu" in " ".join(site.pbs.resources) if is_pbs else site.slurm.gpu_option
+        return gpus >= site.node.devices or not (asks_for_gpus or requests_gpus(subject))
     # Without a profile: most nodes have four or eight GPUs, and jobs with several nodes use all of them.
     num_nodes = subject.num_nodes or 1
     if gpus >= 8 or (gpus >= 4 and num_nodes > 1):
@@ -199,7 +247,7 @@ def has_whole_nodes(subject: Subject) -> bool:
     # Sites where a job need not request GPUs or cores assign whole nodes.
     chunks = [value for _, name, value in script.resources() if name == "select"]
     is_bare_chunk = bool(chunks) and not re.search(r"n?cpus|gpu|vnode", chunks[-1])
-    return is_bare_chunk or (num_nodes > 1 and not _requests_gpus(subject))
+    return is_bare_chunk or (num_nodes > 1 and not requests_gpus(subject))
 
 
 def _gpus_of_tasks(subject: Subject) -> int:
@@ -215,7 +263,8 @@ def _gpus_of_tasks(subject: Subject) -> int:
     return (total or next((number for number in totals if number), 0)) // (subject.num_nodes or 1)
 
 
-def _requests_gpus(subject: Subject) -> bool:
+def requests_gpus(subject: Subject) -> bool:
+    """Returns whether any directive requests GPUs."""
     script = subject.script
     return (subject.gpus_per_node or 0) > 0 or any(
         re.search("gpu|gres", d.flag) or (d.flag == "-l" and "gpu" in d.value) for d in script.read()

@@ -38,7 +38,7 @@ _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\r]+|\\\n)
   | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
-  | (?P<heredoc><<-?[ \t]*(?:'[^'\n]*'|"[^"\n]*"|\\?[A-Za-z0-9_.]+))
+  | (?P<heredoc><<-?[ \t]*(?:'[^'\n]*'|"[^"\n]*"|\\?[\w.!%+@:-]+))
   | (?P<skip><<<|[<>]\([^()\n]*\)|\d?[<>]+&?)
   | (?P<end>&>>?|&&|\|\||\|&|;;|[\n;&|()])
   | (?P<word>
@@ -62,7 +62,8 @@ _KEYWORDS = frozenset(
     ("if", "then", "else", "elif", "do", "while", "until", "time", "exec", "nohup", "command", "!", "{")
 )
 _PROGRAM = re.compile(
-    r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|bash|sh|env|singularity|apptainer|shifter)|\./.*|.*\.(?:py|sh)"
+    r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|horovodrun|bash|sh|env|singularity|apptainer|"
+    r"docker|podman|shifter)|\./.*|.*\.(?:py|sh)"
 )
 _SUPERVISOR = "ddp_hpc.job"
 LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
@@ -270,11 +271,12 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
     lines_of: dict[tuple[str, bool], list[tuple[int, str]]] = {}
     late = False
     for number, line in enumerate(lines, start=1):
-        if line.startswith("#"):
+        stripped = line.lstrip()
+        if stripped.startswith("#"):
             for name, pattern in _DIRECTIVES.items():
-                if match := pattern.match(line):
+                if match := pattern.match(stripped if _READERS[name].reads_indented else line):
                     lines_of.setdefault((name, late), []).append((number, match[1]))
-        elif line.strip() and not line.lstrip().startswith("#"):
+        elif stripped:
             late = True
     read = [
         Directive(**vars(option), scheduler=name, text=texts[option.line], late=is_late)

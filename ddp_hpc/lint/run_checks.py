@@ -8,13 +8,17 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint import (
+    checks_commands,
     checks_form,
+    checks_job_steps,
     checks_launch,
     checks_launched_program,
     checks_pbs,
+    checks_rendezvous,
     checks_sbatch,
     checks_site,
     checks_slurm,
+    checks_variables,
 )
 from ddp_hpc.lint.check_registry import CHECKS, LintFinding, Subject
 from ddp_hpc.lint.parse_script import parse_script
@@ -37,13 +41,17 @@ _MODULES = (
     checks_pbs,
     checks_sbatch,
     checks_slurm,
+    checks_job_steps,
     checks_launch,
     checks_launched_program,
+    checks_rendezvous,
+    checks_variables,
+    checks_commands,
     checks_site,
 )
 
-# If this check has a finding, the text is not a script, and the other checks are skipped.
-_IS_A_SCRIPT = "JOB001"
+# If one of these checks has a finding, the text is not a script, and the other checks are skipped.
+_IS_A_SCRIPT = ("JOB001", "JOB027")
 # Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
 
@@ -77,7 +85,8 @@ def lint_script(
         directory=directory,
         installed_version=installed_version,
     )
-    findings = list(CHECKS[_IS_A_SCRIPT].findings(subject))
+    first = [CHECKS[id_] for id_ in _IS_A_SCRIPT if not id_.startswith(tuple(ignore))]
+    findings = [found for chosen in first for found in chosen.findings(subject)]
     if not findings:
         for chosen in checks:
             findings += islice(chosen.findings(subject), _MAX_OF_ONE_CHECK)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_hpc.base.attempt_end import rank_log
+from ddp_hpc.base.attempt_end import logs_of_attempt, rank_log
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.queue.array_report import ArrayReport, report_job_or_array
@@ -41,15 +41,14 @@ class Source(NamedTuple):
         report = _not_array(report_job_or_array(job_id, self.run_dir))
         if self.rank is None or not report.run_dir:
             return report
-        own = [start.number for start in report.attempts if same_job(start.job_id, report.job_id)]
-        attempts = own if self.attempt is None else [self.attempt]
+        attempts = _own_attempts(report) if self.attempt is None else [self.attempt]
         names = [rank_log(attempt, "*", self.rank) for attempt in attempts]
         paths = [path for name in names for path in sorted(Path(report.run_dir).glob(name))]
         return replace(report, logs=tuple(map(str, paths)))
 
 
-def show(job_id: str, source: Source, write: Write) -> None:
-    """Writes the current content of the log.
+def show(job_id: str, source: Source, write: Write, notify: Notify) -> None:
+    """Writes the current content of the log. The paths of the logs of ranks go to `notify`.
 
     Raises:
         RequestError: the job is an array.
@@ -60,8 +59,11 @@ def show(job_id: str, source: Source, write: Write) -> None:
     if not any(map(is_plain, paths)):
         raise DdpHpcError(_why_no_log(report, source))
     for path in paths:
+        if source.rank is not None:
+            notify(f"-- {path}")
         for chunk in Reader(path).new():
             write(chunk)
+    _notify_of_ranks(report, source, notify)
 
 
 def follow(job_id: str, source: Source, write: Write, notify: Notify) -> None:
@@ -98,8 +100,10 @@ def _follow_one(job_id: str, source: Source, write: Write, notify: Notify, *, is
             if report is None:
                 time.sleep(interval_s)
                 continue
-        for path in map(Path, report.logs):
-            readers.setdefault(path, Reader(path))
+        for path in (path for path in map(Path, report.logs) if path not in readers):
+            readers[path] = Reader(path)
+            if source.rank is not None:
+                notify(f"-- {path}")
         ended = report.job is None or report.job.phase == "ended"
         news = _news(report)
         if news and news != last_news:
@@ -112,9 +116,22 @@ def _follow_one(job_id: str, source: Source, write: Write, notify: Notify, *, is
                 _copy_until(time.monotonic() + READ_INTERVAL_S, readers, write)
             if not any(map(is_plain, readers)):
                 notify(f"-- {_why_no_log(report, source)}")
+            _notify_of_ranks(report, source, notify)
             notify(f"-- job {report.job_id}: {_end(report)}")
             return report
         interval_s = min(MAX_QUERY_INTERVAL_S, interval_s * 1.5)
+
+
+def _own_attempts(report: JobReport) -> list[int]:
+    return [start.number for start in report.attempts if same_job(start.job_id, report.job_id)]
+
+
+def _notify_of_ranks(report: JobReport, source: Source, notify: Notify) -> None:
+    """Says where the logs of the ranks are, if they have logs of their own and none of them was printed."""
+    directories = [Path(report.run_dir) / logs_of_attempt(number) for number in _own_attempts(report)]
+    if source.rank is None and any(directory.is_dir() for directory in directories):
+        command = f"ddp-hpc logs {shlex.quote(report.job_id)} --rank R"
+        notify(f"-- the output of each rank is in {directories[-1]}; to print it: {command}")
 
 
 def _not_array(report: JobReport | ArrayReport) -> JobReport:

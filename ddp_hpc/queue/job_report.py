@@ -15,6 +15,7 @@ from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state, state_path
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.causes_in_log import warning_in
+from ddp_hpc.queue.failed_nodes import FailedNode, failed_nodes
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
 from ddp_hpc.queue.post_mortem import Evidence, PostMortem, advice_while_waiting, examine
@@ -47,6 +48,7 @@ class JobReport:
     submission: ledger.SubmissionRecord | None
     state: RunState | None
     attempts: tuple[ledger.Attempt, ...]
+    failed_nodes: tuple[FailedNode, ...]
     next_job: str
     resume: str
     logs: tuple[str, ...]
@@ -115,6 +117,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         submission=submission,
         state=state,
         attempts=starts,
+        failed_nodes=failed_nodes(run_dir) if run_dir else (),
         next_job=next_job,
         resume=resume,
         logs=tuple(map(str, paths)),

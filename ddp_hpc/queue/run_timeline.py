@@ -84,7 +84,6 @@ def read_timeline(run_dir: Path) -> list[Job]:
     """Returns the jobs of the run, oldest first; none without the file. Damaged lines are skipped."""
     jobs: list[Job] = []
     before: Steps | None = None
-    checks_s = 0.0
     for line in _lines(run_dir):
         at_s, key, moment = line["at_s"], line["attempt"], line["moment"]
         if moment == Moment.JOB_BEGAN:
@@ -93,12 +92,9 @@ def read_timeline(run_dir: Path) -> list[Job]:
             continue
         job = jobs[-1]
         job.last_s = max(job.last_s, at_s)
-        if moment == Moment.NODES_CHECKED:
-            checks_s += line["seconds"]
-        elif moment == Moment.LAUNCHER_STARTED:
+        if moment == Moment.LAUNCHER_STARTED:
             num_used = min(line["num_used"] or job.num_nodes, job.num_nodes)
-            job.launches.append(Launch(key, at_s, num_used, line["records_steps"], checks_s, at_s))
-            checks_s = 0.0
+            job.launches.append(Launch(key, at_s, num_used, line["records_steps"], line["checks_s"], at_s))
         elif moment == Moment.JOB_ENDED:
             job.ended_s = at_s
         # Ranks of an earlier attempt that have not ended yet can write lines, too.
@@ -139,8 +135,7 @@ def has_succeeded(end: Line | None) -> bool:
 
 _NEEDED: dict[str, tuple[str, ...]] = {
     Moment.JOB_BEGAN: ("num_nodes",),
-    Moment.NODES_CHECKED: ("seconds",),
-    Moment.LAUNCHER_STARTED: ("num_used", "records_steps"),
+    Moment.LAUNCHER_STARTED: ("num_used", "records_steps", "checks_s"),
     Moment.STEPS_BEGAN: ("step", "restore_s"),
     Moment.SAVED: ("step", "save_s", "data_s"),
     Moment.STEPS_ENDED: ("step", "save_s", "data_s"),

@@ -111,6 +111,9 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "warning", report.warning
     yield "attempts", _attempts(report)
     yield "cost", cost_line(report.cost) if report.cost is not None else ""
+    for failed in report.failed_nodes:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(failed.at_s))
+        yield "left out", f"node {failed.node}, since {when}: {failed.reason}"
     yield "next", f"job {report.next_job}" if report.next_job else ""
     yield "log", ", ".join(report.logs)
     yield "run", report.run_dir

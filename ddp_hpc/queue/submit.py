@@ -8,13 +8,14 @@ import re
 import shlex
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.process_control import umask_text
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
+from ddp_hpc.queue.failed_nodes import failed_nodes
 from ddp_hpc.queue.run_conflicts import warning_about
 from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
@@ -147,6 +148,21 @@ def conflict(submission: Submission) -> str:
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
     )
     return warning_about(submission.run_dir, submission.script.text, new)
+
+
+def without_failed_nodes(submission: Submission) -> tuple[Submission, str]:
+    """Returns the submission without the nodes that have failed in earlier jobs of its run, and a note about
+    them; both are unchanged or empty if there are none, or if the scheduler cannot exclude nodes.
+    """
+    failed = failed_nodes(submission.run_dir) if submission.run_dir is not None else ()
+    given = submission.script.value("--exclude")
+    nodes = [*([given] if given else []), *(each.node for each in failed)]
+    arguments = submission.scheduler.commands.exclude_arguments(nodes) if failed else []
+    if not arguments:
+        return submission, ""
+    why = "; ".join(f"{each.node} is left out: {each.reason}" for each in failed)
+    note = f"{why}; --forget-nodes uses all nodes again"
+    return replace(submission, options=(*submission.options, *arguments)), note
 
 
 def prepare(submission: Submission) -> None:

@@ -11,6 +11,7 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import format_walltime
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
+from ddp_hpc.rehearse.launchers.fit_to_machine import runs_trainer
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.stand_in_scheduler import StandInScheduler, find_stand_in
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -39,6 +40,8 @@ class Options:
     max_jobs: int
     limit_s: float
     here: bool
+    keep: Path | None = None
+    """The run directory, which is not removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,12 @@ class Plan:
     array_index: int | None
     findings: tuple[LintFinding, ...]
     edited: bool = False
+
+    @property
+    def runs_trainer(self) -> bool:
+        """Whether the script seems to run ddp_hpc.train."""
+        commands = [(self.name,), *(command.words for command in parse_script(self.text).commands)]
+        return "ddp_hpc.train" in self.text or any(map(runs_trainer, commands))
 
 
 def plan(path: Path, options: Options) -> Plan:

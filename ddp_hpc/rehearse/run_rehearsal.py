@@ -96,14 +96,16 @@ def rehearse(plan: Plan, options: Options, say: Callable[[str], None]) -> Result
         raise RequestError(
             f"{HYDRA} is required to start ranks, but does not exist; {install_command('mpich')}"
         )
+    run_dir = _kept_directory(plan, options.keep)
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
     try:
         with _ended_by_signals(), _keeper() as keeper_pid:
             _install(root, plan, options, keeper_pid)
             work = Path.cwd() if options.here else root / "work"
-            script = _write_script(root, plan)
+            script = _write_script(root, plan, run_dir or root / "run")
             if _RUN_DIR.search(plan.text):
-                say(f"the run directory is {root / 'run'}, which is removed at the end")
+                then = "kept (--keep)" if run_dir else "removed at the end"
+                say(f"the run directory is {run_dir or root / 'run'}, which is {then}")
             environ = _environ(root)
             if stand_in := find_stand_in(plan.scheduler):
                 submit(stand_in, script, work, environ)
@@ -117,12 +119,24 @@ def rehearse(plan: Plan, options: Options, say: Callable[[str], None]) -> Result
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _write_script(root: Path, plan: Plan) -> Path:
+def _kept_directory(plan: Plan, keep: Path | None) -> Path | None:
+    if keep is not None and not _RUN_DIR.search(plan.text):
+        raise RequestError(
+            f"--keep {keep} was given, but {plan.name} does not set DDP_HPC_RUN_DIR as scripts of ddp-hpc "
+            "render do; omit --keep"
+        )
+    # A run in the directory would be resumed.
+    if keep is not None and keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
+        raise RequestError(f"--keep {keep} is not an empty directory; choose a new one")
+    return keep.absolute() if keep is not None else None
+
+
+def _write_script(root: Path, plan: Plan, run: Path) -> Path:
     """Returns the script to submit: a copy of the user's script with another run directory."""
     copy = root / "submitted" / plan.name
     copy.parent.mkdir()
     # In the user's run directory, a rehearsal would resume the real run and overwrite its state.
-    run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
+    run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(run))}"
     text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
     copy.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
     return copy

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ddp_hpc.base.errors import RequestError
+from ddp_hpc.render.launch_lines import copies_output
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
 from ddp_hpc.render.variable_meanings import MEANINGS
 from ddp_hpc.request.job import MAX_RANKS_OF_ONE_LOG, Job
@@ -27,7 +29,11 @@ class Export(NamedTuple):
 
 
 def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Export]:
-    """Returns the variables of every rank, in the order in which the script exports them."""
+    """Returns the variables of every rank, in the order in which the script exports them.
+
+    Raises:
+        RequestError: --rank-logs was given, but nothing copies the output of the ranks.
+    """
     exports = _explained(site, site.env.always)
     threads = layout.threads_per_rank
     # If the number of cores is unknown, use one thread per rank under a scheduler, since PBS would otherwise
@@ -37,8 +43,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         exports.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.writer.why_omp_num_threads))
     if layout.launcher == "torchrun":
         exports.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
-    has_many_ranks = job.num_nodes * layout.ranks_per_node > MAX_RANKS_OF_ONE_LOG
-    if scheduler.has_queue and (has_many_ranks if job.rank_logs is None else job.rank_logs):
+    if scheduler.has_queue and _has_rank_logs(job, layout):
         meaning = "each rank writes its output to a file in logs/ of the run directory (--rank-logs)"
         exports.append(Export("DDP_HPC_RANK_LOGS", "1", meaning=meaning))
     if layout.launcher == "mpiexec" and site.launch.own_mpiexec and scheduler.has_queue:
@@ -88,6 +93,22 @@ def local_directory(site: Site) -> Word:
     """Returns the profile's node-local directory as a word for bash."""
     variable, rest = site.node.local_folder_parts
     return Raw(f'"${{{variable}:-{DEFAULT_LOCAL_FOLDER}}}{rest}"') if variable else rest
+
+
+def _has_rank_logs(job: Job, layout: Layout) -> bool:
+    """Returns whether each rank has a log of its own.
+
+    Raises:
+        RequestError: --rank-logs was given, but nothing copies the output of the ranks.
+    """
+    copies = copies_output(job, layout)
+    if job.rank_logs and not copies:
+        raise RequestError(
+            "--rank-logs was given, but this program is started without ddp-hpc exec, which copies the "
+            "output of a rank; omit --rank-logs or --env-style none, or put ddp-hpc exec before the program"
+        )
+    has_many_ranks = job.num_nodes * layout.ranks_per_node > MAX_RANKS_OF_ONE_LOG
+    return copies and (has_many_ranks if job.rank_logs is None else job.rank_logs)
 
 
 def multi_node_exports(site: Site) -> list[Export]:

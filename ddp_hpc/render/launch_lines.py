@@ -7,6 +7,7 @@ the running job are shell variables of the script: num_nodes, num_ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from ddp_hpc.base.errors import RequestError, nearest
@@ -77,6 +78,28 @@ def uses_exec(job: Job, layout: Layout) -> bool:
     if PurePosixPath(program).name.startswith("python"):
         return not module_of(job.command).startswith(_DETECT_THEIR_RANKS)
     return program.endswith(".py")
+
+
+NOT_CHECKED = (
+    "the nodes are not checked before a start, because the program is not started with ddp_hpc.train, "
+    "ddp-hpc exec or torchrun_script.sh; start it with ddp-hpc exec, or use --node-check off"
+)
+"""A warning if `runs_node_check` is false."""
+
+
+def runs_node_check(words: Words) -> bool:
+    """Returns whether the ranks of this launch line can check the nodes in place of the program."""
+    has_command = {("ddp-hpc", "exec"), ("ddp-hpc", "train")} & {*pairwise(words)}
+    return bool(has_command or {"ddp_hpc.exec", "ddp_hpc.train", STEP_SCRIPT, STEP_MODULE} & {*words})
+
+
+def copies_output(job: Job, layout: Layout) -> bool:
+    """Returns whether the output of each rank can be copied to a file of its own: by `ddp-hpc exec`, by
+    ddp_hpc.train, or by what a program starts that is not Python.
+    """
+    is_python = PurePosixPath(job.command[0]).name.startswith("python") or job.command[0].endswith(".py")
+    is_own = module_of(job.command) in ("ddp_hpc", "ddp_hpc.train", "ddp_hpc.exec")
+    return is_own or not is_python or layout.launcher == "torchrun" or uses_exec(job, layout)
 
 
 def dialect_of(site: Site) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_hpc.base.units import counted, format_walltime
+from ddp_hpc.render.launch_lines import NOT_CHECKED, launch_words, runs_node_check
 from ddp_hpc.render.supervisor_line import resumption_of_job
-from ddp_hpc.request.job import Job
+from ddp_hpc.request.job import Job, default_node_check
 from ddp_hpc.request.queue_choice import all_limits, called, size_of, takes
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.request.resumption import HOW_TO_RESUME
@@ -55,7 +56,16 @@ def advice(job: Job, site: Site) -> list[str]:
             f"neither profile {site.name} nor {scheduler_of_site(site).title} says how many cores and how "
             f"much memory come with a GPU, so each rank gets one CPU{memory}. Use --cpus-per-node and --mem."
         )
+    if job.spare_nodes and job.num_nodes == 1:
+        lines.append(
+            "with --nodes 1, the spare nodes replace the only node of the ranks if a device fails, but not "
+            "if the node dies, because the supervisor runs on it; the scheduler then starts the job again. "
+            "Use --nodes 2 or more, or omit --spare-nodes."
+        )
     lines += _without_gpus(job, layout, site)
+    check = job.node_check or default_node_check(job.spare_nodes)
+    if check != "off" and not runs_node_check(launch_words(job, site, layout)[1]):
+        lines.append(NOT_CHECKED)
     asks_for_none = job.gpus_per_node == 0 or site.node.cpu_only
     if scheduler_of_site(site).has_queue and not layout.devices and not asks_for_none:
         lines.append(

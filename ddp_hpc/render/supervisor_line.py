@@ -9,7 +9,13 @@ from ddp_hpc.base.units import format_walltime
 from ddp_hpc.render.environment_exports import local_directory
 from ddp_hpc.render.launch_lines import uses_exec
 from ddp_hpc.render.shell_quoting import Raw, Word
-from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_RESTARTS, REQUEUE_POLICIES, Job
+from ddp_hpc.request.job import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_RESTARTS,
+    REQUEUE_POLICIES,
+    Job,
+    default_node_check,
+)
 from ddp_hpc.request.program import module_of, program_of
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumption_of
@@ -35,6 +41,8 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--spare-nodes", str(job.spare_nodes)]
     if job.min_nodes is not None:
         words += ["--min-nodes", str(job.min_nodes)]
+    if job.node_check is not None and job.node_check != default_node_check(job.spare_nodes):
+        words += ["--node-check", job.node_check]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
         words += ["--local-dir", directory]
     if job.requeue != REQUEUE_POLICIES[0]:

@@ -157,7 +157,7 @@ def _endpoint(
     return Endpoint(
         host=address.host,
         why=address.why,
-        interface=_interface_towards(world, environ, address.host, store.port),
+        interface=interface_towards(world, environ, address.host, store.port),
         store=store,
         process=process,
         listen=address.listen,
@@ -314,7 +314,7 @@ def _address_of_store(point: RendezvousPoint, environ: Environ) -> Address:
     return Address(point.host, point.why, point.listen)
 
 
-def _interface_towards(world: World, environ: Environ, host: str, port: int) -> str | None:
+def interface_towards(world: World, environ: Environ, host: str, port: int) -> str | None:
     """Returns this host's network interface for the ranks: the profile's, or the one that leads to rank 0."""
     if not world.is_multi_node:
         return "lo"

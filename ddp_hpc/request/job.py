@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ddp_hpc.base.click_options import to_arguments
 from ddp_hpc.base.errors import RequestError
@@ -20,6 +20,8 @@ from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_
 from ddp_hpc.sites.profile_tables import check_variable
 
 REQUEUE_POLICIES = ("on-exit-75", "on-signal")
+NodeCheck = Literal["off", "warn", "replace"]
+NODE_CHECKS: tuple[NodeCheck, ...] = get_args(NodeCheck)
 DEFAULT_SIGNAL = "TERM@60"
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
@@ -210,6 +212,12 @@ class Job:
         metavar="M",
         shown_default="--nodes",
     )
+    node_check: NodeCheck | None = _launcher(
+        None,
+        "Check the nodes before each start with several nodes: warn about bad ones, or replace them by spare "
+        "ones.",
+        shown_default="replace with --spare-nodes, otherwise off",
+    )
     template: str = _script(
         "", "Template of the job script, instead of the default template of the scheduler.", metavar="FILE"
     )
@@ -304,6 +312,11 @@ class Job:
         return from_options(cls, options)
 
 
+def default_node_check(spare_nodes: int) -> NodeCheck:
+    """Returns the value of --node-check for a job with this number of spare nodes."""
+    return "replace" if spare_nodes else "off"
+
+
 def parse_signal(text: str) -> tuple[str, int]:
     """Returns the name and the seconds of `NAME@SECONDS`, such as TERM@60.
 
@@ -341,7 +354,7 @@ def _check_python_env(directory: str, conda_env: str) -> None:
 def _check_resuming(job: Job) -> None:
     if (given := job.node_loss_option) and not job.restarts:
         raise RequestError(
-            f"{given} was given, but --restarts 0 prevents that the job starts its ranks again. Remove one "
+            f"{given} was given, but --restarts 0 does not let the job start its ranks again. Remove one "
             "of them."
         )
     if job.signal and job.requeue != "on-signal":

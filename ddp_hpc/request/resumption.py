@@ -28,17 +28,20 @@ class Resumption(NamedTuple):
     `way` is "snapshots" or "checkpoints" if the program uses ddp_hpc to save its state or to stop in time,
     "exit 75" if it can exit with this code, "signal" with --requeue on-signal, "never" if another job
     cannot resume it, and "unknown" if the program could not be read. `why` says why it is not resumed.
+    `may_restart` is whether the same job starts it again after a failure, because it records checkpoints.
     """
 
     way: Way
     why: str = ""
+    may_restart: bool = True
 
     def warning(self, walltime_s: float | None) -> str:
         """Returns that the program will not be resumed, without the advice; empty if it may be."""
         if self.way != "never":
             return ""
         after = f"after {format_walltime(int(walltime_s))}" if walltime_s else "after its walltime"
-        return f"this program will not be resumed {after}: {self.why}"
+        nor = "" if self.may_restart else ", nor started again after a failure"
+        return f"this program will not be resumed {after}{nor}: {self.why}"
 
 
 def resumption_of(
@@ -67,8 +70,10 @@ def resumption_of(
     if not use.is_plain:
         return Resumption("unknown")
     if can_stop:
-        return Resumption("never", f"{program.name} does not record its checkpoints in DDP_HPC_PROGRESS_FILE")
+        why = f"{program.name} does not record its checkpoints in DDP_HPC_PROGRESS_FILE"
+        return Resumption("never", why, may_restart=False)
     return Resumption(
         "never",
         f"{program.name} neither uses ddp_hpc to save or to stop in time, nor exits with code 75",
+        may_restart=records,
     )

@@ -47,6 +47,8 @@ class Commands:
     """What to do if mpiexec cannot start ranks on other nodes with ssh; empty for general advice."""
     job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
     """A pattern that occurs only in job ids of this scheduler."""
+    programs: ClassVar[tuple[str, ...]] = ()
+    """The commands that a login node must have; the first one submits a script."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -79,9 +81,14 @@ class Commands:
         """Returns the command line that queues a script."""
         raise NotImplementedError
 
+    def exclude_arguments(self, hosts: Sequence[str]) -> list[str]:
+        """Returns the arguments of the submit command that exclude these hosts, if it has any."""
+        return []
+
     def exclude_host(self, host: str) -> str:
         """Returns the submit command that excludes this host; empty if the scheduler cannot exclude hosts."""
-        return ""
+        arguments = self.exclude_arguments([host])
+        return " ".join([self.programs[0], *arguments]) if arguments else ""
 
     def array_options(self, index: str) -> list[str]:
         """Returns the options of the submit command for a job that continues this task of an array."""

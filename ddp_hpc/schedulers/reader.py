@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
@@ -55,6 +55,23 @@ class ScriptReader:
     """A pattern for the job array directive, which is removed from the script of a job that continues one
     task of the array. The default matches nothing: usually, `array_options` override the directive."""
 
+    bare_memory_unit: ClassVar[str] = ""
+    """The unit of memory that is requested without a unit."""
+    gigabytes: ClassVar[str] = "G"
+    """How the scheduler writes gigabytes."""
+    foreign_log_pattern: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+    """Patterns of other schedulers in names of log files, which this one does not replace."""
+    submit_directory: ClassVar[str] = "PWD"
+    """The variable with the directory from which the job was submitted."""
+    reads_indented: ClassVar[bool] = False
+    """Whether the scheduler reads directives with blanks before the prefix."""
+    variables: ClassVar[frozenset[str]] = frozenset()
+    """The environment variables that the scheduler sets in jobs; empty if they are unknown."""
+    variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Variables of similar schedulers, with an option that those do not have, and the variable to use."""
+    variables_of_options: ClassVar[Mapping[str, str]] = {}
+    """Variables that are set only if a job is given an option, with this option."""
+
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
 
@@ -95,6 +112,10 @@ class ScriptReader:
     def cpus_per_rank(self, script: ScriptOptions) -> int | None:
         """Returns the number of CPUs per rank that the script requests."""
         return None
+
+    def memory(self, script: ScriptOptions) -> Iterator[tuple[int, str, str]]:
+        """Yields the line, the name and the value of each request of memory."""
+        yield from ()
 
     def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
         """Returns the line number and the text of the requested walltime."""

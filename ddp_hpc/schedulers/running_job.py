@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class Successor:
     """The request for another job that resumes the run of this job.
 
     `until_s` is a time of `time.monotonic`, after which the scheduler is no longer asked. `on_unreachable` is
-    called once with an error message if the scheduler cannot be reached at first.
+    called once with an error message if the scheduler cannot be reached at first. `leave_out` are nodes that
+    the job should not get.
     """
 
     script: Path
@@ -32,6 +34,7 @@ class Successor:
     until_s: float
     say: Say
     on_unreachable: Callable[[str], None]
+    leave_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,15 @@ class RunningJob:
         """
         return list(argv), {}
 
-    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
-        """Starts `argv` on this node of the job, without waiting for its end."""
+    def unhealthy_nodes(self, names: Sequence[str]) -> dict[str, str]:
+        """Returns the nodes of which the site's health check has reported a failure, with its message."""
+        return {}
+
+    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """Starts `argv` on this node of the job; returns the process that waits for its end, or None if it is
+        not needed.
+        """
+        return None
 
     def end_ranks(self, limit_s: float) -> bool:
         """Ends the ranks that a killed launcher has left on any node.

@@ -12,6 +12,7 @@ from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.silence import IDLE_TIMEOUT
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor import decisions
+from ddp_hpc.supervisor.check_nodes import check_nodes
 from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.external_program_state import Progress
 from ddp_hpc.supervisor.idle_watch import IdleWatch
@@ -63,6 +64,7 @@ def run_attempts(
         )
         if pool is not None:
             why = why or pool.replace_bad(suspect)
+        why = why or check_nodes(launch, clock, files, settings)
         if stop := why_stopped(attempt, clock, files):  # the nodes were asked for some seconds
             ended = replace(ended, stop=stop)
             break

@@ -14,9 +14,9 @@ from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.python_stacks import Frame
 from ddp_hpc.discovery.silence import SilentRank
 
-# A rank that computes, or polls a GPU, uses at least one core; one that waits with gloo, reads or sleeps,
-# almost none.
-_WAITS_BELOW, _COMPUTES_FROM = 0.05, 0.5
+# A rank that computes, or polls a GPU, uses a core, which it may share; one that waits with gloo, reads or
+# sleeps, almost none. A rank that waits in the backward pass has computed shortly before.
+_WAITS_BELOW, _COMPUTES_IN_BACKWARD = 0.05, 0.5
 _MAX_PLACES = 3
 _LIBRARIES = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python[0-9.]+/")
 _COLLECTIVES = re.compile(r"/torch/distributed/")
@@ -105,12 +105,12 @@ def _place(report: SilentRank, *, is_exact: bool) -> _Place:
     if not frames:
         return _Place(1, _IS, " in a program whose Python stack could not be read")
     called = frames[: _own(frames)]  # DDP also calls the program: the forward pass of its model, and hooks
-    if any(_COLLECTIVES.search(frame.file) for frame in called):
+    may_wait = any(_WITH_COLLECTIVES.search(frame.file) for frame in called)
+    if any(_COLLECTIVES.search(frame.file) for frame in called) or (
+        may_wait and report.cpu_share < _COMPUTES_IN_BACKWARD
+    ):
         return _Place(2, _WAITS, at)
-    if report.cpu_share >= _COMPUTES_FROM:
-        return _Place(1, _COMPUTES, at)
-    is_waiting = any(_WITH_COLLECTIVES.search(frame.file) for frame in called)
-    return _Place(2, _WAITS, at) if is_waiting else _Place(1, _IS, at)
+    return _Place(1, _COMPUTES if report.cpu_share >= _WAITS_BELOW else _IS, at)
 
 
 def _at(frames: Sequence[Frame], is_exact: bool) -> str:

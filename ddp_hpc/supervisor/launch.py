@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -49,19 +51,30 @@ class Launch:
         clock: JobClock,
         script: str,
     ) -> None:
-        self._argv, self._settings, self._environ = argv, settings, environ
-        self._job, self._clock = job, clock
+        self.argv, self._settings, self._environ = argv, settings, environ
+        self.job, self._clock = job, clock
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name
         self.writes_state = decisions.writes_its_state(argv)
+        # What the script has started in the background, such as a monitor, which does not end with the ranks.
+        self.beside = {process.pid for process in process_control.descendants(os.getpid())}
+        self._guard: subprocess.Popen[bytes] | None = None
         self._begin_limit_s: float | None = None
-        self.pool: NodePool | None = None
-        if (settings.spare_nodes or settings.min_nodes) and (names := expand_hostlist(job.node_names())):
-            spare, least = settings.spare_nodes, settings.min_nodes
-            self.pool = NodePool(names, spare, least, job.watched_ports, job.scheduler_answers)
         self.run_dir = settings.run_dir
         if self.run_dir is not None and (index := settings.scheduler.inside_job.array_index(environ)):
             self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
+        self.pool: NodePool | None = None
+        if (settings.spare_nodes or settings.min_nodes) and (names := self._node_names()):
+            self.pool = NodePool(
+                names,
+                settings.spare_nodes,
+                min_nodes=settings.min_nodes,
+                run_dir=self.run_dir,
+                ports=job.watched_ports,
+                is_connected=job.scheduler_answers,
+            )
+        self.checks_s = 0.0
+        """The seconds for which nodes have been checked before the next start."""
 
     def run(
         self,
@@ -75,58 +88,91 @@ class Launch:
         `find_hang` returns why the ranks hang; empty if they do not.
         """
         settings = self._settings
-        variables = {**self._variables(), **variables}
-        environ = {**self._environ, **variables}
-        argv, own_variables = resolve(
-            self._argv, environ, [*self._exported, *variables], has_queue=settings.scheduler.has_queue
-        )
-        if self.pool is not None and files is not None:
-            nodes, num = self.pool.nodes.used, self.pool.num_nodes
-            argv, of_nodes = self._job.on_nodes(argv, nodes, num, files.path)
-            own_variables |= of_nodes
-        say(f"ddp-hpc: job {self._job.job_id}: {shlex.join(argv)}")
-        uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
+        argv, environ = self.command(variables, files)
+        say(f"ddp-hpc: job {self.job.job_id}: {shlex.join(argv)}")
+        uses_torchrun = bool({STEP_SCRIPT, STEP_MODULE} & {*self.argv})
         watch = RunWatch(
             self._clock,
             self.launcher,
-            forwards_term=self._job.forwards_term if self.launcher == "srun" else "",
+            forwards_term=self.forwards_term,
             files=files,
             attempt=attempt,
             begin_limit_s=self._begin_limit_s,
-            find_lost_nodes=self.pool.lost if self.pool is not None else list,
+            find_lost_nodes=self._lost_nodes,
             find_hang=find_hang,
             final_states=_FINAL_WITH_TORCHRUN if uses_torchrun else _FINAL,
             signal_name=settings.signal_name,
             signal_lead_s=settings.signal_lead_s,
             say=say,
         )
-        self._start_guard()
+        self.start_guard()
         if files is not None and attempt is not None:
             num_used = len(self.pool.nodes.used) if self.pool is not None else None
-            details = {"num_used": num_used, "records_steps": self.writes_state}
+            details = {"num_used": num_used, "records_steps": self.writes_state, "checks_s": self.checks_s}
             note(files.path, attempt.key, Moment.LAUNCHER_STARTED, **details)
-        end = run_launcher(argv, {**environ, **own_variables}, watch)
-        if end.was_killed and self._clock.stopped_s is None and not self._job.end_ranks(_RANKS_END_S):
+            self.checks_s = 0.0
+        end = run_launcher(argv, environ, watch, self.beside)
+        if end.was_killed and self._clock.stopped_s is None and not self.job.end_ranks(_RANKS_END_S):
             say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
         if watch.lost_nodes and self.pool is not None:
-            self._job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
+            self.job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
             silent_s = self.pool.silent_s(watch.lost_nodes[0])
             end = replace(end, lost_nodes=watch.lost_nodes, silent_s=silent_s)
         if watch.has_hung:
-            has_left_ranks = not self._job.end_ranks(_RANKS_END_S)
+            has_left_ranks = not self.job.end_ranks(_RANKS_END_S)
             end = replace(end, has_hung=True, has_left_ranks=end.has_left_ranks or has_left_ranks)
         return end
 
-    def _start_guard(self) -> None:
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the ranks; empty if they are not known."""
+        return self._node_names() if self.pool is None else self.pool.nodes.used
+
+    @property
+    def forwards_term(self) -> str:
+        """See `LauncherWatch`."""
+        return self.job.forwards_term if self.launcher == "srun" else ""
+
+    def command(
+        self, variables: Mapping[str, str], files: RunFiles | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the command line of the launcher for the nodes of the ranks, and its environment."""
+        variables = {**self._variables(), **variables}
+        environ = {**self._environ, **variables}
+        argv, own_variables = resolve(
+            self.argv, environ, [*self._exported, *variables], has_queue=self._settings.scheduler.has_queue
+        )
+        if self.pool is not None and files is not None:
+            nodes, num = self.pool.nodes.used, self.pool.num_nodes
+            argv, of_nodes = self.job.on_nodes(argv, nodes, num, files.path)
+            own_variables |= of_nodes
+        return argv, {**environ, **own_variables}
+
+    def start_guard(self) -> None:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
         if self.pool is not None and (node := self.pool.node_of_guard):
-            guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", self.pool.first, self._job.job_id]
-            self._job.run_beside_ranks(node, guard)
+            guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", self.pool.first, self.job.job_id]
+            self._guard = self.job.run_beside_ranks(node, guard)
+
+    def _node_names(self) -> tuple[str, ...]:
+        names = self.job.node_names()
+        return tuple(expand_hostlist(names)) if names else ()
+
+    def _lost_nodes(self) -> list[str]:
+        """Returns the nodes of the ranks that no longer answer; says once if the guard has ended."""
+        guard, is_stopping = self._guard, self._clock.stopped_s is not None
+        if guard is not None and guard.poll() is not None and not is_stopping:
+            self._guard = None
+            say(
+                "ddp-hpc: warning: the srun that watches this node from another one has ended with exit code "
+                f"{guard.returncode}; if this node dies, nothing requeues the job: cancel and submit it again"
+            )
+        return self.pool.lost() if self.pool is not None else []
 
     def _variables(self) -> dict[str, str]:
         """Returns the variables of the ranks that the script does not set."""
@@ -138,7 +184,7 @@ class Launch:
             variables["DDP_HPC_DEADLINE"] = str(int(clock.end_s))
             if clock.is_reported:
                 variables[REPORTED_BY] = scheduler.name
-        if self._job.sets_long_tmpdir and "TMPDIR" not in self._exported:
+        if self.job.sets_long_tmpdir and "TMPDIR" not in self._exported:
             variables |= short_tmpdir(environ)
         if scheduler.has_queue:
             variables |= private_kernel_caches(environ, self._settings.local_dir)

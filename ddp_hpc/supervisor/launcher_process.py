@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -74,8 +74,13 @@ class LauncherWatch(Protocol):
         """Returns the time in which ranks can save their state after their launcher has ended."""
 
 
-def run_launcher(argv: Sequence[str], environ: Mapping[str, str], watch: LauncherWatch) -> LauncherEnd:
+def run_launcher(
+    argv: Sequence[str], environ: Mapping[str, str], watch: LauncherWatch, beside: Collection[int] = ()
+) -> LauncherEnd:
     """Runs the launcher until it ends, and returns how it ended. The handled signals stay blocked.
+
+    The other descendants of this process are then ended, except the processes `beside` and what they have
+    started.
 
     Raises:
         RequestError: the launcher cannot be started.
@@ -120,7 +125,7 @@ def run_launcher(argv: Sequence[str], environ: Mapping[str, str], watch: Launche
     if signal.SIGTERM in signal.sigpending():  # the signal arrived after the launcher had ended
         watch.on_stop()
     code = -signal.SIGKILL if process.returncode is None else process.returncode
-    _end_orphans(watch.orphans_s())
+    _end_orphans(watch.orphans_s(), beside)
     was_killed = code == -signal.SIGKILL and not was_ended
     return LauncherEnd(code if code >= 0 else 128 - code, was_signalled_early, was_ended, was_killed)
 
@@ -132,13 +137,13 @@ def _prepare_launcher() -> None:
     process_control.die_with_parent(signal.SIGTERM)
 
 
-def _end_orphans(grace_s: float) -> None:
+def _end_orphans(grace_s: float, beside: Collection[int]) -> None:
     """Ends ranks that are still running on this node after the launcher has ended, for example because it was
     killed. These ranks would keep the run directory in use, so the next job of the run could not start.
     """
-    orphans = process_control.descendants(os.getpid())
+    orphans = process_control.descendants(os.getpid(), without=beside)
     process_control.send(signal.SIGTERM, orphans)
-    killed = process_control.end_descendants(grace_s) if orphans else []
+    killed = process_control.end_descendants(grace_s, lambda: beside) if orphans else []
     if killed:
         line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.queue.failed_nodes import failed_nodes
 from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord, record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
 from ddp_hpc.supervisor import decisions
@@ -114,6 +115,7 @@ class _NextJob:
             until_s=time.monotonic() + max(0.0, self._clock.left_s(_RETRY_S) - _LAST_S),
             say=say,
             on_unreachable=lambda said: self._on_unreachable(said, command),
+            leave_out=tuple(each.node for each in failed_nodes(self._files.path)),
         )
         try:
             queued = self._job.resubmit(request)

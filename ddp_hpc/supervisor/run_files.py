@@ -21,6 +21,7 @@ from ddp_hpc.base.attempt_end import END, RANK_0, AttemptEnd, rank_0_end, read_e
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state, write_state
+from ddp_hpc.queue.failed_nodes import FAILED_NODES
 from ddp_hpc.queue.submission_ledger import (
     ATTEMPTS,
     CANCELLED,
@@ -34,7 +35,7 @@ from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor.script_copy import script_copy
 
 _OF_ONE_JOB, _OF_ONE_ATTEMPT = (CANCELLED, RESUME), (RANK_0, END)
-_CHECKED = ("state", ATTEMPTS, *_OF_ONE_JOB, *_OF_ONE_ATTEMPT, JOB)
+_CHECKED = ("state", ATTEMPTS, *_OF_ONE_JOB, *_OF_ONE_ATTEMPT, JOB, FAILED_NODES)
 Stamp = tuple[int, int] | None
 
 

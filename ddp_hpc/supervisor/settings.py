@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.request.job import NodeCheck
 from ddp_hpc.schedulers.scheduler import Scheduler
 
 
@@ -27,6 +28,8 @@ class Settings:
     """Number of nodes of the job that replace others."""
     min_nodes: int | None
     """The least number of nodes for the ranks; None if it must not change."""
+    node_check: NodeCheck
+    """What to do before a start with nodes that fail their check."""
     may_submit: bool
     """False if compute nodes cannot submit jobs at this site."""
     local_dir: str

@@ -10,18 +10,21 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.units import counted
+from ddp_hpc.queue.failed_nodes import failed_nodes, record_failed_node
 from ddp_hpc.supervisor.job_log import say
 
 _EVERY_S, _ANSWER_S = 3.0, 3.0
+NO_ANSWER = "no answer"
 # Lost packets and a busy kernel must not cost a node.
 _LOST_AFTER_S = 12.0
 _MOST_THREADS = 64
@@ -146,6 +149,8 @@ class NodePool:
     At least `min_nodes` nodes are used; without it, always as many as at first. For the other arguments, see
     `NodeWatch`.
 
+    Nodes that fail are recorded in the run directory. Those of earlier jobs become the spare ones.
+
     Raises:
         RequestError: all nodes would be spare.
     """
@@ -154,7 +159,9 @@ class NodePool:
         self,
         names: Sequence[str],
         num_spare: int,
+        *,
         min_nodes: int | None = None,
+        run_dir: Path | None = None,
         ports: Sequence[int] = (9,),
         is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -165,10 +172,11 @@ class NodePool:
             )
         self.first = names[0]
         """The node of this process."""
-        self.nodes = Nodes.of(names, num_spare)
+        failed = {each.node for each in failed_nodes(run_dir)} if run_dir is not None else set()
+        self.nodes = Nodes.of(sorted(names, key=failed.__contains__), num_spare)
         self.num_nodes = len(self.nodes.used)
         """The number of nodes that are used at first."""
-        self._min_nodes = min_nodes or self.num_nodes
+        self._min_nodes, self._run_dir = min_nodes or self.num_nodes, run_dir
         self._watch = NodeWatch(names, ports, is_connected)
 
     @property
@@ -200,22 +208,34 @@ class NodePool:
         Returns why the ranks cannot be started again, or nothing.
         """
         silent = self._watch.look_again()
-        lost = ", ".join(name for name in self.nodes.used if name in silent)
-        if lost and not self._replace(silent, f"no answer from {lost}"):
-            return f"no answer from {lost}, and too few nodes are left"
-        if suspect in self.nodes.used:
-            self._replace([*silent, suspect], f"two attempts have failed on {suspect}")
-        return ""
+        why = self.replace({name: NO_ANSWER for name in self.nodes.used if name in silent}, silent)
+        if suspect in self.nodes.used and not why:
+            self.replace({suspect: "two attempts have failed"}, silent)
+        return why
 
-    def _replace(self, bad: Collection[str], why: str) -> bool:
-        before, nodes = self.nodes, self.nodes.without(bad, self._min_nodes)
+    def replace(self, bad: Mapping[str, str], silent: Collection[str] = ()) -> str:
+        """Replaces these nodes, each with the reason, by spare ones that answer, or leaves them out.
+
+        Returns why the ranks cannot be started, or nothing.
+        """
+        if not bad:
+            return ""
+        if self._run_dir is not None:
+            for name, why in bad.items():
+                record_failed_node(self._run_dir, name, why)
+        what = "; ".join(
+            f"no answer from {name}" if why == NO_ANSWER else f"node {name}: {why}"
+            for name, why in bad.items()
+        )
+        left_out = {*bad, *silent, *self._watch.lost()}
+        before, nodes = self.nodes, self.nodes.without(left_out, self._min_nodes)
         if nodes is None:
-            return False
+            return f"{what}; too few nodes are left"
         if news := ", ".join(name for name in nodes.used if name not in before.used):
-            why += f"; replaced by {news}"
+            what += f"; replaced by {news}"
         if (num := len(nodes.used)) < len(before.used):
-            why += f"; the ranks use {counted(num, 'node')} instead of {len(before.used)} (--min-nodes)"
-        say(f"ddp-hpc: {why}")
-        self._watch.forget(bad)
+            what += f"; the ranks use {counted(num, 'node')} instead of {len(before.used)} (--min-nodes)"
+        say(f"ddp-hpc: {what}")
+        self._watch.forget(left_out)
         self.nodes = nodes
-        return True
+        return ""

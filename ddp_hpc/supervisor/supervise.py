@@ -17,6 +17,7 @@ from ddp_hpc.schedulers.running_job import RunningJob, started_s
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.attempts_in_job import run_attempts
+from ddp_hpc.supervisor.check_nodes import check_nodes
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
 from ddp_hpc.supervisor.launch import Launch
@@ -63,9 +64,12 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
             f"ddp-hpc: attempt {attempt.number} of at most {settings.max_attempts}"
             f"{decisions.at_step(attempt.first_step, ', from step ')}"
         )
-    if signal.SIGTERM in signal.sigpending():
+    why = check_nodes(launch, clock, files, settings)
+    if clock.stopped_s is not None or signal.SIGTERM in signal.sigpending():
         say("ddp-hpc: the job was cancelled before its ranks started")
         return 128 + signal.SIGTERM
+    if why:
+        raise DdpHpcError(f"{why}; the ranks are not started; to try again, submit the script again")
     variables = job.variables_for_successor()
     files.begin(attempt, settings.script, settings.scheduler.reader.array_directive, variables)
     with _on_timeline(attempt, files, settings.scheduler, environ):

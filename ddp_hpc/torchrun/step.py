@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from ddp_hpc.base.errors import EXIT_FAILED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.base.job_variables import job_id_of, read_node_file
 from ddp_hpc.base.process_control import set_umask
+from ddp_hpc.discovery.node_check_request import MODULE, NODE_CHECK
 from ddp_hpc.discovery.rank_output import RANK_LOGS
 from ddp_hpc.discovery.silence import limit_in
 from ddp_hpc.discovery.visible_gpus import gpus_here
@@ -45,6 +46,7 @@ class Step:
     num_nodes: int
     ranks_per_node: int
     backend: str
+    max_restarts: str
     timeout_s: str
 
 
@@ -80,10 +82,15 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
             raise RequestError(
                 f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE"
             )
+    program, max_restarts = _program(arguments), environ.get("DDP_HPC_MAX_RESTARTS") or "3"
+    if environ.get(NODE_CHECK):
+        # A rank that fails has a result, too.
+        program, max_restarts = ["-m", MODULE], "0"
     return Step(
-        _program(arguments),
+        program,
         **{name: int(value) for name, value in numbers.items()},
         backend=backend,
+        max_restarts=max_restarts,
         timeout_s=environ.get("DDP_HPC_INIT_TIMEOUT_S") or "300",
     )
 
@@ -161,7 +168,7 @@ def _agent_command(step: Step, rendezvous: Rendezvous, environ: Mapping[str, str
         f"--rdzv-endpoint={rendezvous.host}:{rendezvous.port}",
         f"--rdzv-conf={conf}",
         f"--local-addr={rendezvous.local_addr}",
-        f"--max-restarts={environ.get('DDP_HPC_MAX_RESTARTS') or '3'}",
+        f"--max-restarts={step.max_restarts}",
         # `ddp-hpc exec` writes the output of each rank to its file, or watches it.
         *(("-m", "ddp_hpc.exec", python) if environ.get(RANK_LOGS) == "1" or limit_in(environ) else ()),
         *step.program,

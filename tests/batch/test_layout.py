@@ -35,6 +35,10 @@ def test_a_bound_rank_has_no_more_threads_than_the_cores_it_is_bound_to() -> Non
         (Job(num_nodes=2, rank_logs=True), True),
         (Job(num_nodes=3), True),
         (Job(num_nodes=3, rank_logs=False), False),
+        (Job(num_nodes=3, command=("python", "train.py")), True),
+        (Job(num_nodes=3, command=("python", "train.py"), env_style="none"), False),
+        (Job(num_nodes=3, command=("python", "train.py"), env_style="none", launcher="torchrun"), True),
+        (Job(num_nodes=3, command=("./run.sh",)), True),
     ],
 )
 def test_the_ranks_of_large_jobs_have_logs_of_their_own(job: Job, has_logs: bool) -> None:
@@ -98,6 +102,16 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
             "--launcher-arg --exclude cannot be combined with --spare-nodes",
         ),
         (
+            Job(num_nodes=2, spare_nodes=1, directive=("-G 12",)),
+            "generic_slurm",
+            "--spare-nodes 1 was given, but --gpus is the number of GPUs of the whole job",
+        ),
+        (
+            Job(rank_logs=True, env_style="none", command=("python", "train.py")),
+            "polaris",
+            "omit --rank-logs or --env-style none",
+        ),
+        (
             Job(launcher="torchrun", command=("./run.sh",)),
             "polaris",
             "can only start Python programs, not './run.sh'",
@@ -117,6 +131,16 @@ def test_an_option_that_the_scheduler_or_launcher_lacks_is_refused(job: Job, pro
 
 def polaris_advice(**job: object) -> list[str]:
     return advice(Job(account="P", **job), load_site("polaris"))  # type: ignore[arg-type]
+
+
+def slurm_advice(**job: object) -> list[str]:
+    return advice(Job(**job), load_site("generic_slurm"))  # type: ignore[arg-type]
+
+
+def test_spare_nodes_of_a_job_with_one_node_cause_a_warning() -> None:
+    [line] = [line for line in slurm_advice(num_nodes=1, spare_nodes=1) if "--spare-nodes" in line]
+    assert "not if the node dies, because the supervisor runs on it" in line
+    assert not [line for line in slurm_advice(num_nodes=2, spare_nodes=1) if "--spare-nodes" in line]
 
 
 def test_a_job_within_the_limits_of_its_queue_causes_no_warning() -> None:

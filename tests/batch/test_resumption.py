@@ -77,7 +77,9 @@ def test_nothing_is_claimed_about_a_program_that_cannot_be_read(command: str, tm
 @pytest.mark.parametrize("profile", ["generic_slurm", "generic_pbs"])
 def test_the_script_and_lint_say_that_a_program_is_not_resumed(profile: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PLAIN)
-    said = "his program will not be resumed after 02:00:00: train.py neither uses ddp_hpc"
+    said = (
+        "his program will not be resumed after 02:00:00, nor started again after a failure: train.py neither"
+    )
     job = Job(walltime_s=7200, command=("python", "train.py"))
     text = render(job, load_site(profile), tmp_path)
     assert f"# T{said}" in text
@@ -91,6 +93,12 @@ def test_the_script_and_lint_say_that_a_program_is_not_resumed(profile: str, tmp
     assert "will not be resumed" not in text
     assert "ddp_hpc.job resubmits" in text
     assert not [one for one in lint_script(text, directory=tmp_path) if one.check == "JOB020"]
+
+
+def test_a_program_that_records_checkpoints_is_started_again_after_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN)
+    found = resumption_of(["python", "train.py"], tmp_path, on_signal=False, has_progress=True)
+    assert found.warning(7200).startswith("this program will not be resumed after 02:00:00: train.py neither")
 
 
 @pytest.mark.parametrize(

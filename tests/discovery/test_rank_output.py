@@ -12,46 +12,43 @@ from ddp_hpc.discovery.problem_lines import MAX_LINES, ProblemLines
 from ddp_hpc.discovery.world import short_hostname
 from tests.conftest import Launch
 
-NUM_RANKS, NUM_NODES, NUM_LINES = 64, 4, 1000
-# Each rank is a fork of one process, which needs no time to start Python.
+NUM_LINES, RANKS_PER_NODE = 1000, 16
+# Each rank is a fork of one process, which needs no time to start Python; 8 of them run at a time.
 FORKED = f"""
 import os, sys
 from pathlib import Path
 from ddp_hpc.base.attempt_end import rank_log
 from ddp_hpc.discovery.rank_output import RankOutput
 from ddp_hpc.discovery.rank_program import run_as_child
-run_dir = Path(sys.argv[1])
-for rank in range({NUM_RANKS}):
-    if os.fork() == 0:
-        host = f"n{{rank * {NUM_NODES} // {NUM_RANKS}}}"
+run_dir, num_ranks = Path(sys.argv[1]), int(sys.argv[2])
+for rank in range(num_ranks + 8):
+    if rank >= 8:
+        assert os.wait()[1] == 0
+    if rank < num_ranks and os.fork() == 0:
+        host = f"n{{rank // {RANKS_PER_NODE}}}"
         output = RankOutput(run_dir / rank_log(1, host, rank), rank, host)
         program = f"seq -f 'rank {{rank}} line %g' {NUM_LINES}; echo 'error: bad' >&2; seq 3"
         os._exit(run_as_child("/bin/sh", ["sh", "-c", program], os.environ, None, None, output))
-for rank in range({NUM_RANKS}):
-    assert os.wait()[1] == 0
 """
 
 
+@pytest.mark.parametrize("num_ranks", [64, pytest.param(512, marks=pytest.mark.check)])
 def test_the_log_of_the_job_has_the_lines_of_rank_0_and_the_errors_of_all_ranks(
-    launch: Launch, tmp_path: Path
+    launch: Launch, tmp_path: Path, num_ranks: int
 ) -> None:
-    ended = launch([sys.executable, "-c", FORKED, tmp_path], timeout_s=120)
+    ended = launch([sys.executable, "-c", FORKED, tmp_path, str(num_ranks)], timeout_s=200)
     assert ended.exit_code == 0, ended.stderr
     of_rank_0 = [f"rank 0 line {number}" for number in range(1, NUM_LINES + 1)]
     assert ended.stdout.splitlines() == [*of_rank_0, "1", "2", "3"]
-    labelled = [f"[rank {rank} n{rank * NUM_NODES // NUM_RANKS}] error: bad" for rank in range(1, NUM_RANKS)]
+    labelled = [f"[rank {rank} n{rank // RANKS_PER_NODE}] error: bad" for rank in range(1, num_ranks)]
     assert sorted(ended.stderr.splitlines()) == sorted(["error: bad", *labelled])
-    for rank in range(NUM_RANKS):
+    for rank in range(num_ranks):
         (path,) = tmp_path.glob(rank_log(1, "*", rank))
         lines = path.read_text().splitlines()
         assert lines[:NUM_LINES] == [f"rank {rank} line {number}" for number in range(1, NUM_LINES + 1)]
         assert sorted(lines[NUM_LINES:]) == ["1", "2", "3", "error: bad"]
-    assert sorted(path.name for path in (tmp_path / "logs" / "attempt-1").iterdir()) == [
-        "n0",
-        "n1",
-        "n2",
-        "n3",
-    ]
+    nodes = sorted(f"n{number}" for number in range(num_ranks // RANKS_PER_NODE))
+    assert sorted(path.name for path in (tmp_path / "logs" / "attempt-1").iterdir()) == nodes
 
 
 def run_rank(launch: Launch, run_dir: Path, program: str, rank: int = 3) -> tuple[int, str, str]:

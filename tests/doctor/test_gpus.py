@@ -81,9 +81,8 @@ def test_an_nvidia_smi_that_fails_is_quoted(tmp_path: Path) -> None:
     assert "Driver/library version mismatch" in found.what
 
 
-def test_an_nvidia_smi_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_NVIDIA_SMI_LIMIT_S", 0.2)
-    found = gpus.gpu_state(stand_in(tmp_path, "exec /bin/sleep 30"))
+def test_an_nvidia_smi_that_hangs_fails(tmp_path: Path) -> None:
+    found = gpus.gpu_state(stand_in(tmp_path, "exec /bin/sleep 30"), limit_s=0.2)
     assert (found.status, "does not respond" in found.what) == ("fail", True)
 
 

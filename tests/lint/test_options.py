@@ -57,6 +57,11 @@ def test_several_scripts_are_checked(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+def test_a_profile_is_looked_up_and_named_once_for_several_scripts(tmp_path: Path) -> None:
+    done = run_cli("lint", "--profile", "generic_slurm", "bad.sh", "note.sh", cwd=tmp_path)
+    assert done.stderr.decode().count("profile generic_slurm:") == 1
+
+
 def test_json_contains_the_path_of_each_finding(tmp_path: Path) -> None:
     found = json.loads(run_cli("lint", "--json", "note.sh", "bad.sh", cwd=tmp_path).stdout)
     assert [(one["path"], one["line"], one["check"]) for one in found] == [

@@ -27,7 +27,7 @@ import os, time, torch
 class Net(torch.nn.Linear):
     def forward(self, src):
         time.sleep(0.2)
-        if os.environ.get("FAILS") == os.environ["PMI_RANK"]:
+        if os.environ.get("FAILS") == os.environ.get("PMI_RANK", ""):
             raise ValueError("bad")
         return super().forward(src)
 
@@ -62,12 +62,19 @@ def test_ranks_of_exec_write_to_their_files(
         assert ended.stderr.count(f"warning: odd {rank}\n") == 1
 
 
-def train(run_dir: Path, mpiexec: Path, launch: Launch, **env: str) -> subprocess.Popen[str]:
+def train(
+    run_dir: Path,
+    mpiexec: Path,
+    launch: Launch,
+    *options: str,
+    python: Path = Path(sys.executable),
+    **env: str,
+) -> subprocess.Popen[str]:
     """Starts a training of 2 ranks."""
     run_dir.with_name("mine.py").write_text(MINE)
     env = env_of(run_dir, PYTHONPATH=f"{run_dir.parent}:{PROJECT}", **env)
-    options = ["--model", "mine:net", "--src-shape", "20", "--tgt-shape", "1", "--num-samples", "4096"]
-    argv = [mpiexec, "-n", "2", sys.executable, "-m", "ddp_hpc.train", *options]
+    data = ["--src-shape", "20", "--tgt-shape", "1", "--num-samples", "4096"]
+    argv = [mpiexec, "-n", "2", python, "-m", "ddp_hpc.train", "--model", "mine:net", *data, *options]
     return launch.start(argv, env=env, cwd=run_dir.parent)
 
 
@@ -84,6 +91,20 @@ def test_ranks_of_a_training_write_to_their_files_and_save_their_state_after_a_s
     assert {*ended.stdout.splitlines()} <= {*output_of(tmp_path / "run", 0).splitlines()}
     assert "world: 2 ranks on 1 node" in ended.stdout
     assert ended.stdout.count("made by ") == 2
+    assert output_of(tmp_path / "run", 1) == "made by C\nmade by Python\n"
+
+
+@pytest.mark.check
+def test_ranks_of_a_training_with_open_mpi_write_to_their_files(
+    launch: Launch, openmpi_mpiexec: Path, openmpi_python: Path, tmp_path: Path
+) -> None:
+    words = ("--max-steps", "3", "--discovery", "mpi")
+    process = train(
+        tmp_path / "run", openmpi_mpiexec, launch, *words, python=openmpi_python, **OPENMPI_SETTINGS
+    )
+    ended = launch.end(process, 120)
+    assert ended.exit_code == 0, ended.stderr
+    assert "world: 2 ranks on 1 node (mpi)" in ended.stdout
     assert output_of(tmp_path / "run", 1) == "made by C\nmade by Python\n"
 
 

@@ -101,7 +101,12 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
     assert losses(site) == losses(quiet)
     log = site.log(job)
     assert f"no answer from {second}; replaced by {third}" in log
-    assert (site.work / "runs" / "ddp" / "nodes").read_text().split() == [first, third]
+    run_dir = site.work / "runs" / "ddp"
+    assert (run_dir / "nodes").read_text().split() == [first, third]
+    # Before each start, the same launch line has checked the nodes. All have the name of this machine.
+    results = json.loads((run_dir / "node_check" / "results.json").read_text())
+    assert [rank["problems"] for rank in results["ranks"]] == [[], []]
+    assert log.count("the check of nodes: ranks run on") == 2
 
 
 @pytest.mark.soak

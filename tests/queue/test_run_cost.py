@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.base.timeline import Moment, note, note_check
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.queue.cost_text import cost_line
 from ddp_hpc.queue.run_cost import CATEGORIES, RunCost, run_cost
 from tests.queue.conftest import Programs, Run
@@ -34,9 +34,16 @@ def job(line: Note, at_s: float, attempt: str = "1 7", num_nodes: int = 1) -> No
 
 
 def launch(
-    line: Note, at_s: float, attempt: str = "1 7", *, num_used: int | None = None, records_steps: bool = True
+    line: Note,
+    at_s: float,
+    attempt: str = "1 7",
+    *,
+    num_used: int | None = None,
+    records_steps: bool = True,
+    checks_s: float = 0.0,
 ) -> None:
-    line(at_s, Moment.LAUNCHER_STARTED, attempt, num_used=num_used, records_steps=records_steps)
+    details = {"num_used": num_used, "records_steps": records_steps, "checks_s": checks_s}
+    line(at_s, Moment.LAUNCHER_STARTED, attempt, **details)
 
 
 def steps(line: Note, at_s: float, attempt: str = "1 7", step: int = 0, restore_s: float = 0.0) -> None:
@@ -82,8 +89,7 @@ def test_a_restart_on_a_spare_node(line: Note, tmp_path: Path) -> None:
     saved(line, 1030, 20, save_s=2, data_s=1)
     lost(line, 1050, silent_s=5)
     left(line, 1052)
-    note_check(tmp_path, "2 7", 3.0)
-    launch(line, 1056, "2 7", num_used=2)
+    launch(line, 1056, "2 7", num_used=2, checks_s=3.0)
     steps(line, 1068, "2 7", step=20, restore_s=4)
     complete(line, 1100, 50, "2 7", save_s=1.5)
     left(line, 1101, "2 7")
@@ -307,7 +313,7 @@ def test_the_report_on_a_run_directory(line: Note, work: Path, programs: Program
     folder = make_run(work / "runs" / "ddp", "1 7 0 1000")
     for at_s, moment, details in (
         (1000, Moment.JOB_BEGAN, {"num_nodes": 4}),
-        (1600, Moment.LAUNCHER_STARTED, {"num_used": None, "records_steps": False}),
+        (1600, Moment.LAUNCHER_STARTED, {"num_used": None, "records_steps": False, "checks_s": 0.0}),
         (4600, Moment.LAUNCHER_ENDED, {"checkpoint_s": None}),
         (4600, Moment.ATTEMPT_ENDED, {"silent_s": 0.0, **DONE}),
         (4600, Moment.JOB_ENDED, {}),

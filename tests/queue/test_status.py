@@ -57,7 +57,7 @@ def test_the_cost_of_a_run_and_why_ranks_were_started_again(work: Path, programs
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 0 4600")
     end = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 3 on n2 exited with code 3", rank=3)
     note(folder, "1 12", Moment.JOB_BEGAN, at_s=time.time() - 3600, num_nodes=2)
-    launched = {"num_used": None, "records_steps": False}
+    launched = {"num_used": None, "records_steps": False, "checks_s": 0.0}
     note(folder, "1 12", Moment.LAUNCHER_STARTED, at_s=time.time() - 3600, **launched)
     write_end(folder, "1 12", end)
     note(folder, "1 12", Moment.LAUNCHER_ENDED, checkpoint_s=time.time())
@@ -493,7 +493,12 @@ def test_the_logs_of_a_rank_are_those_of_all_attempts_of_the_job(
     old, second, third = "attempt-1/n1/rank-3.log", "attempt-2/n1/rank-3.log", "attempt-3/n2/rank-3.log"
     write_rank_logs(run_dir, old, second, third, "attempt-3/n3/rank-13.log")
     for words in ([], ["--follow"]):
-        assert run("logs", "12", "--rank", "3", *words).out == f"{second}\n{third}\n"
+        done = run("logs", "12", "--rank", "3", *words)
+        assert done.out == f"{second}\n{third}\n"
+        assert [done.err.count(f"-- {run_dir}/logs/{place}\n") for place in (second, third)] == [1, 1]
+        done = run("logs", "12", *words)
+        assert done.out == "rank 0\n"
+        assert done.err.count(f"-- the output of each rank is in {run_dir}/logs/attempt-3; to print") == 1
         assert run("logs", "12", "--rank", "3", "--attempt", "1", *words).out == f"{old}\n"
     done = run("logs", "12", "--rank", "4")
     assert (done.code, done.out) == (1, "")

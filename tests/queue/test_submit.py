@@ -66,7 +66,7 @@ def test_one_line_says_that_no_job_resumes_the_program_and_what_to_do(
     assert done.code == 0
     [line] = [line for line in done.err.splitlines() if "resumed" in line]
     assert line.startswith("warning: ")
-    assert "this program will not be resumed after 00:02:00: train.py neither uses ddp_hpc" in line
+    assert "this program will not be resumed after 00:02:00, nor started again after a failure: train" in line
     assert "--requeue on-signal --progress" in line
 
 

@@ -96,3 +96,31 @@ def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stan
     done = rehearse(tmp_path / "job.sbatch")
     run_dir = done.stdout.splitlines()[-1]
     assert f"rehearse: the run directory is {run_dir}, which is removed at the end" in done.stderr
+    assert "--max-steps" not in done.stderr
+
+
+BAD_NODE = """
+import os, pathlib, sys
+pathlib.Path(os.environ["DDP_HPC_PROGRESS_FILE"]).write_text("1")
+print("on", os.environ["DDP_HPC_SIMULATED_NODE"])
+sys.exit(3 if os.environ["DDP_HPC_SIMULATED_NODE"] == "node1" else 0)
+"""
+
+
+def test_a_bad_node_is_replaced_in_a_rehearsal_and_its_run_directory_can_be_kept(
+    rehearse: Rehearse, launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text(BAD_NODE)
+    words = ["python", "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--walltime", "00:20:00"]
+    words += ["--spare-nodes", "1", "--rank-logs", "--", "python", "bad.py"]
+    (tmp_path / "job.sbatch").write_text(launch(words).stdout)
+    done = rehearse("--keep", "kept", "job.sbatch")
+    assert done.exit_code == 0, done.stderr
+    assert "two attempts have failed on node1; replaced by node2" in done.stdout
+    logs = {str(path.relative_to(tmp_path / "kept" / "logs")) for path in tmp_path.glob("kept/logs/*/*/*")}
+    assert logs == {
+        f"attempt-{number}/{node}/rank-0.log" for number, node in ((1, "node1"), (2, "node1"), (3, "node2"))
+    }
+    again = rehearse("--keep", "kept", "job.sbatch")
+    assert again.exit_code == 2
+    assert "--keep kept is not an empty directory" in again.stderr

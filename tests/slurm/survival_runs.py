@@ -99,16 +99,22 @@ def submit(
 
 
 def submit_program(
-    cluster: Cluster, folder: Path, program: Sequence[object], *, step_s: float, render: tuple[str, ...] = ()
+    cluster: Cluster,
+    folder: Path,
+    program: Sequence[object],
+    *,
+    step_s: float,
+    render: tuple[str, ...] = (),
+    sbatch: tuple[str, ...] = (),
 ) -> Run:
-    """Renders and submits this command line."""
+    """Renders and submits this command line; `sbatch` are options of its command line."""
     script = folder / "job.sbatch"
     argv = [PYTHON, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--name", "ddp", "--nodes", "2"]
     argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *render, "-o", script, "--", *program]
     env = {"PYTHONPATH": str(PROJECT), "STEP_S": str(step_s)}
     done = cluster.run(list(map(str, argv)), env=env, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return Run(cluster, folder, cluster.sbatch(script, env=env, cwd=folder))
+    return Run(cluster, folder, cluster.sbatch(script, *sbatch, env=env, cwd=folder))
 
 
 def losses_of_a_quiet_run(

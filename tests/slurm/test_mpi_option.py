@@ -22,9 +22,11 @@ if world.rank == 0:
 """
 
 
-def submit(cluster: Cluster, folder: Path, *options: str) -> tuple[str, str]:
-    (folder / "uses_mpi.py").write_text(PROGRAM)
-    argv = [*SUBMIT, "--nodes", "2", *options, "--", str(BIN / "python"), "uses_mpi.py"]
+def submit(
+    cluster: Cluster, folder: Path, *options: str, program: str = PROGRAM, python: Path = BIN / "python"
+) -> tuple[str, str]:
+    (folder / "uses_mpi.py").write_text(program)
+    argv = [*SUBMIT, "--nodes", "2", *options, "--", str(python), "uses_mpi.py"]
     queued = cluster.run(argv, env=ENVIRONMENT, cwd=folder)
     assert queued.returncode == 0, queued.stderr
     job = queued.stdout.strip()
@@ -46,3 +48,19 @@ def test_a_job_whose_ranks_are_separate_mpi_worlds_fails(cluster: Cluster, tmp_p
     assert ended.startswith("FAILED failed 0 rank 0 on "), log
     assert "each of the 2 ranks is an MPI world of its own" in ended
     assert log.count("MPI world 1\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "python"),
+    [((), "bin/python"), (("--mpi", "pmix"), "openmpi/bin/python")],
+    ids=["pmi2", "pmix"],
+)
+def test_mpi_works_in_the_child_that_has_a_log_of_its_own(
+    cluster: Cluster, tmp_path: Path, options: tuple[str, ...], python: str
+) -> None:
+    program = "from mpi4py.MPI import COMM_WORLD as c; print(c.rank, c.size, c.allreduce(1))"
+    options = (*options, "--ranks-per-node", "2", "--rank-logs")
+    ended, log = submit(cluster, tmp_path, *options, program=program, python=BIN.parent / python)
+    assert ended == "COMPLETED done 0\n", log
+    logs = {path.name: path.read_text() for path in tmp_path.glob("runs/*/logs/attempt-1/*/*.log")}
+    assert logs == {f"rank-{rank}.log": f"{rank} 4 4\n" for rank in range(4)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,45 @@ def test_a_killed_srun_leaves_no_rank_that_trains_beside_those_of_the_restart(
     assert ["checksum" in record for record in records].count(True) == 1, "the first ranks ran to their end"
     began = [record["began_s"] for record in records[:-1]]
     assert began == sorted(began), "the ranks of both attempts trained at the same time"
+
+
+BEATS = "while :; do date +%s.%N >> beats; sleep 0.2; done"
+STEP = "srun --overlap --nodes=1 --ntasks=1"
+
+
+@pytest.mark.parametrize("where", ["script", "login node"])
+def test_other_steps_of_the_job_go_on_when_the_ranks_of_a_killed_srun_are_ended(
+    cluster: Cluster, checksum: str, tmp_path: Path, where: str
+) -> None:
+    monitor = tmp_path / "monitor.sh"
+    monitor.write_text(f"cd {tmp_path}; {BEATS}\n")
+    setup = ("--setup", f"{STEP} bash {monitor} &") if where == "script" else ()
+    program = ["python", PLAIN, NUM_STEPS, SAVE_EVERY]
+    run = submit_program(cluster, tmp_path, program, step_s=0.3, render=(*LONG, *setup))
+    wait_for("step 1", lambda: recorded(tmp_path), 60, 0.1)
+    if where == "login node":
+        words = [*STEP.split(), f"--jobid={run.job}", "bash", str(monitor)]
+        shell = f"setsid --fork {shlex.join(words)} > {tmp_path}/step.log 2>&1"
+        cluster.run(["bash", "-c", shell], cwd=tmp_path).check_returncode()
+    wait_for("the other step", (tmp_path / "beats").exists, 60, 0.1)
+    wait_for("step 8", lambda: len(recorded(tmp_path)) >= 8, 60, 0.1)
+    assert run.kill("^srun --nodes=2", limit=2)
+    check_complete(run, 2)
+    records = recorded(tmp_path)
+    assert records[-1]["checksum"] == checksum
+    last_beat_s = float((tmp_path / "beats").read_text().split()[-1])
+    assert last_beat_s > records[-2]["at_s"] - 1.0, "the other step was ended with the ranks"
+
+
+def test_a_user_who_cancels_the_step_of_the_ranks_has_them_started_again(
+    cluster: Cluster, checksum: str, tmp_path: Path
+) -> None:
+    """scancel(1): only this step is cancelled, and the script goes on."""
+    run = submit_plain(cluster, tmp_path, step_s=0.3)
+    wait_for("step 8", lambda: len(recorded(tmp_path)) >= 8, 60, 0.1)
+    cluster.run(["scancel", f"{run.job}.0"]).check_returncode()
+    check_complete(run, 2)
+    assert recorded(tmp_path)[-1]["checksum"] == checksum
 
 
 # ddp_hpc.train

@@ -165,21 +165,32 @@ def test_without_a_spare_node_the_run_continues_on_fewer_nodes(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_plain_program_continues_on_fewer_nodes_and_below_the_minimum_in_another_job(
-    launcher: str, tmp_path: Path
-) -> None:
-    with Cluster(Settings(num_nodes=4, slurmd_timeout_s=20)) as cluster:
+def test_a_plain_program_continues_on_fewer_nodes(launcher: str, tmp_path: Path) -> None:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=60)) as cluster:
         render = ("--nodes", "3", "--min-nodes", "2", "--launcher", launcher)
-        run = submit_program(cluster, tmp_path, ["python", PLAIN, 600, 20], step_s=0.1, render=render)
-        wait_for("150 steps", lambda: len(recorded(tmp_path)) >= 150, 90)
-        _, second, third, _ = cluster.node_names
-        cluster.power_off(second)
-        wait_for("a start on fewer nodes", lambda: "the ranks use 2 nodes instead of 3" in run.log, 60)
-        num = len(recorded(tmp_path))
-        wait_for("50 more steps", lambda: len(recorded(tmp_path)) >= num + 50, 90)
-        cluster.power_off(third)
-        run.wait_for_words(f"no answer from {third}, and too few nodes are left")
-        wait_for("the end of the job", lambda: "state is" in run.log, 60)
+        run = submit_program(cluster, tmp_path, ["python", PLAIN, 300, 20], step_s=0.1, render=render)
+        wait_for("100 steps", lambda: len(recorded(tmp_path)) >= 100, 90)
+        cluster.power_off(cluster.node_names[1])
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert "the ranks use 2 nodes instead of 3 (--min-nodes)" in run.log
+        assert "checksum" in recorded(tmp_path)[-1]
+        assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
+
+
+@pytest.mark.soak
+def test_below_the_minimum_number_of_nodes_another_job_resumes_the_run(forks: Forks, tmp_path: Path) -> None:
+    with Cluster(Settings(num_nodes=3, slurmd_timeout_s=20)) as cluster:
+        quiet = losses_of_a_quiet_run(forks, tmp_path, 200)
+        run = submit(cluster, tmp_path, *SAVING, num_steps=200, step_s=0.1, render=("--min-nodes", "2"))
+        run.wait_for_step(50)
+        lost = cluster.node_names[1]
+        cluster.power_off(lost)
+        run.wait_for_words(f"no answer from {lost}; too few nodes are left")
+        end = run.end(200)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert run.losses == quiet
+        assert [number for number, _, _ in run.attempts] == [1, 2]
 
 
 @pytest.mark.soak
@@ -211,22 +222,47 @@ def test_a_node_of_a_plain_program_that_dies_is_replaced(
 
 
 @pytest.mark.check
+@pytest.mark.parametrize("num_nodes", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_node_on_which_ranks_fail_again_is_replaced(
-    cluster3: Cluster, forks: Forks, tmp_path: Path
+    cluster3: Cluster, forks: Forks, tmp_path: Path, num_nodes: int
 ) -> None:
     """A node that has lost a GPU still answers: it is replaced after its second failure."""
     (home := tmp_path / "quiet").mkdir()
-    assert forks.script(PLAIN, "100", "10", cwd=home).exit_code == 0
+    assert forks.script(PLAIN, "100", "10", cwd=home, ranks=num_nodes).exit_code == 0
     program = ["python", PROJECT / "tests" / "slurm" / "bad_node.py", PLAIN, 100, 10]
-    run = submit_program(cluster3, tmp_path, program, step_s=0.05, render=("--spare-nodes", "1"))
+    render = ("--nodes", str(num_nodes), "--spare-nodes", "1")
+    run = submit_program(cluster3, tmp_path, program, step_s=0.05, render=render)
     wait_for("30 steps", lambda: len(recorded(tmp_path)) >= 30, 60)
-    _, second, third = cluster3.node_names
-    (tmp_path / "broken").write_text(second)
+    # With one node, the supervisor remains on it, and the ranks move to the other one.
+    bad, spare = cluster3.node_names[num_nodes - 1 : num_nodes + 1]
+    (tmp_path / "broken").write_text(bad)
     end = run.end(120)
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
-    assert f"two attempts have failed on {second}; replaced by {third}" in run.log
+    assert f"node {bad}: two attempts have failed; replaced by {spare}" in run.log
     assert [number for number, _, _ in run.attempts] == [1, 2, 3]
+
+
+@pytest.mark.check
+def test_if_the_first_node_is_no_longer_watched_a_line_says_so(cluster3: Cluster, tmp_path: Path) -> None:
+    render = ("--spare-nodes", "1")
+    run = submit_program(cluster3, tmp_path, ["python", PLAIN, 100, 10], step_s=0.1, render=render)
+    wait_for("10 steps", lambda: len(recorded(tmp_path)) >= 10, 60)
+    assert run.kill("ddp_hpc.supervisor.guard", node_rank=2)
+    run.wait_for_words("the srun that watches this node from another one has ended with exit code 137")
+    end = run.end(120)
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+    assert [number for number, _, _ in run.attempts] == [1]
+
+
+@pytest.mark.check
+def test_a_total_of_gpus_is_refused_in_one_line(cluster3: Cluster, tmp_path: Path) -> None:
+    run = submit_program(
+        cluster3, tmp_path, ["true"], step_s=0, render=("--spare-nodes", "1"), sbatch=("--gpus=6",)
+    )
+    assert run.end().exit_code == 2
+    [line] = [line for line in run.log.splitlines() if "error: " in line]
+    assert "--spare-nodes was given, but --gpus is the number of GPUs of the whole job" in line
 
 
 @pytest.mark.soak

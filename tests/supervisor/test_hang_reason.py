@@ -46,7 +46,7 @@ def rank(number: int, frames: tuple[Frame, ...] = BACKWARD, **values: object) ->
 
 
 def computing(number: int, frames: tuple[Frame, ...] = EVALUATION, **values: object) -> SilentRank:
-    return rank(number, frames, state="R", cpu_share=1.0, **values)
+    return rank(number, frames, **{"state": "R", "cpu_share": 1.0, **values})
 
 
 def hang(*reports: SilentRank) -> AttemptEnd | None:
@@ -88,6 +88,13 @@ def test_a_rank_that_uses_no_cpu_outside_of_a_collective_is_elsewhere() -> None:
     assert end is not None
     assert "rank 3 on n2 is in evaluate.py:30 (evaluate), while ranks 0, 1 on n1" in end.reason
     assert end.rank == 3
+
+
+def test_on_a_busy_node_a_rank_that_loops_computes_and_one_that_has_just_begun_to_wait_waits() -> None:
+    ranks = (rank(0, cpu_share=0.2), computing(1, cpu_share=0.2, same_s=0.0), rank(2), rank(3))
+    assert "s: rank 1 on n1 computes in evaluate.py:30 (evaluate), while ranks 0 on n1 and 2, 3" in reason(
+        *ranks
+    )
 
 
 def test_a_rank_that_polls_in_a_collective_waits() -> None:

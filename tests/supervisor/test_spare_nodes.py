@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.queue.failed_nodes import failed_nodes, record_failed_node
 from ddp_hpc.schedulers.pbs.running_job import PbsJob
 from ddp_hpc.schedulers.run_command import Answer, NoAnswerError
 from ddp_hpc.schedulers.slurm.running_job import SlurmJob
@@ -122,7 +123,7 @@ def test_a_node_that_was_left_out_is_not_asked_again(
     assert line in capfd.readouterr().out
     assert pool._watch.look_again() == []
     answering.remove("n3")
-    assert pool.replace_bad("") == "no answer from n3, and too few nodes are left"
+    assert pool.replace_bad("") == "no answer from n3; too few nodes are left"
 
 
 def test_a_host_answers_whether_or_not_something_listens() -> None:
@@ -272,3 +273,31 @@ def test_a_launch_line_without_these_numbers_is_refused(words: list[str], tmp_pa
     job = SlurmJob(str(os.getpid()), {})
     with pytest.raises(RequestError, match="the launch line lacks --nodes and a number"):
         job.on_nodes(["srun", *words], ["n1"], 4, tmp_path)
+
+
+def test_nodes_that_have_failed_in_earlier_jobs_become_spare(answering: set[str], tmp_path: Path) -> None:
+    record_failed_node(tmp_path, "n1", "no answer")
+    assert NodePool(["n1", "n2", "n3"], 1, run_dir=tmp_path).nodes == Nodes(("n2", "n3"), ("n1",))
+
+
+def test_a_bad_node_is_replaced_and_recorded(
+    answering: set[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = NodePool(["n1", "n2", "n3"], 1, run_dir=tmp_path)
+    assert pool.replace({"n2": "GPU 1 fails"}) == ""
+    assert pool.nodes == Nodes(("n1", "n3"), ())
+    assert "ddp-hpc: node n2: GPU 1 fails; replaced by n3\n" in capfd.readouterr().out
+    assert pool.replace({"n1": "no GPUs found"}) == "node n1: no GPUs found; too few nodes are left"
+    assert [(each.node, each.reason) for each in failed_nodes(tmp_path)] == [
+        ("n2", "GPU 1 fails"),
+        ("n1", "no GPUs found"),
+    ]
+
+
+def test_a_silent_node_and_one_with_two_failures_are_recorded(answering: set[str], tmp_path: Path) -> None:
+    pool = NodePool(["n1", "n2", "n3"], 1, run_dir=tmp_path)
+    assert pool._watch.look_again() == []
+    assert pool.replace_bad("n2") == ""
+    assert [(each.node, each.reason) for each in failed_nodes(tmp_path)] == [
+        ("n2", "two attempts have failed")
+    ]

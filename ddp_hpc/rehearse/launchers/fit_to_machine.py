@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from ddp_hpc.base.job_variables import SIMULATED_NODE
 from ddp_hpc.rehearse.settings import JsonFile
 
 # Ranks must not see these variables, which name a network interface that this machine does not have.
@@ -67,7 +68,7 @@ class Limits(JsonFile):
         if not self.ranks_per_node:
             return list(argv)
         added = list(self.arguments)
-        if _runs_trainer(argv):
+        if runs_trainer(argv):
             option = self.trainer_arguments[:1]
             if option and not any(word.startswith(option[0]) for word in (*argv, *added)):
                 added += self.trainer_arguments
@@ -88,6 +89,10 @@ class Limits(JsonFile):
                 kept[name] = str(min(int(kept[name]), self.ranks_per_node))
         return kept
 
+    def of_node(self, name: str) -> dict[str, str]:
+        """Returns the variables of the ranks on a node, which report its name as that of their host."""
+        return {SIMULATED_NODE: name} if self.ranks_per_node else {}
+
     def _local(self, word: str) -> str:
         """Replaces the name of a simulated node with 127.0.0.1; a port is kept, as in `node1:29500`."""
         for node in self.nodes:
@@ -95,7 +100,7 @@ class Limits(JsonFile):
         return word
 
 
-def _runs_trainer(argv: Sequence[str]) -> bool:
+def runs_trainer(argv: Sequence[str]) -> bool:
     """Returns whether a command runs ddp_hpc.train: directly, or with torchrun_script.sh or ddp-hpc train."""
     names = [word.rpartition("/")[2] for word in argv]
     pairs = list(pairwise(names))

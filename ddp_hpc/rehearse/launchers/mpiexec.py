@@ -101,13 +101,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         base.setdefault("MASTER_PORT", str(_free_port()))
     launch = _Launch(line=line, spool=spool_directory(root, f"{kind}."), num_ranks=len(ranks), base=base)
 
+    def host_of(place: Place) -> str:
+        return hosts[place.node % len(hosts)]
+
     def report(rank: int, code: int) -> None:
         how = f"exited with code {code}" if code > 0 else f"died from signal {-code}"
-        sys.stderr.write(f"{hosts[ranks[rank].node % len(hosts)]}: rank {rank} {how}\n")
+        sys.stderr.write(f"{host_of(ranks[rank])}: rank {rank} {how}\n")
 
     step = Step(
         command=command,
-        environments=[_ENVIRONMENTS[kind](launch, place) for place in ranks],
+        environments=[
+            {**_ENVIRONMENTS[kind](launch, place), **limits.of_node(host_of(place))} for place in ranks
+        ],
         report=report,
         stop_on_failure=kind != "hydra" and "no-abort-on-failure" not in line.values,
         label="label" in line.values,

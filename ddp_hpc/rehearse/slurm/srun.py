@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
@@ -37,7 +38,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         return 0
     if not line.command:
         raise RefusedError("srun: fatal: No command given to execute.")
-    number = jobs.find_job(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
+    number = jobs.find_job(line.values.get("jobid", environ.get("SLURM_JOB_ID", "")), root, _OUTSIDE)
     for option in _UNSUPPORTED:
         if option in line.values:
             raise RefusedError(f"srun: the stand-in does not support --{option}")
@@ -45,12 +46,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     if mpi not in _MPI:
         raise RefusedError(f"srun: error: Invalid MPI type '{mpi}', --mpi=list for acceptable types")
     job, limits = jobs.load(root, number), Limits.read(root)
+    nodes = expand_hostlist(line.values["nodelist"]) if "nodelist" in line.values else job["nodes"]
     ranks = places(_counts(line, job, environ, limits))
     step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
     spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
     base = limits.environment(exported(line.values.get("export", "ALL"), environ))
-    step_variables = _step_variables(line, job, step, ranks, mpi, spool)
-    nodes = job["nodes"]
+    step_variables = _step_variables(line, job, nodes, step, ranks, mpi, spool)
 
     def report(rank: int, code: int) -> None:
         how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or f"Signal {-code}"
@@ -62,7 +63,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         Step(
             command=limits.command(line.command),
             environments=[
-                {**base, **step_variables, **_task_variables(nodes, ranks, place, mpi)} for place in ranks
+                {
+                    **base,
+                    **step_variables,
+                    **_task_variables(nodes, ranks, place, mpi),
+                    **limits.of_node(nodes[place.node]),
+                }
+                for place in ranks
             ],
             report=report,
             stop_on_failure=kill_others is not None and kill_others != "0",
@@ -102,11 +109,17 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
 
 
 def _step_variables(
-    line: Line, job: jobs.Attributes, step: int, ranks: Sequence[Place], mpi: str, spool: Path
+    line: Line,
+    job: jobs.Attributes,
+    nodes: Sequence[str],
+    step: int,
+    ranks: Sequence[Place],
+    mpi: str,
+    spool: Path,
 ) -> dict[str, str]:
     """Returns the variables that Slurm sets to the same values for all tasks of a step."""
     counts = [place.local_size for place in ranks if place.local_rank == 0]
-    names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
+    names, num_tasks, num_nodes = hostlist(nodes[: len(counts)]), str(len(ranks)), str(len(counts))
     variables = {
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURM_NNODES": num_nodes,

@@ -16,6 +16,7 @@ class PbsCommands(Commands):
     """Submits jobs to PBS and asks about them."""
 
     interactive_command = "qsub -I"
+    programs = ("qsub", "qstat", "qdel")
     # The mpiexec of MPICH 5.0.2 quotes the command for a shell, which pbs_tmrsh alone does not start.
     start_without_ssh = (
         "use the MPI of the site, or let mpiexec start ranks with pbs_tmrsh: write an executable script "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from ddp_hpc.schedulers.reader import ScriptReader
 from ddp_hpc.schedulers.script_options import ScriptOptions, whole_number
@@ -24,6 +25,23 @@ class PbsReader(ScriptReader):
     # The formats that decode_time in OpenPBS's attr_fn_time.c accepts, and DD:HH:MM:SS of Torque.
     walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
     expands_log_variables = True
+    reads_indented = True
+    submit_directory = "PBS_O_WORKDIR"
+    bare_memory_unit = "bytes"
+    gigabytes = "gb"
+    foreign_log_pattern = re.compile(r"%[jJAaxN](?![A-Za-z_]+%)")
+    # qsub.1B and pbs_python(8) of OpenPBS, with the common ones of Torque.
+    variables = frozenset(
+        f"PBS_{name}"
+        for name in re.findall(
+            r"\w+",
+            "ARRAYID ARRAY_ID ARRAY_INDEX ENVIRONMENT JOBCOOKIE JOBDIR JOBID JOBNAME MOMPORT NODEFILE "
+            "NODENUM NCPUS O_HOME O_HOST O_LANG O_LOGNAME O_MAIL O_PATH O_QUEUE O_SHELL O_SYSTEM O_TZ "
+            "O_WORKDIR QUEUE TASKNUM TMPDIR GPUFILE NP NUM_NODES NUM_PPN SERVER VERSION VNODENUM WALLTIME "
+            "JOBFS SELECT NGPUS PROJECT ",
+        )
+    )
+    variables_elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {"PBS_ARRAYID": ("-J", "PBS_ARRAY_INDEX")}
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version
@@ -57,6 +75,13 @@ class PbsReader(ScriptReader):
         match = re.search(r":ncpus=(\d{1,6})\b", select[1]) if select else None
         ranks = self.ranks_per_node(script)
         return max(1, int(match[1]) // ranks) if match and ranks else None
+
+    def memory(self, script: ScriptOptions) -> Iterator[tuple[int, str, str]]:
+        for option, name, value in script.resources():
+            parts = [part.partition("=")[::2] for part in value.split(":")] if name == "select" else []
+            for resource, amount in [*parts, (name, value)]:
+                if resource in ("mem", "pmem", "vmem", "pvmem"):
+                    yield option.line, resource, amount
 
     def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
         return last_resource(script, "walltime")

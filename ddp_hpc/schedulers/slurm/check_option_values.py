@@ -108,6 +108,18 @@ def unknown_mail_types(text: str) -> list[str]:
     return [word for word in text.split(",") if word and word.upper() not in _MAIL | {"NONE"}]
 
 
+def _is_array(text: str) -> bool:
+    """Returns whether slurmctld accepts the indices of an array (slurm_parse_array_tok)."""
+    parts = [
+        re.fullmatch(r"\[?(\d{1,9})(?:-(\d{1,9})(?::[1-9]\d*)?)?\]?(?:%\d+\]?)?", part)
+        for part in text.split(",")
+        if part
+    ]
+    return not text or (
+        bool(parts) and all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts)
+    )
+
+
 def _is_gres(text: str) -> bool:
     if text.lower() in ("none", "help", "list"):
         return True
@@ -143,6 +155,7 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
     **dict.fromkeys(_GPUS, (_is_gpus, "[TYPE:]NUMBER, such as a100:4")),
     "nodes": (lambda text: node_range(text) is not None, "a number or MIN-MAX"),
+    "array": (_is_array, "indices such as 0-9, 1,3,5 or 0-15%4"),
     "gres": (_is_gres, "NAME[:TYPE][:NUMBER], such as gpu:4"),
     "mail-type": (
         _is_mail_type,

@@ -19,6 +19,7 @@ class SlurmCommands(Commands):
     """Submits jobs to Slurm and asks about them."""
 
     interactive_command = "salloc"
+    programs = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     start_without_ssh = "use --launcher srun, which needs no ssh"
     job_id_pattern = re.compile("[_@]|^s")
 
@@ -35,8 +36,8 @@ class SlurmCommands(Commands):
     def submit_argv(self, script: str, options: Sequence[str]) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
 
-    def exclude_host(self, host: str) -> str:
-        return f"sbatch --exclude={host}"
+    def exclude_arguments(self, hosts: Sequence[str]) -> list[str]:
+        return [f"--exclude={','.join(hosts)}"]
 
     def array_options(self, index: str) -> list[str]:
         return [f"--array={index}"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from ddp_hpc.schedulers.reader import ScriptReader
 from ddp_hpc.schedulers.script_options import ReadOption, ScriptOptions, last_directive, whole_number
@@ -25,6 +26,33 @@ class SlurmReader(ScriptReader):
     bare_walltime_unit_s = 60
     account_flags = ("--account",)
     name_flags = frozenset(("--mail-user", "--job-name"))
+    bare_memory_unit = "megabytes"
+    submit_directory = "SLURM_SUBMIT_DIR"
+    # The variables of sbatch(1) and srun(1) that scripts read.
+    variables = frozenset(
+        f"SLURM_{name}"
+        for name in re.findall(
+            r"\w+",
+            "ARRAY_JOB_ID ARRAY_TASK_COUNT ARRAY_TASK_ID ARRAY_TASK_MAX ARRAY_TASK_MIN ARRAY_TASK_STEP "
+            "CLUSTER_NAME CPUS_ON_NODE CPUS_PER_GPU CPUS_PER_TASK DISTRIBUTION EXPORT_ENV GPUS "
+            "GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPU_BIND GTIDS HET_SIZE HINT JOBID JOB_ACCOUNT "
+            "JOB_CPUS_PER_NODE JOB_DEPENDENCY JOB_END_TIME JOB_GPUS JOB_ID JOB_NAME JOB_NODELIST "
+            "JOB_NODES JOB_NUM_NODES JOB_PARTITION JOB_QOS JOB_RESERVATION JOB_START_TIME JOB_UID "
+            "JOB_USER LAUNCH_NODE_IPADDR LOCALID MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE NNODES NODEID "
+            "NODELIST NODENAME NODE_ALIASES NPROCS NTASKS NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE "
+            "NTASKS_PER_SOCKET OVERCOMMIT PRIO_PROCESS PROCID RESTART_COUNT RESV_PORTS STEPID STEP_GPUS "
+            "STEP_ID STEP_NODELIST STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE SUBMIT_DIR "
+            "SUBMIT_HOST TASKS_PER_NODE TASK_PID THREADS_PER_CORE TIMELIMIT TOPOLOGY_ADDR "
+            "TOPOLOGY_ADDR_PATTERN TMPDIR SCRATCH ",
+        )
+    )
+    variables_of_options: ClassVar[Mapping[str, str]] = {
+        "SLURM_CPUS_PER_TASK": "--cpus-per-task",
+        "SLURM_NTASKS_PER_NODE": "--ntasks-per-node",
+        "SLURM_GPUS_PER_NODE": "--gpus-per-node",
+        "SLURM_GPUS_PER_TASK": "--gpus-per-task",
+        "SLURM_GPUS": "--gpus",
+    }
 
     def version_of(self, site: Site) -> str:
         return site.slurm.version
@@ -63,6 +91,11 @@ class SlurmReader(ScriptReader):
 
     def cpus_per_rank(self, script: ScriptOptions) -> int | None:
         return whole_number(script.value("--cpus-per-task"))
+
+    def memory(self, script: ScriptOptions) -> Iterator[tuple[int, str, str]]:
+        for option in script.read():
+            if option.flag in ("--mem", "--mem-per-cpu", "--mem-per-gpu") and not option.fault:
+                yield option.line, option.flag, option.value
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
         return last_directive(script, f"--{site.slurm.queue_option if site else 'partition'}")

@@ -9,8 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.process_control import is_running
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.running_job import (
     Queued,
@@ -27,9 +29,16 @@ from ddp_hpc.schedulers.slurm.query_and_cancel import fields_of, job_id_of
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
 
 _ANSWER_S = 5.0
+_ASK_LIMIT_S = 10.0
+# Seen with Slurm 22.05: "Invalid generic resource (gres) specification". A smaller number is of no use, since
+# Slurm can give each node another number of GPUs.
+TOTAL_OF_GPUS = (
+    "--gpus is the number of GPUs of the whole job, which srun would request on the nodes of the ranks "
+    "alone. Use --gpus-per-node."
+)
 
-# Not the steps `batch` and `extern`, which Slurm itself creates.
-_STEP = re.compile(r"\.\d+$")
+# The srun that has created a step. Slurm itself creates the steps `batch` and `extern`.
+_STEP = re.compile(r"^StepId=(\S+\.\d+) .*SrunHost:Pid=([^:\s]+):(\d+)", re.MULTILINE)
 
 
 class SlurmJob(RunningJob):
@@ -78,31 +87,45 @@ class SlurmJob(RunningJob):
                 f"--spare-nodes or --min-nodes was given, but the launch line begins with {launcher}; it "
                 "must begin with srun, since only srun can leave nodes of a job out"
             )
+        if self.environ.get("SLURM_GPUS"):
+            raise RequestError(f"--spare-nodes or --min-nodes was given, but {TOTAL_OF_GPUS}")
         for option in ("--nodes", "--ntasks"):
             argv = with_count(argv, option, num_nodes, len(names))
         # A step on a node that has died keeps its resources on all nodes until Slurm has noticed the loss.
         return [argv[0], f"--nodelist={','.join(names)}", "--overlap", *argv[1:]], {}
 
-    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> None:
+    def unhealthy_nodes(self, names: Sequence[str]) -> dict[str, str]:
+        # LBNL NHC drains a bad node with a reason that begins with "NHC:" (its helper node-mark-offline). Any
+        # user can read the reason.
+        ask = ("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %E")
+        with suppress(commands.NoAnswerError):
+            lines = (line.partition(" ") for line in commands.run(ask, _ASK_LIMIT_S).out.splitlines())
+            return {name: reason.strip() for name, _, reason in lines if reason.startswith("NHC:")}
+        return {}
+
+    def run_beside_ranks(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes] | None:
         words = ["srun", f"--jobid={self.environ['SLURM_JOB_ID']}", "--overlap", "--nodes=1", "--ntasks=1"]
         words += [f"--nodelist={name}", "--gres=none", "--mpi=none", *argv]
         # The options of the job are in variables that srun reads. Slurm 22.05 rejects a step of one task with
         # those of sbatch --gpus-per-node or --ntasks-per-gpu.
         environ = without_job(self.environ, ("SLURM", "SRUN_"), keep="SLURM_CONF")
         null = subprocess.DEVNULL
-        with suppress(OSError):
-            subprocess.Popen(words, env=environ, stdin=null, stdout=null, stderr=null)
+        try:
+            return subprocess.Popen(words, env=environ, stdin=null, stdout=null, stderr=null)
+        except OSError:  # the ranks need srun, too, so the next message is about it
+            return None
 
     def end_ranks(self, limit_s: float) -> bool:
         # Seen with Slurm 22.05: if both processes of srun are killed, its ranks run on, and the next srun
-        # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job.
-        ask = ("squeue", "--steps", "--noheader", "--format=%i", f"--jobs={self.job_id}")
+        # waits for their CPUs. `scancel --signal=KILL` with only the job's ID would end the job, and other
+        # steps can be those of a user who looks at the job.
+        ask = ("scontrol", "--oneliner", "show", "step", self.job_id)
         end_s = time.monotonic() + limit_s
         with suppress(commands.NoAnswerError):
             while (left_s := end_s - time.monotonic()) > 0:
                 answer = commands.run(ask, left_s)
-                steps = [step for step in answer.out.split() if _STEP.search(step)]
-                if answer.code == 0 and not steps:
+                steps = [step for step, host, pid in _STEP.findall(answer.out) if _is_orphan(host, int(pid))]
+                if not steps and (answer.code == 0 or "not found" in answer.err):
                     return True
                 if steps:
                     commands.run(("scancel", "--signal=KILL", *steps), left_s)
@@ -111,6 +134,7 @@ class SlurmJob(RunningJob):
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
+        excluded = self._without(request)
         if shutil.which("scontrol"):
             # If scontrol does not answer, the job may have been requeued, and a new job would run at the same
             # time.
@@ -122,11 +146,16 @@ class SlurmJob(RunningJob):
                 may_repeat=True,
             )
             if answer.code == 0 or "pending" in answer.out + answer.err:
+                if excluded:
+                    update = ("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={excluded}")
+                    with suppress(commands.NoAnswerError):
+                        commands.run(update, _ASK_LIMIT_S)
                 return Queued(self.job_id, requeue)
             request.say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
-        environ = without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
+        environ = self._environ_of_sbatch()
         environ["DDP_HPC_ATTEMPT"] = str(request.attempt)
         options = [f"--dependency=afterany:{self.job_id}", *self._request()]
+        options += [f"--exclude={excluded}"] if excluded else []
         words = ("sbatch", *options, str(request.script), *self.arguments)
         answer = commands.submit_until(
             words, request.until_s, request.on_unreachable, environ=environ, cwd=self.work_dir
@@ -138,6 +167,27 @@ class SlurmJob(RunningJob):
             raise DdpHpcError(f"sbatch printed no job ID; check whether the job is queued: {answer.said}")
         return Queued(job_id, words)
 
+    def _without(self, request: Successor) -> str:
+        """Returns the nodes that the job should not get, as a list for Slurm; empty if there are none, or if
+        the job could not run without them.
+        """
+        if not request.leave_out:
+            return ""
+        with suppress(commands.NoAnswerError):
+            job = commands.run(("scontrol", "--oneliner", "show", "job", self.job_id), _ASK_LIMIT_S)
+            before = fields_of(job.out).get("ExcNodeList", "").replace("(null)", "")
+            excluded = ",".join(filter(None, (before, *request.leave_out)))
+            # Seen with Slurm 22.05: a job with too few nodes left waits forever (BadConstraints).
+            test = ("sbatch", "--test-only", f"--exclude={excluded}", *self._request(), str(request.script))
+            answer = commands.run(test, _ASK_LIMIT_S, self._environ_of_sbatch(), self.work_dir)
+            if answer.code == 0:
+                return excluded
+            request.say(f"ddp-hpc: {', '.join(request.leave_out)} cannot be left out: {answer.said}")
+        return ""
+
+    def _environ_of_sbatch(self) -> dict[str, str]:
+        return without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
+
     def _request(self) -> list[str]:
         """Returns options of sbatch that the user may have given on the command line."""
         index = self.environ.get("SLURM_ARRAY_TASK_ID")
@@ -147,3 +197,8 @@ class SlurmJob(RunningJob):
         if name := self.environ.get("SLURM_JOB_ACCOUNT"):
             options.append(f"--account={name}")
         return options
+
+
+def _is_orphan(host: str, pid: int) -> bool:
+    """Returns whether a step was created on this node, by an srun that no longer runs."""
+    return host.partition(".")[0] == gethostname().partition(".")[0] and not is_running(pid)

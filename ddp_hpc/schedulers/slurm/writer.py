@@ -16,6 +16,7 @@ from ddp_hpc.schedulers.directive_values import (
     optional_value,
     refuse_unused,
 )
+from ddp_hpc.schedulers.slurm.running_job import TOTAL_OF_GPUS
 from ddp_hpc.schedulers.writer import ScriptWriter
 from ddp_hpc.sites.site import Site
 
@@ -36,7 +37,7 @@ class SlurmWriter(ScriptWriter):
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
         if job.node_loss_option:
-            _check_node_loss(job, layout)
+            self._check_node_loss(job, site, layout)
         if not site.slurm.queue_option:
             refuse_unused(site, [("--queue", job.queue)])
         # With torchrun, one agent per node is the task; otherwise each rank is a task.
@@ -62,6 +63,23 @@ class SlurmWriter(ScriptWriter):
             if name in site.slurm.forbidden:
                 raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
         return options
+
+    def _check_node_loss(self, job: Job, site: Site, layout: Layout) -> None:
+        given = job.node_loss_option
+        if layout.launcher not in ("srun", "torchrun"):
+            raise RequestError(
+                f"{given} was given, but only srun can leave out nodes of a job. Use --launcher srun or "
+                "torchrun."
+            )
+        words = [word.partition("=")[0] for text in job.launcher_arg for word in launcher_words(text)]
+        for flag in sorted(_NODE_FLAGS & {*words}):
+            raise RequestError(
+                f"--launcher-arg {flag} cannot be combined with {given}, which chooses the nodes of the "
+                "ranks. Use --directive for nodes that the whole job must have or must not have."
+            )
+        options = [*site.slurm.options, *(raw_directive(text)[1] for text in job.directive)]
+        if any("--gpus" in self.option_names(option) for option in options):
+            raise RequestError(f"{given} was given, but {TOTAL_OF_GPUS}")
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":
@@ -92,20 +110,6 @@ def _memory_option(site: Site, layout: Layout) -> list[str]:
     """Returns the option that requests the share of memory, unless the site's options request the memory."""
     is_fixed = any(option.partition("=")[0] == "--mem" for option in site.slurm.options)
     return [f"--mem={layout.memory_mib}M"] if layout.memory_mib and not is_fixed else []
-
-
-def _check_node_loss(job: Job, layout: Layout) -> None:
-    if layout.launcher not in ("srun", "torchrun"):
-        raise RequestError(
-            f"{job.node_loss_option} was given, but only srun can leave out nodes of a job. Use "
-            "--launcher srun or torchrun."
-        )
-    words = [word.partition("=")[0] for text in job.launcher_arg for word in launcher_words(text)]
-    for flag in sorted(_NODE_FLAGS & {*words}):
-        raise RequestError(
-            f"--launcher-arg {flag} cannot be combined with {job.node_loss_option}, which chooses the nodes "
-            "of the ranks. Use --directive for nodes that the whole job must have or must not have."
-        )
 
 
 def _gpu_option(site: Site, layout: Layout) -> str:

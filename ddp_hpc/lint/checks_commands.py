@@ -1,0 +1,295 @@
+"""Checks of commands that do something else than they seem to do in a batch job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
+from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.placeholders import is_template
+
+_ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
+# Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
+_HOOK = re.compile(
+    r"shell[. ](?:hook|init|bash)|\bshell hook\b|__conda_setup|(?:^|[\s;&(])(?:source|\.)\s+\S|"
+    r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python)|\bbash -\w*[li]"
+)
+_LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
+_BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
+# Commands that do not keep the script running until a program in the background has ended.
+_SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module")
+_SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
+_ASSIGNED = re.compile(r"\s*(?:export\s+)?(?!test\b|expr\b|let\b)[A-Za-z_]\w*\s+=\s")
+_MONITORS = re.compile(
+    r"nvidia-smi|tail|top|sleep|monitor|watch|ssh|sacct|free|vmstat|dstat|mps-control|Xvfb"
+)
+_CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
+# Programs and images that use GPUs. Containers for AMD GPUs can have their own libraries.
+_GPU_PROGRAM = re.compile(
+    r"\b(?:python[0-9.]*|torchrun|accelerate|deepspeed|nvidia-smi)\b|\.py\b|"
+    r"(?<![a-z])(?:py)?torch|tensorflow|(?<![a-z])(?:cuda|nvidia|ngc|jax)(?![a-z])",
+    re.IGNORECASE,
+)
+_AMD = re.compile(r"rocm|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}", re.IGNORECASE)
+_USES_GPUS = re.compile(
+    r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
+)
+
+_INTERACTIVE = re.compile(
+    r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
+    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*salloc\b|"
+    r"^\s*(conda|mamba)\s+(?:install|create|update|remove)\b"
+)
+_LINE_OF_TASK = re.compile(
+    r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
+    r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
+)
+_OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
+_COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
+_LOCAL_FOLDER = re.compile(
+    r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+"
+)
+_ON_ALL_NODES = re.compile(
+    r"\bsbcast\b|\b(?:srun|mpirun|mpiexec|pdsh|pbsdsh|clush|ssh)\b.*\b(?:cp|rsync|tar|unzip|mv)\b"
+)
+
+
+@check("JOB023", "warning", "conda activate without its shell function")
+def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if _LOGIN_SHELL.search(script.shebang):
+        return
+    before = ""
+    for command in script.commands:
+        in_task = single_quoted(command.text) if command.launched[1:2] == ("-c",) else ""
+        text = in_task if _ACTIVATE.search(in_task) else command.text
+        match = _ACTIVATE.search(text)
+        is_activation = match and (in_task or command.argv[1:2] == ("activate",))
+        if match and is_activation and not _HOOK.search(text[: match.start()] if in_task else before):
+            name = match[1]
+            yield Problem(
+                command.line,
+                f"a batch script does not read .bashrc, so the shell function {name} is not defined",
+                f'add eval "$({name} shell hook --shell bash)" before it'
+                if name != "conda"
+                else 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
+            )
+            return
+        before += command.text + "\n"
+
+
+@check("JOB024", "error", "a command that ends before its options")
+def _command_ends_early(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if is_template(script):
+        return
+    for number, line in enumerate(script.lines, start=1):
+        following = script.lines[number] if number < len(script.lines) else ""
+        is_command = not script.is_quoted(number) and following.strip() and "'" not in line
+        if is_command and _BLANK_AFTER_BACKSLASH.fullmatch(line):
+            yield Problem(
+                number, "the blank after the backslash ends the command here", "remove the blank at the end"
+            )
+    for previous, command in _after_newline(script.commands):
+        is_option = _OPTION.fullmatch(command.words[0]) and "]" not in command.words
+        is_reported = _BLANK_AFTER_BACKSLASH.fullmatch(script.lines[command.line - 2])
+        if is_option and command.ends in ("\n", "&", ";") and not is_reported:
+            yield Problem(
+                command.line,
+                f"bash runs {shown(command.words[0])} as a command, since the command of line "
+                f"{previous.line} ends before it",
+                "end each line but the last of a command with a backslash, without comments between them",
+            )
+
+
+def _after_newline(commands: tuple[Command, ...]) -> Iterator[tuple[Command, Command]]:
+    """Yields each command that begins a line, with the one before it; those in an array are left out."""
+    in_array = False
+    for previous, command in pairwise(commands):
+        if previous.ends == "(" and previous.text.rstrip().endswith("="):
+            in_array = True
+        elif previous.ends == ")":
+            in_array = False
+        if previous.ends == "\n" and not in_array and "[[" not in previous.words:
+            yield previous, command
+
+
+@check("JOB025", "error", "programs in the background when the script ends")
+def _ends_too_early(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    subshells = [n for n, line in enumerate(script.lines, start=1) if _SUBSHELL_IN_BACKGROUND.search(line)]
+    background = [c for c in script.commands if c.ends == "&" or (c.ends == ")" and c.line in subshells)]
+    if not script.scheduler or not background or script.is_supervised:
+        return
+    last = background[-1]
+    after = script.commands[script.commands.index(last) + 1 :]
+    started = _program_before(script.commands, last)
+    waits = any(word == "wait" for c in script.commands for word in c.words)
+    if (
+        not waits
+        and all(_SHORT.fullmatch(c.name) for c in after if c.name)
+        and not _MONITORS.search(started.text)
+    ):
+        yield Problem(
+            started.line,
+            f"the script ends while {shown(started.name)} runs in the background, and "
+            f"{subject.scheduler.title} then ends the job",
+            "add wait at the end of the script",
+        )
+
+
+def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
+    """Returns the program that `last` runs in the background: itself, or one in the loop that it ends."""
+    index = commands.index(last)
+    while index and (not commands[index].name or _SHORT.fullmatch(commands[index].name)):
+        index -= 1
+    return commands[index]
+
+
+@check("JOB026", "warning", "a container without the GPUs of the job")
+def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
+    script, device = subject.script, subject.site.node.device if subject.site else ""
+    body = "\n".join(line for line in script.lines if not line.startswith("#"))
+    if not requests_gpus(subject) or _USES_GPUS.search(body) or _AMD.search(f"{device}\n{script.text}"):
+        return
+    for command in script.commands:
+        words = command.launched or command.argv
+        name = words[0].rpartition("/")[2] if words else ""
+        verb = next((word for word in words[1:] if not word.startswith("-")), "")
+        if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell") or _hides(words):
+            continue
+        if not _GPU_PROGRAM.search(command.text):
+            continue
+        option = "--gpus all" if name in ("docker", "podman") else "--nv"
+        yield Problem(
+            command.line,
+            f"{plain(name)} {plain(verb)} gives the container no GPUs, although the job requests them",
+            f"add {option} after {plain(verb)}",
+        )
+        return
+
+
+def _hides(words: tuple[str, ...]) -> bool:
+    """Returns whether options of a container may be in a variable before the name of the image."""
+    given = [word for word in words[2:8] if not word.startswith("-")]
+    is_image = given[:1] != [] and not re.search(r"[.]sif|[.]simg|[.]img|[:/]", given[0])
+    return (
+        is_image
+        and given[0].startswith("$")
+        and bool(re.search(r"[.]sif|[.]simg|[.]img|[$:/]", given[1] if given[1:] else "$"))
+    )
+
+
+@check("SLURM030", "warning", "the script looks for its own directory")
+@check("PBS016", "warning", "the script looks for its own directory")
+def _own_directory(subject: Subject) -> Iterator[Problem]:
+    script, variable = subject.script, subject.scheduler.reader.submit_directory
+    if re.search(rf"{variable}:-|\bscontrol show job|\bscontrol .*Command=|\b(?:sbatch|qsub) ", script.text):
+        return  # the script uses its own directory only outside of jobs, or submits itself
+    for number, line in enumerate(script.lines, start=1):
+        if (
+            "dirname" in line
+            and not line.lstrip().startswith("#")
+            and not script.is_quoted(number)
+            and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)
+        ):
+            yield Problem(
+                number,
+                f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does "
+                "not point to your files",
+                f"use ${variable}",
+            )
+
+
+@check("JOB028", "error", "a command that waits for input")
+def _interactive(subject: Subject) -> Iterator[Problem]:
+    for command in subject.script.commands if subject.script.scheduler else ():
+        if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
+            continue
+        if match[1] is None or not re.search(
+            r"\s(?:-\w*y|--yes|--dry-run|--help)\b|ALWAYS_YES", subject.script.text
+        ):
+            yield Problem(
+                command.line,
+                f"{shown(match[0])} needs a terminal, or an answer, and a batch job has none",
+                "add -y" if match[1] else "omit the option for a terminal",
+            )
+
+
+@check("RANK021", "error", "an option of a launcher that it does not get")
+def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        words = start.words
+        after = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words)) + 1
+        for word in words[after:]:
+            is_of_torchrun = start.is_torchrun and start.given("--nproc-per-node") is None
+            if (
+                (is_of_torchrun and re.match(r"--nproc[-_]per[-_]node|--standalone\b", word))
+                or (start.program == "python" and re.match(r"torch\.distributed\.(?:launch|run)$", word))
+                or (start.command.name == "srun" and _OF_SRUN.match(word))
+            ):
+                yield Problem(
+                    start.command.line,
+                    f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it",
+                    "put it before the program",
+                )
+        for name in start.unknown_options():
+            yield Problem(
+                start.command.line,
+                f"torchrun has no option {shown(name)}",
+                "see torchrun --help, such as --nnodes",
+            )
+
+
+@check("RANK022", "warning", "files on the first node only")
+def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if (subject.num_nodes or 1) < 2 or _ON_ALL_NODES.search(script.text):
+        return
+    for command in script.commands:
+        folder = _LOCAL_FOLDER.search(command.text) if command.name in _COPIES else None
+        users = [
+            c for c in script.launches() if c.line > command.line and folder and folder[0].strip() in c.text
+        ]
+        if folder and users:
+            yield Problem(
+                command.line,
+                f"{command.name} runs on the first of {subject.num_nodes} nodes, and each node has its own "
+                f"{plain(folder[0].strip())}; line {users[0].line} uses it on all",
+                f"put srun --ntasks-per-node=1 --ntasks={subject.num_nodes} in front of it",
+            )
+            return
+
+
+@check("JOB029", "error", "blanks around the = of an assignment")
+def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if not re.search(r"\b(?:ba)?sh\b", script.shebang):
+        return
+    for command in script.commands:
+        words = command.words[1:] if command.words[0] == "export" else command.words
+        is_whole = len(words) == 3 and words[1] == "=" and command.ends != "("
+        if is_whole and _ASSIGNED.match(script.lines[command.line - 1]):
+            yield Problem(
+                command.line,
+                f"bash does not set {plain(words[0])} here, because there are blanks around =",
+                f"write {plain(words[0])}=VALUE",
+            )
+
+
+@check("JOB031", "warning", "line 0 of a file for the first task of an array")
+def _line_0(subject: Subject) -> Iterator[Problem]:
+    if not (subject.script.value("--array", "-J") or "").startswith("0"):
+        return
+    for command in subject.script.commands:
+        if _LINE_OF_TASK.search(command.text):
+            yield Problem(
+                command.line,
+                "the array begins with task 0, but files begin with line 1",
+                "begin the array with 1, or add 1 to the index",
+            )
+            return

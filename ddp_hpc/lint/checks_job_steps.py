@@ -1,0 +1,113 @@
+"""Checks of Slurm scripts: job steps that do not fit the job or each other, job arrays and files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.launch_commands import hides_launcher_options
+from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.schedulers.script_options import whole_number
+
+# With one of these options, a job step takes only a part of the CPUs of the job, or shares them.
+_SHARES = re.compile(
+    r"\s(?:--exact|--exclusive|--overlap|--cpus-per-task|-c|--nodelist|-w|--relative|-r|--jobid|--het-group|--mem\S*)\b"
+)
+_OF_EACH_TASK = re.compile(r"%\d*[ajJs]")
+_IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
+
+
+def _steps(subject: Subject) -> list[Command]:
+    return [command for command in subject.script.launches() if command.name == "srun"]
+
+
+@check("SLURM025", "warning", "job steps that wait for each other")
+def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    if re.search(r"\bSLURM_(?:OVERLAP|EXACT)\b", script.text):
+        return
+    in_background = [
+        command
+        for command in _steps(subject)
+        if command.ends == "&" and not _SHARES.search(command.text) and not hides_launcher_options(command)
+    ]
+    if (subject.num_nodes or 1) > 1:
+        # Steps with fewer nodes than the job can run on different nodes.
+        in_background = [c for c in in_background if c.option("-N", "--nodes") is None]
+    if len(in_background) > 1 or any(_is_in_loop(subject, command) for command in in_background):
+        yield Problem(
+            in_background[0].line,
+            "each job step takes all CPUs of its nodes, so the next srun waits until it has ended",
+            "add --exact, with the CPUs and the memory of each step: srun --exact -n 1 -c 1 --mem=4G",
+        )
+
+
+def _is_in_loop(subject: Subject, command: Command) -> bool:
+    before = [c.words[0] for c in subject.script.commands if c.line < command.line]
+    return sum(word in ("for", "while", "until") for word in before) > before.count("done")
+
+
+@check("SLURM026", "warning", "one log for all tasks of an array")
+def _one_log(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    array = script.value("--array") or ""
+    for d in script.read():
+        is_log = d.flag in ("--output", "--error") and d.value not in ("", "none", "/dev/null")
+        if is_log and re.search("[-,]", array) and not _OF_EACH_TASK.search(d.value) and "$" not in d.value:
+            yield Problem(
+                d.line,
+                f"all tasks of the array write to {shown(d.value)}",
+                "put %a, or %A_%a, into the name",
+            )
+
+
+@check("SLURM027", "warning", "--export without ALL")
+def _export_without_all(subject: Subject) -> Iterator[Problem]:
+    for d in subject.script.read():
+        names = d.value.split(",")
+        if d.flag == "--export" and "=" in d.value and names[0].upper() not in ("ALL", "NONE", "NIL"):
+            yield Problem(
+                d.line,
+                f"with --export={plain(d.value)}, the job gets no others, such as those of modules",
+                f"use --export=ALL,{plain(d.value)}",
+            )
+
+
+@check("SLURM028", "warning", "a job step that is larger than the job")
+def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    tasks, cpus = whole_number(script.value("--ntasks")), whole_number(script.value("--cpus-per-task")) or 1
+    is_whole = script.value("--exclusive") is not None or script.value("--nodes") not in (None, "1")
+    for command in _steps(subject):
+        nodes = whole_number(command.option("-N", "--nodes"))
+        step = whole_number(subject.value_of(command.option("-n", "--ntasks") or ""))
+        of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
+        if re.search(r"--jobid|--het-group|--overcommit|\s-O\b|\s-p\b|--partition", command.text):
+            continue
+        if nodes and subject.num_nodes and nodes > subject.num_nodes and not subject.asked_nodes:
+            yield Problem(
+                command.line,
+                f"the job step has {nodes} nodes, and the job has {subject.num_nodes}",
+                f"request --nodes={nodes}",
+                "error",
+            )
+        elif tasks and step and step > tasks and step * of_each > tasks * cpus and not is_whole:
+            yield Problem(
+                command.line,
+                f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
+                f"request --ntasks={step}",
+            )
+
+
+@check("SLURM029", "error", "an image file that is read as the name of an image")
+def _image_without_slash(subject: Subject) -> Iterator[Problem]:
+    given = [(d.line, d.value) for d in subject.script.read() if d.flag == "--container-image"]
+    given += [(c.line, c.option("--container-image") or "") for c in _steps(subject)]
+    for line, value in given:
+        if _IMAGE.fullmatch(value):
+            yield Problem(
+                line,
+                f"Pyxis looks for {shown(value)} in a registry, because it contains no slash",
+                f"write ./{plain(value)}",
+            )

@@ -1,0 +1,251 @@
+"""Checks of how ranks find each other: addresses, ports and ranks, under any scheduler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.launch_commands import (
+    STARTS_ALL_RANKS,
+    expanded_in_shell,
+    has_whole_nodes,
+    single_quoted,
+    starts,
+    torchruns,
+)
+from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.schedulers.script_options import whole_number
+
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
+_ON_LOOPBACK = re.compile(r"\s(?:-H|--?hosts?)[ =]\"?(?:localhost|127[.]0[.]0[.]1)(?::\d+)?(?=[\"\s]|$)")
+_PORT_OF_TASK = re.compile(r"(?:PORT|port|rdzv[-_]id)[= ]\S*?(?:\$\(\(?[^)]*)?(?:\bRANDOM\b|\bshuf\b)")
+_WRONG_ID = re.compile(
+    r"(?<!_)\bRANK=\$\{?SLURM_(?:LOCALID|NODEID)|\bLOCAL_RANK=\$\{?SLURM_(?:PROCID|NODEID)"
+)
+_LAST_PORT = 65535
+_OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
+_HOSTNAME = re.compile(
+    r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
+)
+# Options that name the first node.
+_ENDPOINT = re.compile(
+    r"--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip|dist[-_]url|init[-_]method)[= ]+[\"']?(?:tcp://)?"
+    r"(\$\([^)]*\)|[^\s\"':]+)"
+)
+
+
+@check("RANK008", "warning", "a fixed MASTER_PORT")
+def _fixed_port(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    ports = [
+        (line, value)
+        for line, name, value in script.assignments
+        if name == "MASTER_PORT" and whole_number(value) and _is_used(script, name)
+    ]
+    given = [
+        (start.command.line, start.given("--master-port") or "")
+        for start in torchruns(subject)
+        if not start.has("--standalone")  # then torchrun chooses a free port
+    ]
+    ports += [(line, port) for line, port in given if whole_number(port)]
+    for line, port in ports:
+        if int(port) > _LAST_PORT:
+            yield Problem(
+                line,
+                f"{port} is not a port, as the last one is {_LAST_PORT}",
+                "use a smaller number",
+                "error",
+            )
+    ports = [(line, port) for line, port in ports if int(port) <= _LAST_PORT]
+    in_background = [s for s in torchruns(subject) if s.command.ends == "&" and not s.has("--standalone")]
+    of_each = [s.given("--master-port") or s.given("--rdzv-endpoint") or "29500" for s in in_background]
+    for start, port in zip(in_background[1:], of_each[1:], strict=False):
+        if (subject.num_nodes or 1) < 2 and "$" not in port and of_each.count(port) > 1:
+            yield Problem(
+                start.command.line,
+                f"several torchrun run at the same time, and only one can open the port {plain(port)}",
+                "use torchrun --standalone, or give each another --master-port",
+                "error",
+            )
+            return
+    if has_whole_nodes(subject):
+        return  # no other job runs on the nodes
+    # One node with four GPUs or 64 cores may be a whole node, or a part of one.
+    cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
+    may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
+    for value, line in {value: line for line, value in reversed(ports)}.items():
+        yield Problem(
+            line,
+            f"port {value} is the same for every job, so a second job or step on the node cannot open it",
+            "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
+            "note" if may_be_whole else None,
+        )
+
+
+def _is_used(script: Script, name: str) -> bool:
+    """Returns whether a program can see a variable, or a command of the script expands it."""
+    pattern = rf"\$\{{?{name}\b|\b(?:export|declare -x)\b.*\b{name}\b|^\s*{name}=\S+\s+\w|\bset -a\b"
+    return any(re.search(pattern, line) for line in script.lines)
+
+
+@check("RANK009", "error", "MASTER_ADDR is a loopback address")
+def _loopback_master(subject: Subject) -> Iterator[Problem]:
+    if (subject.num_nodes or 1) < 2:
+        return
+    found = [
+        (line, f"{name}={value}")
+        for line, name, value in subject.script.assignments
+        if (name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value))
+        or (name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and value in ("lo", "=lo"))
+    ]
+    for start in starts(subject):
+        endpoint = _ENDPOINT.search(start.command.text)
+        is_everywhere = start.is_launched and (start.num_nodes or 1) > 1 and start.given("--nnodes") != "1"
+        if endpoint and is_everywhere and _LOOPBACK.fullmatch(subject.value_of(endpoint[1])):
+            found.append((start.command.line, endpoint[0].strip()))
+        elif start.program in ("horovodrun", "mpirun") and _ON_LOOPBACK.search(start.command.text):
+            found.append((start.command.line, f"{start.program} -H localhost"))
+    for line, what in found:
+        yield Problem(
+            line,
+            f"{plain(what)} refers to a different machine on each of the {subject.num_nodes} nodes",
+            "use the first node, or the network between the nodes; ddp-hpc sets both itself",
+        )
+
+
+@check("RANK010", "error", "a per-task variable that the batch shell expands")
+def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
+    of_task = {
+        name: match[1]
+        for line, name, value in subject.script.assignments
+        if (match := _OF_A_TASK.fullmatch(value.rstrip("}")))
+        and not any(c.line == line and c.argv for c in subject.script.commands if c.argv[:1] != ("export",))
+    }
+    for start in starts(subject):
+        command = start.command
+        if command.name != "srun" or not start.is_launched or start.launcher_hides_options:
+            continue
+        text = expanded_in_shell(command.text)
+        if start.is_torchrun and start.given("--rdzv-backend") is not None:
+            # Only the static rendezvous uses --node-rank.
+            text = re.sub(r"--node[-_]rank[= ]\S+", "", text)
+        for name, task in of_task.items():
+            is_read = name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+            if is_read or re.search(rf"\$\{{?{name}\b", text + single_quoted(text)):
+                text += f" ${task}"
+        for name in dict.fromkeys(_OF_A_TASK.findall(text)):
+            several = start.num_nodes if name == "SLURM_NODEID" else start.num_ranks
+            if several and several > 1:
+                yield Problem(
+                    command.line,
+                    f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0",
+                    f"let the tasks expand it: srun bash -c '... ${name} ...', with single quotes",
+                )
+
+
+@check("RANK011", "error", "the same rank for all tasks")
+def _same_rank(subject: Subject) -> Iterator[Problem]:
+    launched = [
+        start
+        for start in starts(subject)
+        if start.is_launched
+        and start.program not in ("bash", "sh", *STARTS_ALL_RANKS)
+        and not start.program.endswith(".sh")
+        and (start.num_ranks or 1) > 1
+        and not start.launcher_hides_options
+    ]
+    for start in starts(subject):
+        wrong = _WRONG_ID.search(single_quoted(start.command.text)) if start.is_launched else None
+        if wrong and (start.num_nodes or 1) > 1 and (start.ranks_per_node or 1) > 1:
+            yield Problem(
+                start.command.line,
+                f"{plain(wrong[0])} has the same value on several nodes, or is too large on the others",
+                "use RANK=$SLURM_PROCID and LOCAL_RANK=$SLURM_LOCALID",
+            )
+    for start in starts(subject):
+        options = start.options_of("torchrun") or start.options_of("accelerate")
+        if start.is_torchrun:
+            names = ("node-rank", "rdzv-backend", "nnodes")
+            options = {name: value for name in names if (value := start.given(f"--{name}")) is not None}
+        given = options.get("node-rank", options.get("machine-rank"))
+        is_static = options.get("rdzv-backend", "static") == "static" and options.get("nnodes") != "1"
+        if whole_number(given) is not None and start.is_launched and (start.num_nodes or 1) > 1 and is_static:
+            yield Problem(
+                start.command.line,
+                f"all {start.num_nodes} nodes get the node rank {given}",
+                "use srun bash -c '... --node_rank=$SLURM_NODEID ...', or --rdzv-backend=c10d",
+            )
+    launched = [start for start in launched if not start.is_torchrun and start.program != "accelerate"]
+    if not launched:
+        return
+    first, total = launched[0], launched[0].num_ranks
+    for line, name, value in subject.script.exports:
+        if line > first.command.line:
+            continue
+        is_rank = name in ("RANK", "LOCAL_RANK") and (
+            whole_number(value) is not None or _OF_A_TASK.fullmatch(value.rstrip("}"))
+        )
+        if is_rank:
+            yield Problem(
+                line,
+                f"{name}={plain(value)} is set in the batch shell, so all {total} tasks get the same rank",
+                "let each task set it from SLURM_PROCID or SLURM_LOCALID",
+            )
+        elif name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total):
+            yield Problem(
+                line,
+                f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",
+                "use export WORLD_SIZE=$SLURM_NTASKS",
+            )
+
+
+@check("RANK012", "error", "each task uses its own host as MASTER_ADDR")
+def _own_master(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        several = start.num_nodes or 1
+        is_shell = start.program in ("bash", "sh") and "-c" in " ".join(start.words[1:3])
+        if not (start.is_launched and is_shell and several > 1) or start.launcher_hides_options:
+            continue
+        in_task = single_quoted(start.command.text)
+        if _PORT_OF_TASK.search(in_task):
+            yield Problem(
+                start.command.line,
+                "each task chooses another port or rendezvous id, so the ranks cannot connect",
+                "set it before srun, and export it",
+            )
+        endpoint = _ENDPOINT.search(in_task)
+        if _HOSTNAME.search(in_task) or (endpoint and _HOSTNAME.match(f"MASTER_ADDR={endpoint[1]}")):
+            yield Problem(
+                start.command.line,
+                f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes cannot connect",
+                'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+
+
+@check("RANK020", "error", "accelerate launch does not connect the machines")
+def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        options = start.options_of("accelerate")
+        machines, processes = options.get("num-machines"), options.get("num-processes")
+        num_machines = whole_number(subject.value_of(machines or ""))
+        if not options or not num_machines or num_machines < 2 or start.hides_options:
+            continue
+        if (
+            start.is_launched
+            and "machine-rank" not in options
+            and options.get("rdzv-backend", "static") == "static"
+        ):
+            yield Problem(
+                start.command.line,
+                f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all have rank 0",
+                "use srun bash -c '... --machine_rank $SLURM_NODEID ...', or --rdzv_backend c10d",
+            )
+        total, gpus = whole_number(subject.value_of(processes or "")), subject.gpus_per_node
+        if total and gpus and total == gpus:
+            yield Problem(
+                start.command.line,
+                f"--num_processes {total} is for all {num_machines} machines together, not for each",
+                f"use --num_processes {num_machines * gpus}",
+                "warning",
+            )

@@ -1,0 +1,190 @@
+"""Checks of the environment variables that a script reads, and of those that its programs need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
+from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, starts
+from ddp_hpc.schedulers.registry import MONITORED
+from ddp_hpc.schedulers.script_options import whole_number
+
+# $NAME and ${NAME}, but not ${NAME:-default}, which also works without the variable.
+_EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
+# Commands that set variables which are not recorded as assignments.
+_DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
+_OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
+# Variables that programs read from their environment, and that a script usually has to export.
+_READ_BY_PROGRAMS = re.compile(r"MASTER_ADDR|MASTER_PORT|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS")
+_NODE_LIST = re.compile(
+    r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"
+    r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
+    r"|\$\(\s*(?:cat|uniq|sort(?: -u)?)\s[^|)]*NODEFILE\}?\"?\s*\)"
+)
+_LOGIN_NODE = re.compile(r"\"?\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST)\}?\"?")
+_LIST_AS_HOST = re.compile(
+    r"(?:\s(?:-H|--?hosts?)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))[ =]+\"?"
+    r"(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
+)
+_DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
+
+
+@check("JOB022", "warning", "a variable that is not set in the job")
+def _unset_variable(subject: Subject) -> Iterator[Problem]:
+    script, scheduler, reader = subject.script, subject.scheduler, subject.scheduler.reader
+    if not reader.variables or not script.read() or _is_for_several(subject):
+        return
+    read = _read_variables(subject)
+    of_scheduler = {name: line for name, line in read.items() if _OF_SCHEDULERS.fullmatch(name)}
+    unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}
+    nearest = nearest_known(unknown, sorted(reader.variables), cutoff=0.85)
+    assigned = {name for _, name, _ in script.assignments}
+    for name, line in read.items():
+        near = nearest.get(name, "")
+        if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
+            near = next((other for other in assigned if _is_misspelled(name, other)), "")
+        if near:
+            meant = f"${{{near}}}_" if name == f"{near}_" else near
+            yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?")
+        elif name in unknown and any(name in other.reader.variables for other in MONITORED.values()):
+            what = f"{plain(name)} is a variable of another scheduler, which {scheduler.title} does not set"
+            yield Problem(line, what, f"use a variable of {scheduler.title}")
+            break
+    for name, (option, instead) in reader.variables_elsewhere.items():
+        if name in read and script.value(option) is not None:
+            yield Problem(read[name], f"schedulers with {option} do not set {name}", f"use {instead}")
+    of_launchers = " ".join(command.text for command in script.launches())
+    for name, option in reader.variables_of_options.items():
+        if name not in read or script.value(option) is not None or option in of_launchers:
+            continue
+        lines = [c.line for c in script.commands if name in _expanded(expanded_in_shell(c.text))]
+        if lines:
+            what = f"{name} is empty, because it is set only with {option}"
+            yield Problem(lines[0], what, f"add {scheduler.prefix} {option}=NUMBER")
+
+
+def _read_variables(subject: Subject) -> dict[str, int]:
+    """Maps each variable that the script neither sets nor tests to the line that reads it first."""
+    read: dict[str, int] = {}
+    known = {name for _, name, _ in subject.script.assignments}
+    for command in subject.script.commands:
+        if command.name in ("test", "[", "[[", "case"):
+            known.update(_expanded(command.text))
+        elif command.name not in ("echo", "printf"):
+            for name in _expanded(command.text):
+                read.setdefault(name, command.line)
+        if _DECLARES.fullmatch(command.name):
+            known.update(word.partition("=")[0] for word in command.words[1:])
+    return {name: line for name, line in read.items() if name not in known}
+
+
+def _is_misspelled(name: str, other: str) -> bool:
+    """Returns whether names differ in underscores, or in a letter that is left out or exchanged."""
+    if name.replace("_", "") == other.replace("_", ""):
+        return name.lstrip("_") != other.lstrip("_")
+    shorter, longer = sorted((name, other), key=len)
+    is_plural = longer.lower() == f"{shorter.lower()}s" or re.search(r"\d", name + other)
+    is_exchanged = len(name) != len(other) or sorted(name) == sorted(other)
+    return len(shorter) > 7 and is_exchanged and not is_plural and is_one_edit(name, other)
+
+
+def _is_for_several(subject: Subject) -> bool:
+    """Returns whether the script has directives of several schedulers, or asks which one runs it."""
+    script = subject.script
+    return len({d.scheduler for d in script.directives if d.scheduler in MONITORED}) > 1 or bool(
+        re.search(r"(?i:=\s*[\"']?(?:pbs|slurm|torque)\b)|\b(?:qsub|sbatch) ", script.text)
+    )
+
+
+def _expanded(text: str) -> list[str]:
+    return [name.lstrip("{") for name in _EXPANSION.findall(text)]
+
+
+@check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")
+def _visible_devices(subject: Subject) -> Iterator[Problem]:
+    gpus = subject.gpus_per_node
+    for line, name, value in subject.script.assignments:
+        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value):
+            continue
+        devices = {int(number) for number in value.split(",")}
+        ranks, first = max(
+            ((_ranks_of(start), start.command.line) for start in starts(subject)), default=(0, 0)
+        )
+        is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
+        if ranks > len(devices) and is_for_this:
+            yield Problem(
+                line,
+                f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
+                f"the {ranks} ranks of a node that line {first} starts",
+                "remove it, as the scheduler sets it",
+                "error",
+            )
+        elif gpus and max(devices) >= gpus:
+            yield Problem(
+                line,
+                f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
+                "remove it, as the scheduler sets it",
+            )
+
+
+def _ranks_of(start: Start) -> int:
+    """Returns the ranks that a command starts on a node, as far as the command says it."""
+    if start.is_torchrun:
+        return whole_number(start.given("--nproc-per-node")) or 0
+    options = start.options_of("accelerate") or start.options_of("deepspeed")
+    if options:
+        return whole_number(options.get("num-processes", options.get("num-gpus"))) or 0
+    is_rank = start.is_launched and start.program == "python" and not start.launcher_hides_options
+    return (start.ranks_per_node or 0) if is_rank else 0
+
+
+@check("RANK018", "error", "the address of the first node is something else")
+def _not_first_node(subject: Subject) -> Iterator[Problem]:
+    if (subject.num_nodes or 1) < 2:
+        return
+    found = [
+        (line, value)
+        for line, name, value in subject.script.assignments
+        if name == "MASTER_ADDR" and (_NODE_LIST.fullmatch(value) or _LOGIN_NODE.fullmatch(value))
+    ]
+    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
+    for line, value in found:
+        what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
+        yield Problem(
+            line,
+            f"{plain(value)} is {what}, not the name of a node of the job",
+            'use $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            if subject.script.scheduler == "slurm"
+            else "use $(head -n 1 $PBS_NODEFILE)",
+        )
+
+
+@check("RANK019", "warning", "a variable that is not exported")
+def _not_exported(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    text = "\n".join(line for line in script.lines if not line.lstrip().startswith(("#", "echo", "printf")))
+    alone = {command.line for command in script.commands if not command.argv}
+    last = max((start.command.line for start in starts(subject)), default=0)
+    for name, line in {name: line for line, name, _ in script.assignments}.items():
+        is_needed = _READ_BY_PROGRAMS.fullmatch(name) and name not in subject.scheduler.reader.variables
+        if not is_needed or line not in alone or line > last or re.search(r"\bset -\w*a", text):
+            continue
+        if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
+            yield Problem(
+                line,
+                f"{name} is set, but programs do not get it, as it is not exported",
+                f"write export {name}=",
+            )
+
+
+@check("JOB030", "error", "PATH without the directories of the system")
+def _path_replaced(subject: Subject) -> Iterator[Problem]:
+    for line, name, value in subject.script.assignments:
+        if name == "PATH" and "/" in value and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/bin\b", value):
+            yield Problem(
+                line,
+                f"PATH={plain(value)} replaces the directories of commands such as python and srun",
+                "write PATH=NEW:$PATH",
+            )
+            return
