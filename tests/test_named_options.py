@@ -16,7 +16,7 @@ OTHERS = ("ddp_hpc.train.command", "ddp_hpc.export.command", "ddp_hpc.sample.com
 OTHERS += ("ddp_hpc.job.cli", "data_gen.cli.cli")
 # These packages name options of schedulers and launchers.
 SKIPPED = ("ddp_hpc/lint/", "ddp_hpc/rehearse/", "ddp_hpc/schedulers/")
-# Options of sbatch, srun, mpiexec, torchrun, docker, nvidia-smi and of ddp_hpc.torchrun.endpoint, and the
+# Options of sbatch, srun, mpiexec, torchrun, docker, nvidia-smi, py-spy, ddp_hpc.torchrun.endpoint, and the
 # prefix `--no-`.
 FOREIGN = {
     *(
@@ -41,6 +41,7 @@ FOREIGN = {
     ),
     *("--no-kill", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--pmi", "--ppn", "--query-gpu"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rendezvous", "--shm-size", "--tasks-per-node", "--timeout-s"),
+    *("--full-filenames", "--nonblocking", "--pid", "--standalone"),
     *("--virtual-local-rank", "--nv", "--np", "--nrs", "--npernode", "--rs", "--tasks", "--switches"),
     *(
         "--check-hash-based-pycs",
