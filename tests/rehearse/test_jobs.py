@@ -101,12 +101,14 @@ def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stan
 
 BAD_NODE = """
 import os, pathlib, sys
-pathlib.Path(os.environ["DDP_HPC_PROGRESS_FILE"]).write_text("1")
-print("on", os.environ["DDP_HPC_SIMULATED_NODE"])
+progress = pathlib.Path(os.environ["DDP_HPC_PROGRESS_FILE"])
+if not progress.exists():
+    progress.write_text("1")
 sys.exit(3 if os.environ["DDP_HPC_SIMULATED_NODE"] == "node1" else 0)
 """
 
 
+@pytest.mark.check
 def test_a_bad_node_is_replaced_in_a_rehearsal_and_its_run_directory_can_be_kept(
     rehearse: Rehearse, launch: Launch, tmp_path: Path
 ) -> None:
