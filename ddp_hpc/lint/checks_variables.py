@@ -155,7 +155,7 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
             line,
             f"{plain(value)} is {what}, not the name of a node of the job",
             'use $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            if subject.script.scheduler == "slurm"
+            if "SLURM" in value
             else "use $(head -n 1 $PBS_NODEFILE)",
         )
 

@@ -124,8 +124,9 @@ def _run_attempt(
         # The trainer copies this to `refused` if ranks of another attempt still use the run directory.
         "DDP_HPC_THIS_ATTEMPT": attempt.key,
         "DDP_HPC_PROGRESS_FILE": str(started.progress.file),
-        IDLE_TIMEOUT: f"{limit_s:g}" if limit_s is not None else "",
     }
+    if limit_s is not None:
+        variables[IDLE_TIMEOUT] = f"{limit_s:g}"
     find_hang = IdleWatch(limit_s, files, attempt, started.progress).hang if limit_s is not None else str
     try:
         launcher = launch.run(variables, files, attempt, find_hang)

@@ -196,7 +196,7 @@ def test_the_files_of_the_script_are_not_writable_for_others_with_any_umask(job:
     finally:
         os.umask(old)
     modes = {path.name: path.stat().st_mode & 0o022 for path in folder(job).iterdir()}
-    assert modes == {"state": 0, "attempts": 0, "job.sh": 0}
+    assert modes == {"state": 0, "attempts": 0, "job.sh": 0, "timeline": 0}
 
 
 # Signals.
