@@ -126,11 +126,12 @@ def test_a_signal_removes_what_was_written(tmp_path, generator, signum, code):
         wait_for_partial(tmp_path, process)
         process.send_signal(signum)
         _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code
     assert "Traceback" not in stderr
     assert partials(tmp_path) == []
     path = tmp_path / "file.h5"
-    if path.exists():  # On a busy machine, the signal may arrive after the file has been renamed.
+    # On a busy machine, the signal may arrive after the file has been renamed, or after the end.
+    assert process.returncode in ((code, 0) if path.exists() else (code,))
+    if path.exists():
         assert [array.name for array in read_stamp(path, ".h5")[1]] == ["src", "tgt"]
 
 
