@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ddp_hpc.base.atomic_files import write_atomically
-from ddp_hpc.base.errors import RequestError
+from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.pip_extras import require
 from ddp_hpc.base.units import counted
 
@@ -106,11 +106,15 @@ def _is_run_without_traces(directory: Path) -> bool:
 
 
 def _report_cost(run_dir: Path, json_file: Path | None) -> None:
-    """Reports on the cost of a run, in which the scheduler is asked whether its last job still runs."""
+    """Reports on the cost of a run. The scheduler is asked whether its last job still runs."""
     from ddp_hpc.queue.cost_text import cost_lines
     from ddp_hpc.queue.job_report import last_jobs
+    from ddp_hpc.queue.run_cost import run_cost
 
-    cost = next(last_jobs(run_dir)).cost
+    try:
+        cost = next(last_jobs(run_dir)).cost
+    except DdpHpcError:  # the scheduler does not answer, or is that of another machine
+        cost = run_cost(run_dir, is_running=False)
     if cost is None:
         raise RequestError(
             f"{run_dir} has no file `timeline`: its jobs have not started, or ran with an earlier version of "

@@ -68,7 +68,8 @@ def hang_of(reports: Sequence[SilentRank], limit_s: float, directory: Path) -> A
         reason += "; if this was only slow, raise --idle-timeout"
     rank, host = groups[0][1][0] if _is_elsewhere(groups) else (None, "")
     cause = Cause.HANG
-    return AttemptEnd(cause=cause, exit_code=cause.exit_code, reason=reason, rank=rank, host=host)
+    code = cause.exit_code
+    return AttemptEnd(cause=cause, exit_code=code, reason=reason, rank=rank, host=host, silent_s=limit_s)
 
 
 def _places(reports: Sequence[SilentRank]) -> dict[_Place, _Ranks]:

@@ -112,8 +112,10 @@ class Launch:
             note(files.path, attempt.key, Moment.LAUNCHER_STARTED, **details)
             self.checks_s = 0.0
         end = run_launcher(argv, environ, watch, self.beside)
-        if end.was_killed and self._clock.stopped_s is None and not self.job.end_ranks(_RANKS_END_S):
-            say(f"ddp-hpc: {self.launcher} was killed, and its ranks may still be running")
+        must_end_ranks = watch.has_hung or (end.was_killed and self._clock.stopped_s is None)
+        if must_end_ranks and not self.job.end_ranks(_RANKS_END_S):
+            how = "ended because of a hang" if watch.has_hung else "killed"
+            say(f"ddp-hpc: {self.launcher} was {how}, and its ranks may still be running")
             end = replace(end, has_left_ranks=True)
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
@@ -121,10 +123,7 @@ class Launch:
             self.job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
             silent_s = self.pool.silent_s(watch.lost_nodes[0])
             end = replace(end, lost_nodes=watch.lost_nodes, silent_s=silent_s)
-        if watch.has_hung:
-            has_left_ranks = not self.job.end_ranks(_RANKS_END_S)
-            end = replace(end, has_hung=True, has_left_ranks=end.has_left_ranks or has_left_ranks)
-        return end
+        return replace(end, has_hung=watch.has_hung)
 
     @property
     def nodes(self) -> tuple[str, ...]:

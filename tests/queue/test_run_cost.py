@@ -340,6 +340,8 @@ def test_the_report_on_a_run_directory(line: Note, work: Path, programs: Program
     again = run("report", str(folder), "--json", str(work / "cost.json"))
     assert again.code == 0, "an earlier report is overwritten"
     assert run("report", str(folder), "-o", str(work / "page.html")).code == 2
+    programs.answers("scontrol", "", code=1, err="scontrol: error: no controller\n")
+    assert run("report", str(folder)).out == done.out, "without a scheduler that answers"
 
 
 def test_the_report_on_an_old_run_directory_says_what_to_do(work: Path, programs: Programs, run: Run) -> None:

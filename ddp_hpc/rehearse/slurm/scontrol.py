@@ -1,4 +1,4 @@
-"""Stand-in for `scontrol requeue JOB`, `scontrol show hostnames [LIST]` and `scontrol show job JOB`."""
+"""Stand-in for `scontrol requeue JOB`, `show hostnames [LIST]`, `show job JOB` and `show step JOB`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
             _hostnames(lists[0] if lists else environ.get("SLURM_JOB_NODELIST", ""))
         case ["show", "job" | "jobs", job]:
             _show(job, root, one_line=len(words) != len(argv))
+        case ["show", "step" | "steps", job]:
+            # Only steps whose srun was killed are of interest. Here, all ranks end with their srun.
+            jobs.find_job(job, root, "slurm_load_jobs error: Invalid job id specified")
         case [] | ["show", *_]:
             raise RefusedError("scontrol: the stand-in does not support this command")
         case [word, *_]:
