@@ -101,7 +101,7 @@ def total(parts: list[dict[str, Any]], name: str) -> float:
     return sum(part["ended_s"] - part["began_s"] for part in of(parts, name))
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("mpiexec", marks=pytest.mark.soak)])
 def test_the_cost_of_a_plain_program_that_was_killed(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
     run = submit_plain(cluster, tmp_path, "kill", 18, step_s=0.5, launcher=launcher)
     run.wait_for_words(RESTART, END_S)

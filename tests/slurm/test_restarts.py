@@ -124,8 +124,17 @@ def test_torchrun_restarts_a_killed_rank_of_a_plain_program_itself(
     assert recorded(tmp_path)[-1]["checksum"] == checksum
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpiexec", "torchrun"])
-@pytest.mark.parametrize("failure", ["loop", "skip"])
+@pytest.mark.parametrize(
+    ("failure", "launcher"),
+    [
+        ("loop", "srun"),
+        ("skip", "torchrun"),
+        pytest.param("skip", "srun", marks=pytest.mark.soak),
+        pytest.param("loop", "torchrun", marks=pytest.mark.soak),
+        pytest.param("loop", "mpiexec", marks=pytest.mark.soak),
+        pytest.param("skip", "mpiexec", marks=pytest.mark.soak),
+    ],
+)
 def test_a_plain_program_that_hangs_once_is_complete_in_the_same_job(
     cluster: Cluster, checksum: str, tmp_path: Path, failure: str, launcher: str
 ) -> None:
