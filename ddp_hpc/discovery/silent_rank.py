@@ -130,7 +130,7 @@ class RankWatch:
         self._samples.append(_Sample(now_s, family.cpu_s()))
         while len(self._samples) > 2 and now_s - self._samples[1].at_s >= self._limit_s / 2:
             self._samples.popleft()
-        if silent_s < self._limit_s:
+        if silent_s < self._limit_s or self.has_hung():
             return
         main_pid = family.python() or pid
         before = num_waits(main_pid)
@@ -138,6 +138,9 @@ class RankWatch:
         if stacks.main != self._same.frames or before != self._same.num_waits:
             self._same = _Place(stacks.main, since_s=now_s)
         self._same = replace(self._same, num_waits=num_waits(main_pid))  # py-spy makes it wait
+        # The report on a program that is being ended because of the hang would replace the useful one.
+        if self.has_hung() or state_of(main_pid) == "Z":
+            return
         if self._report is None:
             self._request_flight_record()
         first, last = self._samples[0], self._samples[-1]
