@@ -66,6 +66,16 @@ def test_a_requeued_job_leaves_failed_nodes_out(job: Sandbox) -> None:
     assert test.startswith("--test-only --exclude=n2 ")
 
 
+def test_a_job_is_requeued_before_the_scheduler_is_asked_about_failed_nodes(job: Sandbox) -> None:
+    """A busy controller must not use up the time until SIGKILL with these questions."""
+    record_failed_node(folder(job), "n2", "no answer")
+    for name in ("scontrol", "sbatch"):
+        job.program(name, f'#!/bin/bash\necho "$1" >>{job.work}/asked\n')
+    run(job, f"{TOUCH} exit 75")
+    asked = (job.work / "asked").read_text().split()
+    assert asked[-4:] == ["requeue", "--oneliner", "--test-only", "update"]
+
+
 def test_a_job_that_needs_the_failed_nodes_gets_them_again(job: Sandbox) -> None:
     record_failed_node(folder(job), "n2", "no answer")
     refuses = "#!/bin/bash\necho 'Requested node configuration is not available' >&2\nexit 1\n"

@@ -134,7 +134,6 @@ class SlurmJob(RunningJob):
 
     def resubmit(self, request: Successor) -> Queued:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
-        excluded = self._without(request)
         if shutil.which("scontrol"):
             # If scontrol does not answer, the job may have been requeued, and a new job would run at the same
             # time.
@@ -146,12 +145,14 @@ class SlurmJob(RunningJob):
                 may_repeat=True,
             )
             if answer.code == 0 or "pending" in answer.out + answer.err:
-                if excluded:
+                # A busy controller must not delay the requeue. The job cannot start before this process ends.
+                if excluded := self._without(request):
                     update = ("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={excluded}")
                     with suppress(commands.NoAnswerError):
                         commands.run(update, _ASK_LIMIT_S)
                 return Queued(self.job_id, requeue)
             request.say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
+        excluded = self._without(request)
         environ = self._environ_of_sbatch()
         environ["DDP_HPC_ATTEMPT"] = str(request.attempt)
         options = [f"--dependency=afterany:{self.job_id}", *self._request()]
