@@ -101,6 +101,7 @@ class RunningJob:
 
         Raises:
             RequestError: this launcher cannot leave nodes of a job out, or the line lacks a number.
+            DdpHpcError: a file cannot be written.
         """
         return list(argv), {}
 

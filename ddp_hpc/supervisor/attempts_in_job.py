@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.timeline import Moment, note
@@ -130,7 +130,7 @@ def _run_attempt(
     find_hang = IdleWatch(limit_s, files, attempt, started.progress).hang if limit_s is not None else str
     try:
         launcher = launch.run(variables, files, attempt, find_hang)
-    except RequestError as error:
+    except (OSError, DdpHpcError) as error:  # the disk is full, for example
         if not is_restart:
             raise
         complain(str(error))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.base.errors import DdpHpcError, RequestError
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.units import counted
 from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.node_check.results import LAUNCH, RESULTS, read_results
@@ -95,7 +95,7 @@ def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequen
         (directory / LAUNCH).write_text(environ["DDP_HPC_LAUNCH"], encoding="utf-8")
         launch.start_guard()
         end = run_launcher(argv, environ, watch, launch.beside)
-    except (OSError, RequestError) as error:  # the program cannot be started either, and says so then
+    except (OSError, DdpHpcError) as error:  # the program cannot be started either, and says so then
         return (), Verdict(common=(f"it could not run: {error}",))
     if end.was_ended or end.was_killed:
         launch.job.end_ranks(_RANKS_END_S)
@@ -128,7 +128,7 @@ class _CheckWatch:
     def on_stop(self) -> None:
         """Asks the scheduler why SIGTERM was sent."""
         self._clock.stop()
-        self._end_within(_END_S)
+        self._end_within(0.0)  # the rest of the time is needed to request another job
 
     def early_signal(self) -> str:
         """Returns nothing: there is nothing to save."""

@@ -45,7 +45,6 @@ class LauncherEnd:
     """The nodes that did not answer, because of which the launcher was ended."""
     silent_s: float = 0.0
     """The time since the last answer of the first of these nodes."""
-
     has_hung: bool = False
     """Whether the launcher was ended because its ranks hung, after which they have been ended, too."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 from collections.abc import Callable
@@ -284,10 +285,19 @@ def test_if_another_attempt_cannot_be_recorded_the_end_of_the_last_one_counts(
     assert (end.attempt.number, end.outcome) == (1, 3)
 
 
-def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("cannot start srun (Cannot allocate memory)"),
+        OSError(errno.ENOSPC, "No space left on device", "runs/ddp/nodes"),
+    ],
+)
+def test_if_the_launcher_cannot_be_started_again_another_job_resumes_the_run(
+    tmp_path: Path, error: Exception
+) -> None:
     def launch(_: object, files: RunFiles, attempt: Attempt, find_hang: object) -> LauncherEnd:
         if attempt.number > 1:
-            raise RequestError("cannot start srun (Cannot allocate memory)")
+            raise error
         files.write_end(attempt, AttemptEnd(cause=Cause.LOST_RANK, exit_code=1, reason="n2 was lost"))
         write_state(tmp_path, RunState(State.RUNNING, 30, ""))
         return LauncherEnd(1)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.base.atomic_files import write_atomically
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.job_variables import JOB_VARIABLES, node_file_hosts, read_node_file
 from ddp_hpc.base.units import parse_walltime_s
@@ -98,7 +99,8 @@ class PbsJob(RunningJob):
         # from the same variable, as does the rank discovery.
         lines_of = read_node_file(self.environ)
         node_file = directory / "nodes"
-        node_file.write_text("".join(f"{name}\n" * lines_of[name] for name in names))
+        lines = "".join(f"{name}\n" * lines_of[name] for name in names)
+        write_atomically(node_file, lines.encode(), "job", is_private=True)
         return [argv[0], "--hostfile", str(node_file), *argv[1:]], {"PBS_NODEFILE": str(node_file)}
 
     def variables_for_successor(self) -> dict[str, str]:
