@@ -39,7 +39,7 @@ from ddp_hpc.discovery.world import World, short_hostname
 _END_S = 30.0
 # When something is written to the pipe that torch (2.8 to 2.13) creates, NCCL's process groups write their
 # flight record. Not tested on a GPU.
-_PIPE_STEM = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_PIPE_STEM, _PIPE_REQUEST = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "DDP_HPC_NCCL_PIPE"
 
 
 def watch_for_silence(environ: Mapping[str, str], world: World) -> RankWatch | None:
@@ -84,13 +84,17 @@ class RankWatch:
         self._samples: deque[_Sample] = deque()
         self._same = _Place()
         self._report: Path | None = None
-        stem = environ.get(_PIPE_STEM) or f"{tempfile.gettempdir()}/ddp-hpc-{os.getpid()}-rank_"
-        self._pipe_stem, self._pipe = stem, Path(f"{stem}{world.rank}.pipe")
+        # torch ends the program if it cannot create the pipe. The directory is therefore new, since the name
+        # could be that of a file of another user, and the program gets the name only if the directory exists
+        # where it runs, which can be a container (see `at_python_start`).
+        self._directory = tempfile.TemporaryDirectory(prefix="ddp-hpc-", ignore_cleanup_errors=True)
+        self._pipe_stem = environ.get(_PIPE_STEM) or f"{self._directory.name}/rank_"
+        self._pipe = Path(f"{self._pipe_stem}{world.rank}.pipe")
         self._has_ended = threading.Event()
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment of the program."""
-        return {**self._dumps.environ(environ), IDLE_TIMEOUT: "", _PIPE_STEM: self._pipe_stem}
+        return {**self._dumps.environ(environ), IDLE_TIMEOUT: "", _PIPE_REQUEST: self._pipe_stem}
 
     def begin(self, pid: int, output_bytes: Callable[[], int]) -> None:
         """Starts to watch the process; `output_bytes` returns how much it has written until now."""
@@ -101,7 +105,7 @@ class RankWatch:
         """Ends the watch after the program has ended."""
         self._has_ended.set()
         self._thread.join(_END_S)
-        self._pipe.unlink(missing_ok=True)
+        self._directory.cleanup()
         if self._report is not None and not self.has_hung():
             self._report.unlink(missing_ok=True)  # this rank does not answer any more
 
