@@ -1,8 +1,9 @@
 """How long a run has been silent: without output of any rank, and without a checkpoint (--idle-timeout).
 
 All ranks and the supervisor share one file in the run directory, whose modification time they look at. A rank
-with output touches it if no other rank has done so meanwhile, so a busy run costs the file system one change
-for each tenth of the limit. The clocks of the nodes may differ, because times are never compared with them.
+with output touches it if no other rank has done so meanwhile, so for each tenth of the limit, a busy run
+costs the file system one change, and each rank opens the file once. The clocks of the nodes may differ,
+because times are never compared with them.
 """
 
 from __future__ import annotations
