@@ -77,9 +77,21 @@ class RunRecord:
         """Records the step of a complete snapshot. Called in the thread that saves."""
         self._note(Moment.SAVED, {"step": step, **asdict(spent)})
         with self._writing:
-            # If a rank has failed in the meantime, keep the state that it wrote.
-            if not (self._has_failed or is_rank_lost):
-                self._write(State.RUNNING, step, "saved a snapshot")
+            state, reason = State.RUNNING, "saved a snapshot"
+            if self._has_failed or is_rank_lost:
+                # Keep the state that a rank has written about its failure, but not its step: the run would
+                # not be resumed after its first snapshot.
+                if self.is_taken_over():
+                    return
+                state, reason = self._failure() or (state, reason)
+            self._write(state, step, reason)
+
+    def _failure(self) -> tuple[State, str] | None:
+        before = None
+        if self._run is not None:
+            with suppress(DdpHpcError):
+                before = read_state(self._run)
+        return (before.state, before.reason) if before is not None and before.state.is_final else None
 
     def steps_ended(self, step: int, spent: Spent) -> None:
         """Records that there are no more steps, and that their result is complete."""
