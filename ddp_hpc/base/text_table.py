@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
+_MAX_WHOLE_CELL = 2000
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,35 @@ class Column:
     field: str
     title: str
     write: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows, in which None is an unknown value. The first column has the title of the table."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+    @property
+    def title(self) -> str:
+        """What the rows are."""
+        return self.columns[0].title
+
+    def is_number(self, column: Column) -> bool:
+        """Returns whether the column is right-aligned and sorted numerically."""
+        known = (row[column.field] for row in self.rows if row[column.field] is not None)
+        return not isinstance(next(known, 0), str)
+
+    def write(self, column: Column, row: Row) -> str:
+        """Returns the text of the cell."""
+        value = row[column.field]
+        return "-" if value is None else column.write(value)
+
+    def whole(self, column: Column, row: Row) -> str:
+        """Returns the whole text of a cell that shows only a part of it, or an empty text."""
+        value = row[column.field]
+        is_cut = isinstance(value, str) and value != self.write(column, row)
+        return cut(value, _MAX_WHOLE_CELL) if is_cut else ""
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:

@@ -32,6 +32,10 @@ class Moment(StrEnum):
     """`ddp-hpc exec` starts the program of rank 0."""
     STEPS_BEGAN = "steps began"
     """The first step begins. `step`: completed steps; `restore_s`: seconds for reading the snapshot."""
+    STEPS = "steps"
+    """Some steps are complete. `step`: the last one; `loss`: their mean loss, or null if it is not finite;
+    `num_steps`, `steps_s`, `data_s`: their number, their duration, and the time of it in which rank 0 waited
+    for data."""
     SAVED = "saved"
     """A snapshot is complete. `at_s`: when training continued; `step`; `save_s` and `data_s`: seconds since
     STEPS_BEGAN in which training waited for snapshots and for data until `at_s`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,26 +62,27 @@ def command(
     step. Unreadable files are skipped with a message.
 
     RUN_DIR is the run directory of a job script. The report shows the node-hours of all jobs of the run, and
-    for what they were used: useful steps, starts, steps that were repeated after a failure, and others.
+    for what they were used: useful steps, starts, steps that were repeated after a failure, and others. With
+    -o, a page shows the loss, the speed, and what the nodes did, over the whole life of the run.
 
     \b
     Examples:
       mpiexec -n 4 python -m ddp_hpc.train --trace-dir traces
       ddp-hpc report traces
       ddp-hpc report traces -o report.html
-      ddp-hpc report runs/ddp
+      ddp-hpc report runs/ddp -o run.html
       ddp-hpc report traces --compare traces_before -o changed.html
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     from ddp_hpc.trace import report_files as files
 
     files.check_outputs(page_file, json_file)
     if _is_run_without_traces(directory):
-        if others or page_file is not None:
+        if others:
             raise RequestError(
-                f"{directory} is a run directory, and --compare and -o need traces; leave them out, or give "
-                "the --trace-dir of a training"
+                f"{directory} is a run directory, and --compare needs traces; leave it out, or give the "
+                "--trace-dir of a training"
             )
-        _report_cost(directory, json_file)
+        _report_run(directory, page_file, json_file)
         return
     require("ddp-hpc report", "report", "numpy", "msgspec", *(("plotly",) if page_file else ()))
     from ddp_hpc.trace import compare, html_page
@@ -100,29 +102,41 @@ def command(
 
 
 def _is_run_without_traces(directory: Path) -> bool:
+    from ddp_hpc.base.timeline import TIMELINE
     from ddp_hpc.queue.run_directories import runs_in
 
-    return directory in runs_in(directory) and not any(directory.glob("rank*-of-*.json*"))
+    is_run = (directory / TIMELINE).is_file() or directory in runs_in(directory)
+    return is_run and not any(directory.glob("rank*-of-*.json*"))
 
 
-def _report_cost(run_dir: Path, json_file: Path | None) -> None:
-    """Reports on the cost of a run. The scheduler is asked whether its last job still runs."""
+def _report_run(run_dir: Path, page_file: Path | None, json_file: Path | None) -> None:
+    """Reports on a run. The scheduler is asked whether its last job still runs."""
     from ddp_hpc.queue.cost_text import cost_lines
     from ddp_hpc.queue.job_report import last_jobs
     from ddp_hpc.queue.run_cost import run_cost
+    from ddp_hpc.queue.run_curve import run_curve
 
-    try:
+    cost = None
+    with suppress(DdpHpcError, StopIteration):  # the scheduler does not answer, or is that of another machine
         cost = next(last_jobs(run_dir)).cost
-    except DdpHpcError:  # the scheduler does not answer, or is that of another machine
-        cost = run_cost(run_dir, is_running=False)
+    cost = cost or run_cost(run_dir, is_running=False)
     if cost is None:
         raise RequestError(
             f"{run_dir} has no file `timeline`: its jobs have not started, or ran with an earlier version of "
             "ddp-hpc; run a job again, or give the --trace-dir of a training"
         )
-    click.echo("\n".join(cost_lines(cost)))
+    curve = run_curve(run_dir)
+    if page_file is None:
+        click.echo("\n".join(cost_lines(cost, curve)))
+    else:
+        require("ddp-hpc report -o", "report", "plotly")
+        from ddp_hpc.base.run_state import read_state
+        from ddp_hpc.queue.run_page import page
+
+        write_atomically(page_file, page(run_dir, read_state(run_dir), cost, curve).encode(), "report")
+        click.echo(f"{page_file}: the report on {counted(len(cost.attempts), 'attempt')}", err=True)
     if json_file is not None:
-        _write_numbers(json_file, {"cost": asdict(cost)})
+        _write_numbers(json_file, {"cost": asdict(cost), "progress": [asdict(point) for point in curve]})
 
 
 def _write_numbers(path: Path, numbers: dict[str, Any]) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +34,18 @@ _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """What the nodes of the ranks did in a part of an attempt, from `from_s` until `until_s` (seconds since
+    the Unix epoch). `parts_s` are the seconds in it that belong to other categories.
+    """
+
+    category: str
+    from_s: float
+    until_s: float
+    parts_s: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptCost:
     """The node-hours of one attempt by category; see `CATEGORIES`.
 
@@ -48,6 +59,7 @@ class AttemptCost:
     wall_s: float
     reason: str
     node_hours: dict[str, float]
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +127,13 @@ def _of_job(job: Job, *, is_current: bool) -> Iterator[AttemptCost]:
         yield _attempt_cost(launch, job.num_nodes, spending.now_s - from_s, spending.take())
 
 
-def _attempt_cost(launch: Launch, num_nodes: int, wall_s: float, seconds: Mapping[str, float]) -> AttemptCost:
-    node_hours = {name: seconds.get(name, 0.0) * launch.num_used / _HOUR_S for name in CATEGORIES}
+def _attempt_cost(launch: Launch, num_nodes: int, wall_s: float, spans: tuple[Span, ...]) -> AttemptCost:
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    for span in spans:
+        seconds[span.category] += span.until_s - span.from_s - sum(span.parts_s.values())
+        for name, part_s in span.parts_s.items():
+            seconds[name] += part_s
+    node_hours = {name: used_s * launch.num_used / _HOUR_S for name, used_s in seconds.items()}
     node_hours["idle_nodes"] = wall_s * (num_nodes - launch.num_used) / _HOUR_S
     number, _, job_id = launch.key.partition(" ")
     return AttemptCost(
@@ -126,6 +143,7 @@ def _attempt_cost(launch: Launch, num_nodes: int, wall_s: float, seconds: Mappin
         wall_s=wall_s,
         reason=_reason(launch.end),
         node_hours=node_hours,
+        spans=spans,
     )
 
 
@@ -134,7 +152,7 @@ class _Spending:
 
     def __init__(self, now_s: float, limit_s: float) -> None:
         self.now_s, self._limit_s = now_s, max(now_s, limit_s)
-        self._seconds = defaultdict[str, float](float)
+        self._spans: list[Span] = []
 
     def until(self, at_s: float, category: str, **parts_s: float) -> None:
         """Spends the time until `at_s` on a category, except for `parts_s`, the seconds of other ones.
@@ -142,17 +160,18 @@ class _Spending:
         The clocks of nodes can differ, so that `at_s` can be in the past.
         """
         at_s = min(max(at_s, self.now_s), self._limit_s)
-        left_s, self.now_s = at_s - self.now_s, at_s
+        left_s, spent_s = at_s - self.now_s, {}
         for name, part_s in parts_s.items():
-            spent_s = min(max(part_s, 0.0), left_s)
-            self._seconds[name] += spent_s
-            left_s -= spent_s
-        self._seconds[category] += left_s
+            spent_s[name] = min(max(part_s, 0.0), left_s)
+            left_s -= spent_s[name]
+        if at_s > self.now_s:
+            self._spans.append(Span(category=category, from_s=self.now_s, until_s=at_s, parts_s=spent_s))
+        self.now_s = at_s
 
-    def take(self) -> defaultdict[str, float]:
-        """Returns the seconds of each category since the last call."""
-        seconds, self._seconds = self._seconds, defaultdict[str, float](float)
-        return seconds
+    def take(self) -> tuple[Span, ...]:
+        """Returns what the time since the last call was spent on."""
+        spans, self._spans = tuple(self._spans), []
+        return spans
 
 
 def _spend(launch: Launch, spending: _Spending, begin: str, following_s: float, *, is_open: bool) -> None:

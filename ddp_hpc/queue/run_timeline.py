@@ -21,15 +21,16 @@ class Steps:
     """Steps without an interruption: those of one start of the ranks. torchrun can start the ranks several
     times in one attempt.
 
-    `saved` are the lines about complete snapshots, and about the end of the steps. `limit` is the step from
-    which the run was resumed afterwards: snapshots of later steps were lost. `end` is the line about the end
-    of the attempt; None without one.
+    `saved` are the lines about complete snapshots, and about the end of the steps, and `done` those about
+    their losses and times. `limit` is the step from which the run was resumed afterwards: snapshots of later
+    steps were lost. `end` is the line about the end of the attempt; None without one.
     """
 
     began_s: float
     first_step: int = 0
     restore_s: float = 0.0
     saved: list[Line] = field(default_factory=list)
+    done: list[Line] = field(default_factory=list)
     limit: float = math.inf
     end: Line | None = None
 
@@ -117,6 +118,8 @@ def _add(line: Line, launch: Launch) -> None:
             launch.program_s = line["at_s"]
         case Moment.SAVED | Moment.STEPS_ENDED if launch.steps:
             launch.steps[-1].saved.append(line)
+        case Moment.STEPS if launch.steps:
+            launch.steps[-1].done.append(line)
         case Moment.ATTEMPT_ENDED:
             launch.end = line
             if launch.steps:
@@ -137,12 +140,13 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     Moment.JOB_BEGAN: ("num_nodes",),
     Moment.LAUNCHER_STARTED: ("num_used", "records_steps", "checks_s"),
     Moment.STEPS_BEGAN: ("step", "restore_s"),
+    Moment.STEPS: ("step", "loss", "num_steps", "steps_s", "data_s"),
     Moment.SAVED: ("step", "save_s", "data_s"),
     Moment.STEPS_ENDED: ("step", "save_s", "data_s"),
     Moment.ATTEMPT_ENDED: ("silent_s", "cause", "reason"),
     Moment.LAUNCHER_ENDED: ("checkpoint_s",),
 }
-_TEXTS, _OPTIONAL = ("cause", "reason"), ("num_used", "checkpoint_s")
+_TEXTS, _OPTIONAL = ("cause", "reason"), ("num_used", "checkpoint_s", "loss")
 
 
 def _lines(run_dir: Path) -> Iterator[Line]:

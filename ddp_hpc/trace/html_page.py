@@ -1,35 +1,20 @@
-"""Renders the report as a self-contained HTML page: `ddp-hpc report -o report.html`.
-
-Names in traces can contain anything, so they are escaped in the template and in plotly's labels. The
-Content-Security-Policy of the page allows only its own two scripts, and no loading of other resources.
-"""
+"""Renders the report on traces as a self-contained HTML page: `ddp-hpc report TRACE_DIR -o report.html`."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from ddp_hpc.base.errors import RequestError
-from ddp_hpc.base.pip_extras import install_command
-from ddp_hpc.base.text_table import cut
+from ddp_hpc.base.text_table import Table, cut
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, present
+from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
 
-_HTML_DIRECTORY = Path(__file__).parent / "html"
 _MAX_NAMED = 8
 _MAX_NAME = 80
-_MAX_SENTENCES = 100
-_MAX_SENTENCE = 500
 _MAX_ROWS = 25
 
 
@@ -42,47 +27,13 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     Raises:
         RequestError: plotly is not installed.
     """
-    plotly = _plotly()
-    script = (_HTML_DIRECTORY / "report.js").read_text(encoding="utf-8")
     figures: dict[str, Figure] = {"mean": mean_steps(captures)}
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
-    text = _environment().get_template("report.html.j2").render(
-        captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_steps(captures),
-        figures=figures, legend=_legend(captures), many_ranks=MANY_RANKS, max_rows=_MAX_ROWS,
-        warnings=[warning for capture in captures for warning in capture.warnings],
-        style=Markup((_HTML_DIRECTORY / "report.css").read_text(encoding="utf-8")),  # noqa: S704
-        plotly=Markup(plotly), script=Markup(script),  # noqa: S704
-        script_hashes=[_hash(plotly), _hash(script)],
+    return document(
+        "traces.html.j2", figures, captures=captures, sections=sections, sentences=sentences,
+        mean_table=tables.mean_steps(captures), legend=_legend(captures), many_ranks=MANY_RANKS,
+        max_rows=_MAX_ROWS, warnings=[warning for capture in captures for warning in capture.warnings],
     )  # fmt: skip
-    # JSON can contain unpaired surrogates, which cannot be encoded as UTF-8.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise RequestError(
-            f"the HTML page requires plotly, which is not installed; run {install_command('report')}"
-        ) from error
-    return str(get_plotlyjs())
-
-
-def _hash(script: str) -> str:
-    """Returns the hash of a script for the Content-Security-Policy (CSP level 2, section 4.2.5)."""
-    digest = hashlib.sha256(script.encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HTML_DIRECTORY), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {"cut": cut, "lines": _lines}
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment
 
 
 def _section(number: int, capture: Capture, num_captures: int, figures: dict[str, Figure]) -> dict[str, Any]:
@@ -105,7 +56,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     }
 
 
-def _without_empty(*shown: tables.Table) -> list[tables.Table]:
+def _without_empty(*shown: Table) -> list[Table]:
     return [table for table in shown if table.rows]
 
 
@@ -134,12 +85,6 @@ def _some(names: Sequence[str]) -> str:
     named = ", ".join(cut(name, _MAX_NAME) or "unknown" for name in names[:_MAX_NAMED])
     num_left = len(names) - _MAX_NAMED
     return f"{named} and {num_left:,} more" if num_left > 0 else named
-
-
-def _lines(sentences: Sequence[str]) -> list[str]:
-    lines = [cut(sentence, _MAX_SENTENCE) for sentence in sentences[:_MAX_SENTENCES]]
-    num_left = len(sentences) - _MAX_SENTENCES
-    return [*lines, f"and {num_left:,} more"] if num_left > 0 else lines
 
 
 def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ddp_hpc.base.text_table import Column, Row, cut
+from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import counted, format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, PathRow, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
 
 _NAME_LENGTH = 60
-_WHOLE_NAME_LENGTH = 2000
 _CAUSES = {
     "idle_host_s": "late launch",
     "idle_data_s": "data",
@@ -23,35 +21,6 @@ _CAUSES = {
     "idle_other_s": "not recorded",
 }
 """The headings of the causes of idle time."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns and rows, in which None is an unknown value. The first column has the title of the table."""
-
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-
-    @property
-    def title(self) -> str:
-        """What the rows are."""
-        return self.columns[0].title
-
-    def is_number(self, column: Column) -> bool:
-        """Returns whether the column is right-aligned and sorted numerically."""
-        known = (row[column.field] for row in self.rows if row[column.field] is not None)
-        return not isinstance(next(known, 0), str)
-
-    def write(self, column: Column, row: Row) -> str:
-        """Returns the text of the cell."""
-        value = row[column.field]
-        return "-" if value is None else column.write(value)
-
-    def whole(self, column: Column, row: Row) -> str:
-        """Returns the whole text of a cell that shows only a part of it, or an empty text."""
-        value = row[column.field]
-        is_cut = isinstance(value, str) and value != self.write(column, row)
-        return cut(value, _WHOLE_NAME_LENGTH) if is_cut else ""
 
 
 _name = partial(shortened, limit=_NAME_LENGTH)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ddp_hpc.base.text_table import printable, table
+from ddp_hpc.base.text_table import Table, printable, table
 from ddp_hpc.base.units import counted, format_bytes
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import Capture
-from ddp_hpc.trace.tables import Table
 
 _MOST_RANKS = 8
 _MOST_ROWS = 10

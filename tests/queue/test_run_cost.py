@@ -330,6 +330,7 @@ def test_the_report_on_a_run_directory(line: Note, work: Path, programs: Program
             "",
             "attempt  job  nodes      time  node-hours  useful",
             "1          7      4  01:00:00           4    83 %",
+            "",
             "attempt 1 of job 7 ended: training complete",
         ],
     )
@@ -339,7 +340,7 @@ def test_the_report_on_a_run_directory(line: Note, work: Path, programs: Program
     assert found["cost"]["attempts"][0]["node_hours"]["useful_steps"] == pytest.approx(10 / 3)
     again = run("report", str(folder), "--json", str(work / "cost.json"))
     assert again.code == 0, "an earlier report is overwritten"
-    assert run("report", str(folder), "-o", str(work / "page.html")).code == 2
+    assert run("report", str(folder), "--compare", str(folder)).code == 2
     programs.answers("scontrol", "", code=1, err="scontrol: error: no controller\n")
     assert run("report", str(folder)).out == done.out, "without a scheduler that answers"
 

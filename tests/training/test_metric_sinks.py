@@ -1,6 +1,7 @@
 """Where the metrics of the steps go: the --metrics file, TensorBoard, and a function of the user."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import sys
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.training.telemetry import metric_sinks
 from ddp_hpc.training.telemetry.config import TelemetryConfig
 from ddp_hpc.training.telemetry.metric_sinks import TensorBoard, open_sinks
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord, check_outputs
@@ -51,6 +53,52 @@ def mine(tmp_path, monkeypatch):
 def _open(rank=0, **options):
     group = SimpleNamespace(world=SimpleNamespace(rank=rank), failing_together=contextlib.nullcontext)
     return open_sinks(TelemetryConfig(**options), group, 0)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """The environment of the first attempt in a job, and the time."""
+    monkeypatch.setenv("DDP_HPC_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("DDP_HPC_THIS_ATTEMPT", "1 7")
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(metric_sinks.time, "monotonic", lambda: clock.now_s)
+    return clock
+
+
+def _timeline(run_dir):
+    return [json.loads(line) for line in (run_dir / "timeline").read_text().splitlines()]
+
+
+def test_the_run_directory_of_a_job_gets_the_mean_loss_of_some_steps(job, tmp_path):
+    (sink,) = _open()
+    sink.write([_record(1), _record(2)])
+    assert not (tmp_path / "timeline").exists()
+    job.now_s = 1.0
+    sink.write([dataclasses.replace(_record(3), loss=4.0, data_s=0.05)])
+    (line,) = _timeline(tmp_path)
+    del line["at_s"]
+    assert line == {
+        "attempt": "1 7", "moment": "steps", "step": 3, "loss": 2.0, "num_steps": 3,
+        "steps_s": pytest.approx(0.3), "data_s": 0.05,
+    }  # fmt: skip
+    sink.write([_record(4)])
+    sink.close()
+    sink.close()
+    assert [line["num_steps"] for line in _timeline(tmp_path)] == [3, 1]
+
+
+def test_a_loss_that_is_not_finite_is_unknown_in_the_run_directory(job, tmp_path):
+    (sink,) = _open()
+    sink.write([dataclasses.replace(_record(1), loss=float("nan"))])
+    sink.close()
+    assert [line["loss"] for line in _timeline(tmp_path)] == [None]
+
+
+def test_an_attempt_of_two_days_writes_few_lines_to_the_run_directory(job, tmp_path):
+    (sink,) = _open()
+    for job.now_s in range(0, 2 * 24 * 3600, 10):
+        sink.write([_record(job.now_s + 1)])
+    assert 300 < len(_timeline(tmp_path)) < 600
 
 
 def test_only_rank_0_writes_metrics(mine):

@@ -1,8 +1,13 @@
-"""Writes the metrics of steps to the --metrics file, to TensorBoard, and to a function of the user."""
+"""Writes the metrics of steps to the --metrics file, to TensorBoard, to a function of the user, and to the
+run directory of a job.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +15,16 @@ from typing import Any, Protocol
 
 import click
 
+from ddp_hpc.base.attempt_end import place_of_end
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.named_object import find_named
 from ddp_hpc.base.pip_extras import install_command
+from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.config import TelemetryConfig
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
+
+_MIN_INTERVAL_S, _MIN_INTERVAL_SHARE = 1.0, 0.02
 
 
 class Sink(Protocol):
@@ -117,12 +126,52 @@ class Hook:
         """Does nothing, because the function needs no cleanup."""
 
 
+class RunTimeline:
+    """Writes the mean loss and the times of the steps since the line before to the file `timeline`.
+
+    The time between two lines grows with the duration of the attempt, so that the curve of a minute has as
+    many points as that of an hour, but an attempt of two days writes only about 500 lines.
+    """
+
+    def __init__(self, run_dir: Path, attempt: str) -> None:
+        self._run_dir, self._attempt = run_dir, attempt
+        self._began_s = self._noted_s = time.monotonic()
+        self._records: list[StepRecord] = []
+
+    def write(self, records: list[StepRecord]) -> None:
+        """Writes a line if the last one is old enough."""
+        self._records += records
+        now_s = time.monotonic()
+        if now_s - self._noted_s >= max(_MIN_INTERVAL_S, (now_s - self._began_s) * _MIN_INTERVAL_SHARE):
+            self._noted_s = now_s
+            self.close()
+
+    def close(self) -> None:
+        """Writes a line about the remaining steps."""
+        if not self._records:
+            return
+        steps, self._records = self._records, []
+        loss = sum(step.loss for step in steps) / len(steps)
+        note(
+            self._run_dir,
+            self._attempt,
+            Moment.STEPS,
+            step=steps[-1].step,
+            loss=loss if math.isfinite(loss) else None,
+            num_steps=len(steps),
+            steps_s=sum(step.step_s for step in steps),
+            data_s=sum(step.data_s for step in steps),
+        )
+
+
 def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[Sink]:
     """Opens the outputs on rank 0; returns an empty list on the other ranks. Collective."""
     sinks: list[Sink] = []
     with group.failing_together():
         if group.world.rank != 0:
             return sinks
+        if place := place_of_end(os.environ):
+            sinks.append(RunTimeline(*place))
         if config.metrics_hook is not None:
             sinks.append(Hook(config.metrics_hook))
         if config.tensorboard is not None:
