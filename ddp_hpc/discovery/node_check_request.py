@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 NODE_CHECK = "DDP_HPC_NODE_CHECK"
 """The directory for the results of the check; set only while the nodes are checked."""
+EARLIER_LAUNCHES = "DDP_HPC_EARLIER_LAUNCHES"
+"""The values of DDP_HPC_LAUNCH of earlier starts in this job, of which no process may be left."""
 MODULE = "ddp_hpc.node_check"
 
 

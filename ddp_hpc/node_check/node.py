@@ -14,7 +14,8 @@ from typing import Any
 
 from ddp_hpc.doctor.check_result import Here, one_line
 from ddp_hpc.doctor.gpus import gpu_state
-from ddp_hpc.node_check.results import LAUNCH, Problem
+from ddp_hpc.node_check.earlier_ranks import end_earlier_ranks
+from ddp_hpc.node_check.results import EARLIER, LAUNCH, Problem
 
 # A network file system can show a new file some seconds later on other nodes.
 _VISIBLE_S = 8.0
@@ -26,8 +27,10 @@ _UNUSABLE = (2, 6)
 
 def node_problems(directory: Path, environ: Mapping[str, str]) -> list[Problem]:
     """Returns the problems of this node. `directory` is that of the check, in the run directory."""
+    not_ended = end_earlier_ranks(environ)  # before their GPUs are examined
     state = gpu_state(Here(environ), _COMMAND_LIMIT_S)
     found = [
+        Problem(EARLIER, not_ended),
         Problem("run directory", unseen(directory, environ.get("DDP_HPC_LAUNCH", ""))),
         Problem("nvidia-smi", state.what if state.status == "fail" else ""),
         Problem("dcgmi", _dcgm_failure(environ)),

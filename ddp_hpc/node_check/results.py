@@ -14,6 +14,8 @@ RESULTS, LAUNCH = "results.json", "launch"
 read."""
 COLLECTIVE = "all-reduce"
 """The kind of a problem of all ranks together."""
+EARLIER = "earlier start"
+"""The kind of the problem that a process of an earlier start cannot be ended."""
 
 
 @dataclass(frozen=True)

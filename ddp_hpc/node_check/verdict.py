@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_hpc.base.units import counted
-from ddp_hpc.node_check.results import COLLECTIVE, Problem, RankResult, Results
+from ddp_hpc.node_check.results import COLLECTIVE, EARLIER, Problem, RankResult, Results
 
 _CLOCK_S = 2.0
 _ABSENT, _DEVICES, _CLOCK = "absent", "devices", "clock"
@@ -15,10 +15,14 @@ _ABSENT, _DEVICES, _CLOCK = "absent", "devices", "clock"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The bad nodes, each with the reason, and problems that are not the fault of single nodes."""
+    """The bad nodes, each with the reason, and problems that are not the fault of single nodes.
+
+    `is_complete` is whether all ranks have taken part, and have ended all processes of earlier starts.
+    """
 
     bad: Mapping[str, str] = field(default_factory=dict)
     common: tuple[str, ...] = ()
+    is_complete: bool = field(default=False, compare=False)
 
 
 def judge(results: Results, nodes: Sequence[str]) -> Verdict:
@@ -27,7 +31,7 @@ def judge(results: Results, nodes: Sequence[str]) -> Verdict:
     hosts = {rank.host for rank in results.ranks}
     if strangers := sorted(hosts - {*map(short, nodes)}):
         text = f"ranks run on {', '.join(strangers)}, which are not names of nodes of this job"
-        return Verdict(common=(text,))
+        return Verdict(common=(text,), is_complete=_is_complete(results))
     absent = [name for name, ranks in of_node.items() if not ranks]
     problems = {name: [each for rank in ranks for each in rank.problems] for name, ranks in of_node.items()}
     common = []
@@ -47,7 +51,13 @@ def judge(results: Results, nodes: Sequence[str]) -> Verdict:
             problems = {
                 name: [each for each in found if each.kind != kind] for name, found in problems.items()
             }
-    return Verdict({name: found[0].text for name, found in problems.items() if found}, tuple(common))
+    bad = {name: found[0].text for name, found in problems.items() if found}
+    return Verdict(bad, tuple(common), _is_complete(results))
+
+
+def _is_complete(results: Results) -> bool:
+    problems = [each for rank in results.ranks for each in rank.problems]
+    return len(results.ranks) == results.world_size and not any(each.kind == EARLIER for each in problems)
 
 
 def short(name: str) -> str:

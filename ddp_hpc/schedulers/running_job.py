@@ -115,12 +115,12 @@ class RunningJob:
         """
         return None
 
-    def end_ranks(self, limit_s: float) -> bool:
+    def end_ranks(self, limit_s: float) -> bool | None:
         """Ends the ranks that a killed launcher has left on any node.
 
-        Returns whether they have ended, as far as the scheduler knows ranks.
+        Returns whether they have ended; None if the scheduler does not know ranks.
         """
-        return True
+        return None
 
     def variables_for_successor(self) -> dict[str, str]:
         """Returns variables that the user passed to this job, and that a successor gets only from its script.

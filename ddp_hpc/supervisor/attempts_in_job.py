@@ -64,7 +64,8 @@ def run_attempts(
         )
         if pool is not None:
             why = why or pool.replace_bad(suspect)
-        why = why or check_nodes(launch, clock, files, settings)
+        must_end_ranks = ended.launcher.may_have_left_ranks
+        why = why or check_nodes(launch, clock, files, settings, must_end_ranks=must_end_ranks)
         if stop := why_stopped(attempt, clock, files):  # the nodes were asked for some seconds
             ended = replace(ended, stop=stop)
             break

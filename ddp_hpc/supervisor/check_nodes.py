@@ -23,6 +23,7 @@ from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.spare_nodes import NO_ANSWER
 
 _DIRECTORY = "node_check"
+_RANKS_LEFT = "the launcher was killed, and its ranks may still be running"
 # The ranks wait this long for each other; without the variable, it is that of the program, up to hours.
 _INIT_TIMEOUT_S = 60
 # The whole check, with the start of the launcher and of Python on a busy file system.
@@ -34,20 +35,29 @@ _ORPHANS_S = 2.0
 _RANKS_END_S = 5.0
 
 
-def check_nodes(launch: Launch, clock: JobClock, files: RunFiles, settings: Settings) -> str:
+def check_nodes(
+    launch: Launch, clock: JobClock, files: RunFiles, settings: Settings, *, must_end_ranks: bool = False
+) -> str:
     """Checks the nodes of the ranks before a start with several nodes, and replaces bad ones by spare ones,
     which are checked, too. Returns why the ranks cannot be started, or nothing.
+
+    The check kills processes of earlier starts. With `must_end_ranks`, such processes may exist, and the
+    ranks can only be started after a complete check.
     """
-    if settings.node_check == "off" or len(launch.nodes) < 2:
+    if not must_end_ranks and (settings.node_check == "off" or len(launch.nodes) < 2):
         return ""
+    if must_end_ranks and not (len(launch.nodes) > 1 and runs_node_check(launch.argv)):
+        return _RANKS_LEFT
     begin_s = time.monotonic()
     try:
-        return _check_and_replace(launch, clock, files, settings)
+        return _check_and_replace(launch, clock, files, settings, must_end_ranks=must_end_ranks)
     finally:
         launch.checks_s = time.monotonic() - begin_s
 
 
-def _check_and_replace(launch: Launch, clock: JobClock, files: RunFiles, settings: Settings) -> str:
+def _check_and_replace(
+    launch: Launch, clock: JobClock, files: RunFiles, settings: Settings, *, must_end_ranks: bool
+) -> str:
     if not runs_node_check(launch.argv):
         complain(NOT_CHECKED, kind="warning")
         return ""
@@ -56,6 +66,9 @@ def _check_and_replace(launch: Launch, clock: JobClock, files: RunFiles, setting
         lost, verdict = _run_check(launch, clock, files)
         if clock.stopped_s is not None:
             return ""
+        if must_end_ranks and not lost and not verdict.is_complete:
+            why = next(iter(verdict.common or verdict.bad.values()), "not all ranks have started")
+            return f"{_RANKS_LEFT}, since the check of nodes, which ends them, is incomplete: {why}"
         for text in verdict.common:
             complain(f"the check of nodes: {text}; no node is replaced because of this", kind="warning")
         bad = {**dict.fromkeys(lost, NO_ANSWER), **_unhealthy(launch), **verdict.bad}
@@ -64,10 +77,10 @@ def _check_and_replace(launch: Launch, clock: JobClock, files: RunFiles, setting
                 took_s = time.monotonic() - begin_s
                 say(f"ddp-hpc: {counted(len(launch.nodes), 'node')} checked in {took_s:.0f} s")
             return ""
-        if settings.node_check == "warn" or launch.pool is None:
+        if settings.node_check != "replace" or launch.pool is None:
             for node, why in bad.items():
                 complain(f"node {node}: {why}", kind="warning")
-        if settings.node_check == "warn":
+        if settings.node_check != "replace" and not (must_end_ranks and lost):
             return ""
         if launch.pool is None:
             for node, why in bad.items():

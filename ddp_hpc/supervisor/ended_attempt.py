@@ -40,13 +40,7 @@ class EndedAttempt:
     def may_restart(self) -> bool:
         """Whether this job may start the ranks again, and another start can help."""
         launcher, after, end = self.launcher, self.after, self.end
-        # Ranks whose launcher had to be killed can still be running on other nodes. After the loss of a node
-        # or a hang, they have been ended.
-        were_ranks_ended = bool(launcher.lost_nodes) or launcher.has_hung
-        has_left_ranks = launcher.has_left_ranks or (
-            launcher.saw_sigkill and launcher.was_ended and not were_ranks_ended
-        )
-        if has_left_ranks or launcher.was_signalled_early or self.stop:
+        if launcher.was_signalled_early or self.stop:
             return False
         if self.refusal is decisions.LAUNCHER_HUNG or (after.state is not None and after.state.is_complete):
             return False

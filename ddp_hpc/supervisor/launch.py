@@ -14,6 +14,7 @@ from ddp_hpc.base import process_control
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.hostlist import expand_hostlist
+from ddp_hpc.discovery.node_check_request import EARLIER_LAUNCHES
 from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.queue.submission_ledger import Attempt
@@ -33,10 +34,9 @@ from ddp_hpc.supervisor.spare_nodes import NodePool
 _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), State.ending_in("success")
 # A restart takes about as long as the first start. Without a limit, srun waits for a node that has died.
 _BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
-# The limit for ending the ranks of a killed launcher.
-_RANKS_END_S = 60.0
-# The step on a node that has died stays in the list until Slurm has noticed the loss.
-_RANKS_OF_LOST_NODE_END_S = 5.0
+# The limit for ending the ranks of a killed launcher. The step on a node that has died stays in Slurm's list
+# until Slurm has noticed the loss.
+_RANKS_END_S, _RANKS_OF_LOST_NODE_END_S = 20.0, 5.0
 
 
 class Launch:
@@ -73,6 +73,7 @@ class Launch:
                 ports=job.watched_ports,
                 is_connected=job.scheduler_answers,
             )
+        self._launch_ids: list[str] = []
         self.checks_s = 0.0
         """The seconds for which nodes have been checked before the next start."""
 
@@ -112,18 +113,24 @@ class Launch:
             note(files.path, attempt.key, Moment.LAUNCHER_STARTED, **details)
             self.checks_s = 0.0
         end = run_launcher(argv, environ, watch, self.beside)
-        must_end_ranks = watch.has_hung or (end.was_killed and self._clock.stopped_s is None)
-        if must_end_ranks and not self.job.end_ranks(_RANKS_END_S):
-            how = "ended because of a hang" if watch.has_hung else "killed"
-            say(f"ddp-hpc: {self.launcher} was {how}, and its ranks may still be running")
-            end = replace(end, has_left_ranks=True)
+        end = replace(end, may_have_left_ranks=self._may_have_left_ranks(end, watch))
         if watch.began_after_s is not None:
             self._begin_limit_s = max(_BEGIN_LEAST_S, _BEGIN_TIMES * watch.began_after_s)
         if watch.lost_nodes and self.pool is not None:
-            self.job.end_ranks(_RANKS_OF_LOST_NODE_END_S)
             silent_s = self.pool.silent_s(watch.lost_nodes[0])
             end = replace(end, lost_nodes=watch.lost_nodes, silent_s=silent_s)
         return replace(end, has_hung=watch.has_hung)
+
+    def _may_have_left_ranks(self, end: LauncherEnd, watch: RunWatch) -> bool:
+        """Ends ranks that the launcher may have left; returns whether they may still be running."""
+        was_killed = end.was_killed or (end.was_ended and end.saw_sigkill)
+        if self._clock.stopped_s is not None or not (was_killed or watch.has_hung or watch.lost_nodes):
+            return False
+        have_ended = self.job.end_ranks(_RANKS_OF_LOST_NODE_END_S if watch.lost_nodes else _RANKS_END_S)
+        if have_ended is None:
+            # On this node, `run_launcher` has ended them. A launcher that ends by itself ends its ranks.
+            return was_killed and len(self.nodes) > 1
+        return not have_ended and not watch.lost_nodes
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -139,7 +146,8 @@ class Launch:
         self, variables: Mapping[str, str], files: RunFiles | None
     ) -> tuple[list[str], dict[str, str]]:
         """Returns the command line of the launcher for the nodes of the ranks, and its environment."""
-        variables = {**self._variables(), **variables}
+        variables = {**self._variables(), EARLIER_LAUNCHES: " ".join(self._launch_ids), **variables}
+        self._launch_ids.append(variables["DDP_HPC_LAUNCH"])
         environ = {**self._environ, **variables}
         argv, own_variables = resolve(
             self.argv, environ, [*self._exported, *variables], has_queue=self._settings.scheduler.has_queue

@@ -39,14 +39,14 @@ class LauncherEnd:
     """Whether this process ended the launcher, because it did not end by itself."""
     was_killed: bool = False
     """Whether something else has killed the launcher, so that its ranks may still be running."""
-    has_left_ranks: bool = False
-    """Whether the ranks of a killed launcher could not be ended."""
+    may_have_left_ranks: bool = False
+    """Whether ranks may still be running on other nodes."""
     lost_nodes: tuple[str, ...] = ()
     """The nodes that did not answer, because of which the launcher was ended."""
     silent_s: float = 0.0
     """The time since the last answer of the first of these nodes."""
     has_hung: bool = False
-    """Whether the launcher was ended because its ranks hung, after which they have been ended, too."""
+    """Whether the launcher was ended because its ranks hung."""
 
     @property
     def saw_sigkill(self) -> bool:

@@ -236,7 +236,7 @@ def test_if_ranks_of_a_killed_launcher_may_still_run_another_job_resumes_the_run
     when_asked_for_steps(job, "head -c 70000000 /dev/zero")  # not a valid answer
     done = training(job, KILLED)
     assert (starts(job), calls(job, "scontrol")) == (1, ["requeue 7"])
-    assert b"ddp-hpc: srun was killed, and its ranks may still be running\n" in done.stdout
+    assert b"not started again: the launcher was killed, and its ranks may still be running\n" in done.stdout
 
 
 def test_a_restart_changes_nothing_if_the_job_was_started_elsewhere_meanwhile(job: Sandbox) -> None:
