@@ -13,6 +13,7 @@ import click
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.units import parse_walltime_s
+from ddp_hpc.request.check_texts import parse_signal
 from ddp_hpc.request.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESTARTS,
@@ -20,7 +21,6 @@ from ddp_hpc.request.job import (
     NODE_CHECKS,
     REQUEUE_POLICIES,
     default_node_check,
-    parse_signal,
 )
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
