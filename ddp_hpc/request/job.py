@@ -146,8 +146,8 @@ class Job:
     )
     rank_logs: bool | None = _launcher(
         None,
-        "Write the output of each rank to a file of its own in the run directory. The log of the job then "
-        "contains the output of rank 0, and the warnings and errors of all ranks.",
+        "Write the output of each rank to its own file in the run directory. The log of the job then "
+        "contains the output of rank 0 and the warnings and errors of the other ranks.",
         shown_default=f"with more than {MAX_RANKS_OF_ONE_LOG} ranks",
     )
     setup: tuple[str, ...] = _software(
@@ -197,22 +197,22 @@ class Job:
     )
     restarts: int = _resuming(
         DEFAULT_RESTARTS,
-        "Maximum number of times that a job starts its ranks again after a failure, from the newest "
-        "checkpoint, instead of waiting in the queue again; 0 for never. Programs other than ddp_hpc.train "
-        "must record their checkpoints (--progress).",
+        "Maximum number of times that a job restarts its ranks after a failure, from the newest checkpoint "
+        "and without waiting in the queue again; 0 disables restarts. Programs other than ddp_hpc.train must "
+        "record their checkpoints (--progress).",
         at_least=0,
         metavar="N",
     )
     spare_nodes: int = _launcher(
         0,
-        "Number of nodes to request in addition to --nodes; they replace nodes that fail (Slurm: with srun "
-        "or torchrun; PBS: if the profile allows it).",
+        "Number of spare nodes to request in addition to --nodes. They replace nodes that fail (Slurm: with "
+        "srun or torchrun; PBS: if the profile allows it).",
         at_least=0,
         metavar="S",
     )
     min_nodes: int | None = _launcher(
         None,
-        "Continue on fewer nodes, but at least M, if a node fails and no spare one is left (where "
+        "If a node fails and no spare node is left, continue on fewer nodes, but at least M (where "
         "--spare-nodes works). ddp_hpc.train --global-batch keeps the number of samples per step.",
         at_least=1,
         metavar="M",
@@ -220,8 +220,8 @@ class Job:
     )
     node_check: NodeCheck | None = _launcher(
         None,
-        "Check the nodes before each start with several nodes: warn about bad ones, or replace them by spare "
-        "ones.",
+        "Before each start on more than one node, check the nodes, and only warn about bad nodes or replace "
+        "them with spare nodes.",
         shown_default="replace with --spare-nodes, otherwise off",
     )
     template: str = _script(
@@ -251,9 +251,9 @@ class Job:
     )
     idle_timeout_s: float | None = _resuming(
         None,
-        "End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and at "
-        "least one of them waits; their stacks are saved, and --restarts applies. For programs other than "
-        "ddp_hpc.train, which has --hang-timeout.",
+        "Treat the run as hung if no rank has printed anything or saved a checkpoint for this long and at "
+        "least one rank is waiting: save the stack traces, end the ranks, and restart them (--restarts). For "
+        "programs other than ddp_hpc.train, which has --hang-timeout.",
         flag="--idle-timeout",
         at_least=1,
         metavar="SECONDS",
