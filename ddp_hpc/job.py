@@ -13,6 +13,7 @@ import click
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.errors_to_exit_codes import exit_code_of
 from ddp_hpc.base.units import parse_walltime_s
+from ddp_hpc.request.check_texts import parse_signal
 from ddp_hpc.request.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_RESTARTS,
@@ -20,7 +21,6 @@ from ddp_hpc.request.job import (
     NODE_CHECKS,
     REQUEUE_POLICIES,
     default_node_check,
-    parse_signal,
 )
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
@@ -67,7 +67,7 @@ from ddp_hpc.supervisor.supervise import supervise
     type=click.IntRange(0, 1000),
     default=DEFAULT_RESTARTS,
     show_default=True,
-    help="Maximum number of times that this job starts its ranks again after a failure, from the newest "
+    help="Maximum number of times that this job restarts its ranks after a failure, from the newest "
     "checkpoint.",
 )
 @click.option(
@@ -81,14 +81,14 @@ from ddp_hpc.supervisor.supervise import supervise
     "--min-nodes",
     type=click.IntRange(1),
     metavar="M",
-    help="Start the ranks on fewer nodes, but at least M, if a node has failed and no spare one is left.",
+    help="If a node has failed and no spare node is left, restart the ranks on at least M nodes.",
 )
 @click.option(
     "--node-check",
     type=click.Choice(NODE_CHECKS),
     show_default="replace with --spare-nodes, otherwise off",
-    help="Check the nodes before each start with several nodes: warn about bad ones, or replace them by "
-    "spare ones.",
+    help="Before each start on more than one node, check the nodes, and only warn about bad nodes or replace "
+    "them with spare nodes.",
 )
 @click.option(
     "--local-dir",
@@ -124,8 +124,8 @@ from ddp_hpc.supervisor.supervise import supervise
     "--idle-timeout",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and "
-    "at least one of them waits.",
+    help="Treat the run as hung if no rank has printed anything or saved a checkpoint for this long and at "
+    "least one rank is waiting.",
 )
 @click.option(
     "--no-submit",

@@ -45,6 +45,8 @@ class Moment(StrEnum):
     """The fields of `AttemptEnd`."""
     LAUNCHER_ENDED = "launcher ended"
     """`checkpoint_s`: when a program that writes no `state` saved its last checkpoint, if it did."""
+    NOT_RESTARTED = "not restarted"
+    """`reason`: why the job does not start the ranks again after a failure."""
     JOB_ENDED = "job ended"
 
 

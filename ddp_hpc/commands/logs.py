@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddp_hpc.base.errors import RequestError
-from ddp_hpc.commands.run_dir_option import run_dir_option
+from ddp_hpc.commands.run_dir_option import job_and_run_dir, last_job_of, run_dir_option
 
 
 @click.command("logs")
@@ -33,9 +33,11 @@ from ddp_hpc.commands.run_dir_option import run_dir_option
     show_default="all attempts of the job",
 )
 @run_dir_option
-@click.argument("job")
-def command(job: str, follow: bool, rank: int | None, attempt: int | None, run_dir: Path | None) -> None:
-    """Print the log of a job, or of one task of a job array.
+@click.argument("job", metavar="JOB|RUN_DIR", required=False)
+def command(
+    job: str | None, follow: bool, rank: int | None, attempt: int | None, run_dir: Path | None
+) -> None:
+    """Print the log of a job, of one task of a job array, or of the last job of a run directory.
 
     With --follow, the command waits if the job has not started yet. Ctrl-C stops this command, but not the
     job. The log file is read once per second; the scheduler is queried every few seconds at first, and later
@@ -47,6 +49,7 @@ def command(job: str, follow: bool, rank: int | None, attempt: int | None, run_d
       ddp-hpc logs 1234 --follow
       ddp-hpc logs 12.pbs-srv | grep error
       ddp-hpc logs 1234 --rank 3 --attempt 2
+      ddp-hpc logs runs/ddp
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.queue import follow_log as log
 
@@ -59,6 +62,8 @@ def command(job: str, follow: bool, rank: int | None, attempt: int | None, run_d
 
     if attempt is not None and rank is None:
         raise RequestError(f"--attempt {attempt} was given without --rank; add --rank, or omit --attempt")
+    job, run_dir = job_and_run_dir(job, run_dir)
+    job = job or last_job_of(run_dir)
     source = log.Source(run_dir, rank, attempt)
     if follow:
         log.follow(job, source, write, say)

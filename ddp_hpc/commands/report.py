@@ -61,8 +61,8 @@ def command(
     memory. For GPUs, it also shows why they are idle, how kernels are launched, and the critical path of a
     step. Unreadable files are skipped with a message.
 
-    RUN_DIR is the run directory of a job script. The report shows the node-hours of all jobs of the run, and
-    for what they were used: useful steps, starts, steps that were repeated after a failure, and others. With
+    RUN_DIR is the run directory of a job script. The report shows the node-hours of all jobs of the run and
+    what they were used for: useful steps, starts, steps that were repeated after a failure, and others. With
     -o, a page shows the loss, the speed, and what the nodes did, over the whole life of the run.
 
     \b

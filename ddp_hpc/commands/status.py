@@ -12,7 +12,7 @@ import click
 
 from ddp_hpc.base.errors import EXIT_DONE, EXIT_FAILED, RequestError
 from ddp_hpc.base.run_outcomes import State
-from ddp_hpc.commands.run_dir_option import run_dir_option
+from ddp_hpc.commands.run_dir_option import job_and_run_dir, run_dir_option
 
 if TYPE_CHECKING:
     from ddp_hpc.queue.array_report import ArrayReport
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
 @click.option("--long", "is_long", is_flag=True, help="Without JOB, print all lines about each job.")
 @run_dir_option
-@click.argument("job", required=False)
+@click.argument("job", metavar="[JOB|RUN_DIR]", required=False)
 def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
-    Without JOB, the command prints one line about the last job of the run in --run-dir, or of each run in the
-    directory runs/ of the current directory. With --long, it prints as much as with JOB. For a job array, it
-    shows the number of tasks by state, and why tasks failed. Put an ID such as '12[3]' in quotes.
+    With RUN_DIR, the command shows the last job of this run; if the scheduler does not answer, it shows what
+    the files of the run contain. Without JOB or RUN_DIR, it prints one line about the last job of each run in
+    the directory runs/ of the current directory. With --long, it prints as much as with JOB.
+
+    For a job array, it shows the number of tasks by state, and why tasks failed. Put an ID such as '12[3]' in
+    quotes.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.
@@ -38,6 +41,7 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
     Examples:
       ddp-hpc status
       ddp-hpc status --long
+      ddp-hpc status runs/ddp
       ddp-hpc status 1234
       ddp-hpc status 1234_2
       ddp-hpc status '12[3].pbs-srv'
@@ -47,14 +51,15 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
     from ddp_hpc.queue.array_report import report_job_or_array
     from ddp_hpc.queue.job_report import last_jobs
 
+    is_one = job is not None
+    job, run_dir = job_and_run_dir(job, run_dir)
     verdict, objects = "", []
-    for report in [report_job_or_array(job, run_dir)] if job is not None else last_jobs(run_dir):
+    reports = last_jobs(run_dir) if job is None else [report_job_or_array(job, run_dir, is_file_enough=True)]
+    for report in reports:
         if as_json:
             objects.append(_plain_numbers(asdict(report)))
         else:  # print each job at once, since the next one needs a slow query of the scheduler
-            click.echo(
-                "\n" * bool(verdict and is_long) + "\n".join(_lines(report, is_long or job is not None))
-            )
+            click.echo("\n" * bool(verdict and is_long) + "\n".join(_lines(report, is_long or is_one)))
         verdict = report.verdict
     if not verdict:
         raise RequestError(
@@ -62,7 +67,7 @@ def command(job: str | None, as_json: bool, is_long: bool, run_dir: Path | None)
             "change to the directory that it was submitted from"
         )
     if as_json:
-        click.echo(json.dumps(objects if job is None else objects[0], indent=2))
+        click.echo(json.dumps(objects[0] if is_one else objects, indent=2))
     # With several jobs, this is the verdict on the last one.
     exit_codes = {"waiting": EXIT_DONE} | {state.value: state.exit_code for state in State}
     click.get_current_context().exit(exit_codes.get(verdict, EXIT_FAILED))

@@ -32,7 +32,7 @@ _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
 @click.option(
     "--forget-nodes",
     is_flag=True,
-    help="Use nodes again that have failed in earlier jobs of the run.",
+    help="Also use nodes that have failed in earlier jobs of the run.",
 )
 @click.option(
     "--json",

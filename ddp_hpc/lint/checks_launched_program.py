@@ -10,7 +10,6 @@ from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import text_of
-from ddp_hpc.request.resumption import HOW_TO_RESUME
 
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
@@ -60,5 +59,7 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
     resumption = resumption_of_script(subject.script, subject.directory)
     if resumption is not None and (warning := resumption.warning(subject.walltime_s)):
         yield Problem(
-            subject.script.supervised.line if subject.script.supervised else 1, warning, HOW_TO_RESUME
+            subject.script.supervised.line if subject.script.supervised else 1,
+            warning,
+            resumption.how_to_resume,
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.queue.job_report import (
     JobReport,
@@ -49,8 +50,12 @@ class ArrayReport:
         return [task for task in self.tasks if task.phase != "ended"]
 
 
-def report_job_or_array(job_id: str, run_dir: Path | None = None) -> JobReport | ArrayReport:
+def report_job_or_array(
+    job_id: str, run_dir: Path | None = None, *, is_file_enough: bool = False
+) -> JobReport | ArrayReport:
     """Returns the current status of a job or of a job array.
+
+    With `is_file_enough`, it is based on the files in `run_dir` if the scheduler does not answer.
 
     Raises:
         UnknownJobError: neither the scheduler nor a run directory knows the job.
@@ -58,7 +63,13 @@ def report_job_or_array(job_id: str, run_dir: Path | None = None) -> JobReport |
         DdpHpcError: the scheduler does not answer.
     """
     check_run_dir(run_dir)
-    jobs = read_jobs(check_job_id(job_id))
+    check_job_id(job_id)
+    try:
+        jobs = read_jobs(job_id)
+    except DdpHpcError as error:
+        if run_dir is None or not is_file_enough:
+            raise
+        return replace(report_known(job_id, None, run_dir), no_answer=str(error))
     if jobs and jobs[0].array:
         return _report_array(jobs, run_dir)
     return report_known(job_id, jobs[0] if jobs else None, run_dir)

@@ -10,11 +10,13 @@ from ddp_hpc.queue.run_cost import CATEGORIES, AttemptCost, RunCost
 from ddp_hpc.queue.run_curve import Point
 
 _MOST_REASONS, _REASON_CHARS = 3, 80
+# The cost of a run that is smaller is shown in node-minutes.
+_SMALL_HOURS = 0.1
 
 
 def cost_line(cost: RunCost) -> str:
     """Returns the node-hours, the useful share of them, and how often and why ranks were started again."""
-    text = f"{hours(cost.total_node_hours)} node-hours, {share(cost.useful_share)} useful"
+    text = f"{amount(cost)}, {share(cost.useful_share)} useful"
     if not cost.restarts:
         return text
     shown = [cut(reason, _REASON_CHARS) for reason in cost.restarts[-_MOST_REASONS:]]
@@ -37,9 +39,7 @@ def categories_table(cost: RunCost) -> Table:
     known = {title: cost.node_hours[name] for name, title in CATEGORIES.items() if cost.node_hours[name]}
     rows = [{"name": title, "hours": spent, "share": spent / total} for title, spent in known.items()]
     rows.append({"name": "total", "hours": total, "share": 1.0})
-    return Table(
-        (Column("name", ""), Column("hours", "node-hours", hours), Column("share", "share", share)), rows
-    )
+    return Table((Column("name", ""), _amounts(cost), Column("share", "share", share)), rows)
 
 
 def attempts_table(cost: RunCost, curve: Sequence[Point]) -> Table:
@@ -49,7 +49,7 @@ def attempts_table(cost: RunCost, curve: Sequence[Point]) -> Table:
         Column("job_id", "job"),
         Column("num_nodes", "nodes"),
         Column("wall_s", "time", lambda wall_s: format_walltime(round(wall_s))),
-        Column("hours", "node-hours", hours),
+        _amounts(cost),
         Column("share", "useful", share),
         Column("step", "last step", "{:,.0f}".format),
         Column("rate", "steps/s", "{:.3g}".format),
@@ -86,7 +86,19 @@ def reasons(cost: RunCost) -> Iterator[str]:
             yield printable(f"attempt {attempt.attempt} of job {attempt.job_id} ended: {attempt.reason}")
 
 
-def hours(node_hours: float) -> str:
+def amount(cost: RunCost) -> str:
+    """Returns the node-hours of a run, or its node-minutes if there are few."""
+    column = _amounts(cost)
+    return f"{column.write(cost.total_node_hours)} {column.title}"
+
+
+def _amounts(cost: RunCost) -> Column:
+    if cost.total_node_hours < _SMALL_HOURS:
+        return Column("hours", "node-minutes", lambda node_hours: _hours(60 * node_hours))
+    return Column("hours", "node-hours", _hours)
+
+
+def _hours(node_hours: float) -> str:
     """Returns node-hours with three digits."""
     return f"{node_hours:,.0f}" if node_hours >= 1000 else f"{node_hours:.3g}"
 

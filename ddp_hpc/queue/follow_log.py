@@ -36,9 +36,9 @@ class Source(NamedTuple):
     rank: int | None = None
     attempt: int | None = None
 
-    def report(self, job_id: str) -> JobReport:
+    def report(self, job_id: str, *, is_file_enough: bool = False) -> JobReport:
         """Returns the report on the job, with the logs that are printed."""
-        report = _not_array(report_job_or_array(job_id, self.run_dir))
+        report = _not_array(report_job_or_array(job_id, self.run_dir, is_file_enough=is_file_enough))
         if self.rank is None or not report.run_dir:
             return report
         attempts = _own_attempts(report) if self.attempt is None else [self.attempt]
@@ -54,7 +54,9 @@ def show(job_id: str, source: Source, write: Write, notify: Notify) -> None:
         RequestError: the job is an array.
         DdpHpcError: there is no log; the message gives the reason.
     """
-    report = source.report(job_id)
+    report = source.report(job_id, is_file_enough=True)
+    if report.no_answer:
+        notify(f"-- the state of job {report.job_id} is not known: {report.no_answer}")
     paths = [Path(path) for path in report.logs]
     if not any(map(is_plain, paths)):
         raise DdpHpcError(_why_no_log(report, source))
@@ -179,10 +181,8 @@ def _why_no_log(report: JobReport, source: Source) -> str:
         )
     where = f" ({', '.join(report.logs)})" if report.logs else ""
     if job is None:
-        return (
-            f"the scheduler no longer knows job {report.job_id} and the path of its log; look for the log in "
-            "the directory from which the job was submitted"
-        )
+        why = report.no_answer or f"the scheduler no longer knows job {report.job_id} and the path of its log"
+        return f"{why}; look for the log in the directory from which the job was submitted"
     if job.phase == "waiting":
         return f"{_news(report)}; there is no log yet{where}; --follow waits for it"
     if job.phase == "running":

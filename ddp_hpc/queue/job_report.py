@@ -38,7 +38,7 @@ class JobReport:
     is the shell command that the job has left because no other job resumes the run; empty without one.
     `advice` is set if the job can never start, or if it has ended and the scheduler no longer knows it;
     `warning` if its ranks may have trained separately. `cost` is that of all jobs of the run; None if it was
-    not recorded.
+    not recorded. `no_answer` is why the scheduler did not answer, so that only files are known.
     """
 
     job_id: str
@@ -58,6 +58,7 @@ class JobReport:
     warning: str
     cost: RunCost | None
     post_mortem: PostMortem | None
+    no_answer: str = ""
 
 
 class UnknownJobError(RequestError):
@@ -235,19 +236,24 @@ def live_successor(report: JobReport) -> JobState | None:
 def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
     """Reports on the last job of `run_dir`, or of each run in the current directory, the newest last.
 
-    Without a scheduler on the PATH, the reports are based on the run directories.
+    Without a scheduler on the PATH, the reports are based on the run directories; that on `run_dir` also if
+    the scheduler does not answer.
 
     Raises:
         RequestError: `run_dir` does not exist.
-        DdpHpcError: the scheduler does not answer.
+        DdpHpcError: the scheduler does not answer, and `run_dir` is None.
     """
     check_run_dir(run_dir)
     run_dirs = [run_dir] if run_dir is not None else runs_in(Path.cwd())[-_MAX_RUNS:]
     for directory in run_dirs:
         if jobs := ledger.job_ids(directory):
+            job, no_answer = None, ""
             try:
                 # Each task of an array has its own run directory, unless no task has started.
                 job = next(iter(read_jobs(check_job_id(jobs[-1]))), None)
-            except RequestError:  # the run directory was copied from another machine, or is damaged
-                job = None
-            yield combine(jobs[-1], job, directory)
+            except DdpHpcError as error:
+                # The run directory can be a copy from another machine, or be damaged.
+                if run_dir is None and not isinstance(error, RequestError):
+                    raise
+                no_answer = str(error)
+            yield replace(combine(jobs[-1], job, directory), no_answer=no_answer)

@@ -67,13 +67,15 @@ class RunCost:
     """The node-hours of all jobs of a run, by category and in total.
 
     `useful_share` is the share of the useful ones; None before the first job. `restarts` are the reasons why
-    ranks were started again in the same job, oldest first.
+    ranks were started again in the same job, oldest first. `not_restarted` is why the last job did not do so
+    after its last failure; empty if it did, or did not fail.
     """
 
     total_node_hours: float
     useful_share: float | None
     node_hours: dict[str, float]
     restarts: tuple[str, ...]
+    not_restarted: str
     attempts: tuple[AttemptCost, ...]
 
 
@@ -95,6 +97,7 @@ def run_cost(run_dir: Path, *, is_running: bool) -> RunCost | None:
         useful_share=totals["useful_steps"] / total if total else None,
         node_hours=totals,
         restarts=tuple(reason for job in jobs for reason in _restarts(job)),
+        not_restarted=jobs[-1].not_restarted,
         attempts=attempts,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from ddp_hpc.base.run_state import RunState
 from ddp_hpc.base.text_table import printable
 from ddp_hpc.base.units import counted, duration
-from ddp_hpc.queue.cost_text import attempts_table, categories_table, hours, reasons, share
+from ddp_hpc.queue.cost_text import amount, attempts_table, categories_table, reasons, share
 from ddp_hpc.queue.run_cost import CATEGORIES, AttemptCost, RunCost
 from ddp_hpc.queue.run_curve import Point
 from ddp_hpc.trace.html_document import document
@@ -80,7 +80,7 @@ def page(run_dir: Path, state: RunState | None, cost: RunCost, curve: Sequence[P
 def _about(state: RunState | None, cost: RunCost, curve: Sequence[Point]) -> Iterator[tuple[str, str]]:
     if state is not None:
         yield "state", f"{state.state}, step {state.step:,}"
-    yield "cost", f"{hours(cost.total_node_hours)} node-hours, {share(cost.useful_share)} useful"
+    yield "cost", f"{amount(cost)}, {share(cost.useful_share)} useful"
     num_jobs = len({attempt.job_id for attempt in cost.attempts})
     yield "attempts", f"{len(cost.attempts)} in {counted(num_jobs, 'job')}"
     kept = [point for point in curve if point.is_kept]

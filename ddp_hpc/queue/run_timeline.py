@@ -70,7 +70,7 @@ class Launch:
 @dataclass
 class Job:
     """One start of a job, of which `key` is the first attempt. `ended_s` is None without a line about it, and
-    `last_s` the time of its last line.
+    `last_s` the time of its last line. `not_restarted` is why its ranks were not started again.
     """
 
     key: str
@@ -78,6 +78,7 @@ class Job:
     num_nodes: int
     last_s: float
     ended_s: float | None = None
+    not_restarted: str = ""
     launches: list[Launch] = field(default_factory=list)
 
 
@@ -96,6 +97,8 @@ def read_timeline(run_dir: Path) -> list[Job]:
         if moment == Moment.LAUNCHER_STARTED:
             num_used = min(line["num_used"] or job.num_nodes, job.num_nodes)
             job.launches.append(Launch(key, at_s, num_used, line["records_steps"], line["checks_s"], at_s))
+        elif moment == Moment.NOT_RESTARTED:
+            job.not_restarted = line["reason"]
         elif moment == Moment.JOB_ENDED:
             job.ended_s = at_s
         # Ranks of an earlier attempt that have not ended yet can write lines, too.
@@ -145,6 +148,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     Moment.STEPS_ENDED: ("step", "save_s", "data_s"),
     Moment.ATTEMPT_ENDED: ("silent_s", "cause", "reason"),
     Moment.LAUNCHER_ENDED: ("checkpoint_s",),
+    Moment.NOT_RESTARTED: ("reason",),
 }
 _TEXTS, _OPTIONAL = ("cause", "reason"), ("num_used", "checkpoint_s", "loss")
 

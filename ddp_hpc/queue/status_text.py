@@ -15,9 +15,11 @@ from ddp_hpc.queue.cost_text import cost_line
 from ddp_hpc.queue.job_report import JobReport
 from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting
 from ddp_hpc.queue.submission_ledger import Attempt
+from ddp_hpc.schedulers.job_state import same_job
 
 _MAX_ATTEMPTS = 5
 _LINES_PER_TASK = 2
+_UNKNOWN = "the scheduler no longer knows it"
 _WITH_LINES = (*State.ending_in("failure"), "unknown")
 
 
@@ -41,7 +43,7 @@ def _fact(report: JobReport) -> str:
     if job is not None and job.phase == "waiting":
         return report.advice or job.reason
     if job is None and report.verdict == "unknown":
-        return "the scheduler no longer knows the job"
+        return report.no_answer or "the scheduler no longer knows the job"
     facts = []
     if report.progress is not None:
         facts.append(f"step {report.progress.step} of {report.progress.num_steps}")
@@ -91,7 +93,9 @@ def lines_of_array(array: ArrayReport) -> Iterator[str]:
 def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
     job = report.job
     if job is None:
-        yield "job", f"{report.job_id}: {report.verdict}; the scheduler no longer knows it"
+        source = "known only from the files of the run" if report.no_answer else _UNKNOWN
+        yield "job", f"{report.job_id}: {report.verdict}; {source}"
+        yield "scheduler", report.no_answer
         yield "action", report.advice
     else:
         named = f" ({job.name} of {job.owner})" if job.name else ""
@@ -111,9 +115,12 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "warning", report.warning
     yield "attempts", _attempts(report)
     yield "cost", cost_line(report.cost) if report.cost is not None else ""
+    yield "restart", _not_restarted(report)
     for failed in report.failed_nodes:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(failed.at_s))
         yield "left out", f"node {failed.node}, since {when}: {failed.reason}"
+    if report.failed_nodes:
+        yield "", "to use these nodes again: ddp-hpc submit --forget-nodes"
     yield "next", f"job {report.next_job}" if report.next_job else ""
     yield "log", ", ".join(report.logs)
     yield "run", report.run_dir
@@ -173,6 +180,15 @@ def _attempts(report: JobReport) -> str:
 def _from(start: Attempt) -> str:
     # In a later attempt, 0 stands for a step that the program does not record.
     return f" from step {start.first_step}" if start.first_step or start.number == 1 else ""
+
+
+def _not_restarted(report: JobReport) -> str:
+    """Returns why the last job of the run did not start its ranks again."""
+    cost = report.cost
+    is_last = (
+        cost is not None and bool(cost.not_restarted) and same_job(cost.attempts[-1].job_id, report.job_id)
+    )
+    return f"none: {cost.not_restarted}" if cost is not None and is_last else ""
 
 
 def _state(report: JobReport) -> str:

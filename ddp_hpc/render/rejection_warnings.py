@@ -9,10 +9,9 @@ from pathlib import Path
 from ddp_hpc.base.units import counted, format_walltime
 from ddp_hpc.render.launch_lines import NOT_CHECKED, launch_words, runs_node_check
 from ddp_hpc.render.supervisor_line import resumption_of_job
-from ddp_hpc.request.job import Job, default_node_check
+from ddp_hpc.request.job import DEFAULT_RESTARTS, Job, default_node_check
 from ddp_hpc.request.queue_choice import all_limits, called, size_of, takes
 from ddp_hpc.request.rank_layout import Layout, lay_out
-from ddp_hpc.request.resumption import HOW_TO_RESUME
 from ddp_hpc.schedulers.registry import scheduler_of_site
 from ddp_hpc.sites.site import Site, queue_entries
 
@@ -21,8 +20,9 @@ def never_resumed(job: Job, site: Site, directory: Path) -> str:
     """Returns that no other job resumes the program of a job, with the remedy; empty if one may."""
     if not scheduler_of_site(site).has_queue:
         return ""
-    warning = resumption_of_job(job, directory).warning(lay_out(job, site).walltime_s)
-    return f"{warning}; {HOW_TO_RESUME}" if warning else ""
+    resumption = resumption_of_job(job, directory)
+    warning = resumption.warning(lay_out(job, site).walltime_s)
+    return f"{warning}; {resumption.how_to_resume}" if warning else ""
 
 
 def choices_made(job: Job, site: Site) -> list[str]:
@@ -61,6 +61,11 @@ def advice(job: Job, site: Site) -> list[str]:
             "with --nodes 1, the spare nodes replace the only node of the ranks if a device fails, but not "
             "if the node dies, because the supervisor runs on it; the scheduler then starts the job again. "
             "Use --nodes 2 or more, or omit --spare-nodes."
+        )
+    if DEFAULT_RESTARTS != job.restarts >= job.max_attempts:
+        lines.append(
+            f"--max-attempts {job.max_attempts} also counts restarts, so a job cannot use all of --restarts "
+            f"{job.restarts}. Use a larger --max-attempts."
         )
     lines += _without_gpus(job, layout, site)
     check = job.node_check or default_node_check(job.spare_nodes)

@@ -18,7 +18,7 @@ from ddp_hpc.request.job import (
 )
 from ddp_hpc.request.program import module_of, program_of
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.request.resumption import HOW_TO_RESUME, Resumption, Way, resumption_of
+from ddp_hpc.request.resumption import Resumption, Way, resumption_of
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.profile_tables import DEFAULT_LOCAL_FOLDER
 from ddp_hpc.sites.site import Site
@@ -103,7 +103,7 @@ def supervisor_comments(
 ) -> list[str]:
     """Returns the comments about what `python -m ddp_hpc.job` does in this script."""
     if scheduler.has_queue and (warning := resumption.warning(layout.walltime_s)):
-        comments = [f"{_sentence(warning)} {_sentence(HOW_TO_RESUME)}"]
+        comments = [f"{_sentence(warning)} {_sentence(resumption.how_to_resume)}"]
     elif not scheduler.inside_job.can_requeue:
         comments = ["If the run is not complete at the end, ddp_hpc.job prints how to resume it."]
     elif not site.pbs.submit_from_nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -14,10 +13,17 @@ from ddp_hpc.base.option_names import OptionError
 from ddp_hpc.base.options import Conversion, check_values, from_options, option
 from ddp_hpc.base.record import record
 from ddp_hpc.base.units import format_walltime, parse_walltime_s
+from ddp_hpc.request.check_texts import (
+    check_command,
+    check_env,
+    check_lines,
+    check_name,
+    check_python_env,
+    parse_signal,
+)
 from ddp_hpc.request.program import default_name
 from ddp_hpc.request.queue_options import check_queue_options
-from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
-from ddp_hpc.sites.profile_tables import check_variable
+from ddp_hpc.request.raw_options import launcher_words, raw_directive
 
 REQUEUE_POLICIES = ("on-exit-75", "on-signal")
 NodeCheck = Literal["off", "warn", "replace"]
@@ -140,8 +146,8 @@ class Job:
     )
     rank_logs: bool | None = _launcher(
         None,
-        "Write the output of each rank to a file of its own in the run directory. The log of the job then "
-        "contains the output of rank 0, and the warnings and errors of all ranks.",
+        "Write the output of each rank to its own file in the run directory. The log of the job then "
+        "contains the output of rank 0 and the warnings and errors of the other ranks.",
         shown_default=f"with more than {MAX_RANKS_OF_ONE_LOG} ranks",
     )
     setup: tuple[str, ...] = _software(
@@ -191,22 +197,22 @@ class Job:
     )
     restarts: int = _resuming(
         DEFAULT_RESTARTS,
-        "Maximum number of times that a job starts its ranks again after a failure, from the newest "
-        "checkpoint, instead of waiting in the queue again; 0 for never. Programs other than ddp_hpc.train "
-        "must record their checkpoints (--progress).",
+        "Maximum number of times that a job restarts its ranks after a failure, from the newest checkpoint "
+        "and without waiting in the queue again; 0 disables restarts. Programs other than ddp_hpc.train must "
+        "record their checkpoints (--progress).",
         at_least=0,
         metavar="N",
     )
     spare_nodes: int = _launcher(
         0,
-        "Number of nodes to request in addition to --nodes; they replace nodes that fail (Slurm: with srun "
-        "or torchrun; PBS: if the profile allows it).",
+        "Number of spare nodes to request in addition to --nodes. They replace nodes that fail (Slurm: with "
+        "srun or torchrun; PBS: if the profile allows it).",
         at_least=0,
         metavar="S",
     )
     min_nodes: int | None = _launcher(
         None,
-        "Continue on fewer nodes, but at least M, if a node fails and no spare one is left (where "
+        "If a node fails and no spare node is left, continue on fewer nodes, but at least M (where "
         "--spare-nodes works). ddp_hpc.train --global-batch keeps the number of samples per step.",
         at_least=1,
         metavar="M",
@@ -214,8 +220,8 @@ class Job:
     )
     node_check: NodeCheck | None = _launcher(
         None,
-        "Check the nodes before each start with several nodes: warn about bad ones, or replace them by spare "
-        "ones.",
+        "Before each start on more than one node, check the nodes, and only warn about bad nodes or replace "
+        "them with spare nodes.",
         shown_default="replace with --spare-nodes, otherwise off",
     )
     template: str = _script(
@@ -245,9 +251,9 @@ class Job:
     )
     idle_timeout_s: float | None = _resuming(
         None,
-        "End the ranks as a hang if no rank has printed anything or saved a checkpoint for this time, and at "
-        "least one of them waits; their stacks are saved, and --restarts applies. For programs other than "
-        "ddp_hpc.train, which has --hang-timeout.",
+        "Treat the run as hung if no rank has printed anything or saved a checkpoint for this long and at "
+        "least one rank is waiting: save the stack traces, end the ranks, and restart them (--restarts). For "
+        "programs other than ddp_hpc.train, which has --hang-timeout.",
         flag="--idle-timeout",
         at_least=1,
         metavar="SECONDS",
@@ -277,13 +283,13 @@ class Job:
             raw_directive(text)
         for text in self.launcher_arg:
             launcher_words(text)
-        _check_env(self.env)
-        _check_name("--conda-env", self.conda_env, "an environment. `conda env list` shows all environments.")
-        _check_python_env(self.python_env, self.conda_env)
-        _check_name("--container", self.container, "an image. Give a file such as image.sif.")
-        _check_lines("setup", self.setup)
-        _check_lines("after", self.after)
-        _check_command(self.command)
+        check_env(self.env)
+        check_name("--conda-env", self.conda_env, "an environment. `conda env list` shows all environments.")
+        check_python_env(self.python_env, self.conda_env)
+        check_name("--container", self.container, "an image. Give a file such as image.sif.")
+        check_lines("setup", self.setup)
+        check_lines("after", self.after)
+        check_command(self.command)
         for what, path in (("run directory", self.run_dir), ("template", self.template)):
             if "\0" in path:
                 raise RequestError(f"the {what} contains a NUL character. Give a valid path.")
@@ -317,40 +323,6 @@ def default_node_check(spare_nodes: int) -> NodeCheck:
     return "replace" if spare_nodes else "off"
 
 
-def parse_signal(text: str) -> tuple[str, int]:
-    """Returns the name and the seconds of `NAME@SECONDS`, such as TERM@60.
-
-    Raises:
-        RequestError: the text has another format.
-    """
-    match = re.fullmatch(r"(?:SIG)?(TERM|INT|USR1|USR2)@([0-9]{1,6})", text)
-    if match is None:
-        raise RequestError(
-            f"--signal {text[:80]!r} is not NAME@SECONDS with TERM, INT, USR1 or USR2. Use for example "
-            "TERM@60."
-        )
-    return match[1], int(match[2])
-
-
-def _check_name(option: str, name: str, what: str) -> None:
-    if name.startswith("-") or not name.isprintable():
-        raise RequestError(f"{option} {name[:80]!a} is not the name or the path of {what}")
-
-
-def _check_python_env(directory: str, conda_env: str) -> None:
-    if directory and conda_env:
-        raise RequestError(
-            f"--python-env {directory} and --conda-env {conda_env} were given, but a job uses one Python "
-            "environment. Omit one of the options."
-        )
-    # A colon would separate two entries of PATH.
-    if directory and (not directory.startswith("/") or ":" in directory or not directory.isprintable()):
-        raise RequestError(
-            f"--python-env {directory[:80]!a} is not the absolute path of a directory. Give the path that "
-            "python -c 'import sys; print(sys.prefix)' prints."
-        )
-
-
 def _check_resuming(job: Job) -> None:
     if (given := job.node_loss_option) and not job.restarts:
         raise RequestError(
@@ -361,49 +333,6 @@ def _check_resuming(job: Job) -> None:
         raise RequestError(f"--signal {job.signal} was given without --requeue on-signal; add that option")
     if job.signal:
         parse_signal(job.signal)
-
-
-def _check_env(env: dict[str, str]) -> None:
-    for name, value in env.items():
-        check_variable(name)
-        if "\0" in value:
-            raise RequestError(
-                f"the value of {name} contains a NUL character, which environment variables cannot contain. "
-                "Remove it."
-            )
-
-
-def _check_lines(option: str, lines: tuple[str, ...]) -> None:
-    for line in lines:
-        if re.search(r"[\0\n\r]", line):
-            raise RequestError(
-                f"{option} line {line!r} contains a line break. Use a separate --{option} for each line."
-            )
-        if directive := directive_in_setup(line):
-            raise RequestError(
-                f"{option} line {line!r} is a directive, which the scheduler does not read among commands. "
-                f"Use --directive {shlex.quote(directive)}."
-            )
-
-
-def _check_command(command: tuple[str, ...]) -> None:
-    if not command or not command[0]:
-        raise RequestError("the command is empty. Give a program after --, such as -- python train.py.")
-    if command[0].startswith("-"):
-        raise RequestError(
-            f"the command begins with {command[0]!r}, which the launcher would read as its own option. "
-            "Put the program first, such as -- python -m ddp_hpc.train --epochs 3."
-        )
-    for word in command:
-        if word == ":":
-            raise RequestError(
-                'the command contains the argument ":", which mpiexec and srun read as the start of a second '
-                "program. Move the command into a script."
-            )
-        if "\0" in word:
-            raise RequestError(
-                "the command contains a NUL character, which command lines cannot contain. Remove it."
-            )
 
 
 def given_arguments(job: Job) -> list[str]:

@@ -16,11 +16,6 @@ from ddp_hpc.request.program import program_of
 
 Way = Literal["snapshots", "checkpoints", "exit 75", "signal", "unknown", "never"]
 
-HOW_TO_RESUME = (
-    "if it saves checkpoints and continues from them, add --requeue on-signal --progress 'CHECKPOINTS*'; see "
-    "docs/how-to/any-program.md"
-)
-
 
 class Resumption(NamedTuple):
     """How a program is resumed.
@@ -29,11 +24,19 @@ class Resumption(NamedTuple):
     "exit 75" if it can exit with this code, "signal" with --requeue on-signal, "never" if another job
     cannot resume it, and "unknown" if the program could not be read. `why` says why it is not resumed.
     `may_restart` is whether the same job starts it again after a failure, because it records checkpoints.
+    `missing` are the options with which it may be resumed.
     """
 
     way: Way
     why: str = ""
     may_restart: bool = True
+    missing: str = ""
+
+    @property
+    def how_to_resume(self) -> str:
+        """What to do so that the program is resumed."""
+        can = "if it saves checkpoints and continues from them"
+        return f"{can}, add {self.missing}; see docs/how-to/any-program.md"
 
     def warning(self, walltime_s: float | None) -> str:
         """Returns that the program will not be resumed, without the advice; empty if it may be."""
@@ -69,11 +72,13 @@ def resumption_of(
         return Resumption("signal" if on_signal else "exit 75")
     if not use.is_plain:
         return Resumption("unknown")
+    to_record = "--progress 'CHECKPOINTS*'"
     if can_stop:
         why = f"{program.name} does not record its checkpoints in DDP_HPC_PROGRESS_FILE"
-        return Resumption("never", why, may_restart=False)
+        return Resumption("never", why, may_restart=False, missing=to_record)
     return Resumption(
         "never",
         f"{program.name} neither uses ddp_hpc to save or to stop in time, nor exits with code 75",
         may_restart=records,
+        missing="--requeue on-signal" if records else f"--requeue on-signal {to_record}",
     )

@@ -51,8 +51,10 @@ def run_attempts(
             last_saved = ended
         suspect = pool.replaceable(ended.suspected_node(earlier)) if pool is not None else ""
         if ended.repeats(earlier) and not suspect:
-            return settle_repeated(ended, files)
-        if not ended.may_restart or not settings.restarts or not ended.has_begun_like(earlier):
+            repeated = settle_repeated(ended, files)
+            _say_why_not(attempt, f"the same failure has occurred twice: {repeated.after.reason}", files)
+            return repeated
+        if not ended.has_failed:
             break
         why = why_no_restart(
             ended,
@@ -66,12 +68,13 @@ def run_attempts(
             why = why or pool.replace_bad(suspect)
         must_end_ranks = ended.launcher.may_have_left_ranks
         why = why or check_nodes(launch, clock, files, settings, must_end_ranks=must_end_ranks)
-        if stop := why_stopped(attempt, clock, files):  # the nodes were asked for some seconds
+        # The nodes were asked for some seconds.
+        if ended.may_restart and (stop := why_stopped(attempt, clock, files)):
             ended = replace(ended, stop=stop)
-            break
+            why = ended.why_final
         following = decisions.next_attempt(attempt, ended.after)
         if why := why or _why_not_recorded(following, files):
-            say(f"ddp-hpc: the ranks are not started again: {why}")
+            _say_why_not(attempt, why, files)
             break
         earlier, attempt = ended, following
         _announce(ended, following, files, f"restart {num_restarts + 1} of {settings.restarts} in this job")
@@ -82,6 +85,11 @@ def run_attempts(
     if not any(files.is_last(known.attempt) for known in (ended, earlier) if known is not None):
         return ended
     return settle_as_before(before, ended, files)
+
+
+def _say_why_not(attempt: Attempt, why: str, files: RunFiles) -> None:
+    say(f"ddp-hpc: the ranks are not started again: {why}")
+    note(files.path, attempt.key, Moment.NOT_RESTARTED, reason=why)
 
 
 def _announce(ended: EndedAttempt, following: Attempt, files: RunFiles, what: str) -> None:

@@ -15,6 +15,20 @@ from ddp_hpc.supervisor.run_files import SeenState
 # Signals that a program causes by its own errors. SIGABRT is not one of them: NCCL aborts after an error of
 # the network. SIGKILL comes from outside, such as from a node that runs out of memory.
 _OWN_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_STOPS: dict[decisions.SigtermCause, str] = {
+    "walltime": "the walltime is about to end",
+    "cancelled": "the job was cancelled",
+    "preempted": "the job was preempted",
+    "requeued": "the scheduler has requeued the job",
+    "unknown": "the job received SIGTERM",
+}
+_FINAL = {
+    Cause.OUT_OF_TIME: _STOPS["walltime"],
+    Cause.OUT_OF_MEMORY: "they would need the same memory again",
+    Cause.SIGNALLED: "a signal from outside the job ended them",
+    Cause.INTERRUPTED: "SIGINT ended them",
+}
+_NO_FAILURES = (Cause.DONE, Cause.STOPPED, Cause.REFUSED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +51,33 @@ class EndedAttempt:
     """Whether ranks are known to have begun."""
 
     @property
-    def may_restart(self) -> bool:
-        """Whether this job may start the ranks again, and another start can help."""
-        launcher, after, end = self.launcher, self.after, self.end
-        if launcher.was_signalled_early or self.stop:
-            return False
-        if self.refusal is decisions.LAUNCHER_HUNG or (after.state is not None and after.state.is_complete):
+    def has_failed(self) -> bool:
+        """Whether the attempt has neither completed the run nor stopped on purpose."""
+        after, end = self.after, self.end
+        if after.state is not None and after.state.is_complete:
             return False
         if end is None:
             return after.state is not None and after.state.is_failure
         # It is not a user who stops ranks with SIGTERM if one of them was killed.
-        return end.cause.may_restart or (end.cause is Cause.STOPPED and launcher.saw_sigkill)
+        was_killed = end.cause is Cause.STOPPED and self.launcher.saw_sigkill
+        return was_killed or end.cause not in _NO_FAILURES
+
+    @property
+    def why_final(self) -> str:
+        """Why no other start in this job can help after a failure; empty if one can."""
+        launcher = self.launcher
+        if self.stop:
+            return _STOPS[self.stop]
+        if launcher.was_signalled_early:
+            return "they had received the signal of --requeue on-signal"
+        if self.refusal is decisions.LAUNCHER_HUNG:
+            return "the launcher had to be killed"
+        return _FINAL.get(self.end.cause, "") if self.end is not None else ""
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether the attempt has failed, and another start in this job can help."""
+        return self.has_failed and not self.why_final
 
     @property
     def has_progressed(self) -> bool:

@@ -23,14 +23,20 @@ def why_no_restart(
     `earlier` is the attempt before this one in the same job, and `last_saved` the last one that has saved a
     snapshot. `left_s` is the time until the ranks must stop.
     """
+    if ended.why_final:
+        return ended.why_final
+    if not settings.restarts:
+        return "--restarts is 0"
+    if not ended.has_begun_like(earlier):
+        return "they did not begin after the last restart"
     if last_saved is None and not ended.after.step:
         return "the run has no snapshot and no recorded checkpoint"
     if earlier is not None and not (ended.has_progressed or earlier.has_progressed):
         return "two attempts in a row have saved no snapshot"
     if num_restarts >= settings.restarts:
-        return f"--restarts {settings.restarts} of this job are used up"
+        return f"this job has used all its restarts (--restarts {settings.restarts})"
     if ended.attempt.number >= settings.max_attempts:
         return f"attempt {ended.attempt.number} was the last (--max-attempts)"
     if left_s < LEAST_S:
-        return f"only {max(0.0, left_s):.0f} s are left, and a restart needs {LEAST_S:.0f} s"
+        return f"only {max(0.0, left_s):.0f} s of the walltime are left, and a restart needs {LEAST_S:.0f} s"
     return ""

@@ -133,6 +133,12 @@ def polaris_advice(**job: object) -> list[str]:
     return advice(Job(account="P", **job), load_site("polaris"))  # type: ignore[arg-type]
 
 
+def test_restarts_are_attempts_too() -> None:
+    warned = [line for line in slurm_advice(restarts=5, max_attempts=5) if "also counts restarts" in line]
+    assert len(warned) == 1
+    assert not [line for line in slurm_advice(restarts=5, max_attempts=6) if "restarts" in line]
+
+
 def slurm_advice(**job: object) -> list[str]:
     return advice(Job(**job), load_site("generic_slurm"))  # type: ignore[arg-type]
 

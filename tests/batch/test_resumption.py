@@ -99,6 +99,7 @@ def test_a_program_that_records_checkpoints_is_started_again_after_a_failure(tmp
     (tmp_path / "train.py").write_text(PLAIN)
     found = resumption_of(["python", "train.py"], tmp_path, on_signal=False, has_progress=True)
     assert found.warning(7200).startswith("this program will not be resumed after 02:00:00: train.py neither")
+    assert "add --requeue on-signal; see" in found.how_to_resume, "--progress was given"
 
 
 @pytest.mark.parametrize(

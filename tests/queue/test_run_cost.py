@@ -119,7 +119,7 @@ def test_a_restart_on_a_spare_node(line: Note, tmp_path: Path) -> None:
     assert sum(cost.node_hours.values()) * 3600 == pytest.approx(3 * 103)
     assert cost.total_node_hours * 3600 == pytest.approx(3 * 103)
     assert cost.useful_share == pytest.approx(2 * (17 + 30.5) / 309)
-    assert cost_line(cost) == "0.0858 node-hours, 31 % useful; 1 restart: rank 3 on n4 was lost"
+    assert cost_line(cost) == "5.15 node-minutes, 31 % useful; 1 restart: rank 3 on n4 was lost"
 
 
 def test_a_snapshot_from_which_the_run_did_not_resume_was_lost(line: Note, tmp_path: Path) -> None:

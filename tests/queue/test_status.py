@@ -368,12 +368,36 @@ def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
     write_state(folder, RunState(State.DONE, 640, "all steps are trained"))
     done = run("status", "--long")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[:2] == [
-        "job       12: done; the scheduler no longer knows it",
-        "state     done 640 all steps are trained",
-    ]
+    lines = done.out.splitlines()
+    assert lines[0] == "job       12: done; known only from the files of the run"
+    assert lines[1].startswith("scheduler neither scontrol (Slurm) nor qstat (PBS) was found on the PATH")
+    assert lines[2] == "state     done 640 all steps are trained"
     write_state(folder, RunState(State.RUNNING, 90, ""))
     assert run("status").code == 1, "the state is unknown"
+
+
+@pytest.mark.parametrize("args", [["runs/ddp"], ["--run-dir", "runs/ddp"], ["12", "--run-dir", "runs/ddp"]])
+def test_status_and_logs_read_the_files_of_a_run_if_the_scheduler_does_not_answer(
+    work: Path, programs: Programs, run: Run, args: list[str]
+) -> None:
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    write_state(folder, RunState(State.FAILED, 640, "rank 1 was killed"))
+    note(folder, "1 12", Moment.JOB_BEGAN, num_nodes=1)
+    note(folder, "1 12", Moment.NOT_RESTARTED, reason="--restarts is 0")
+    (folder / "failed_nodes").write_text("n3 1700000000 it does not answer\n")
+    (folder / "logs/attempt-1/n1").mkdir(parents=True)
+    (folder / "logs/attempt-1/n1/rank-0.log").write_text("epoch 1\n")
+    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Unable to contact controller\n")
+    assert run("status").code == 1, "without the directory of a run, the scheduler must answer"
+    done = run("status", *args)
+    assert (done.code, done.err) == (1, "")
+    if args[0] != "--run-dir":
+        assert "scheduler scontrol failed: slurm_load_jobs error" in done.out
+        assert "\nrestart   none: --restarts is 0\n" in done.out
+        assert "\n          to use these nodes again: ddp-hpc submit --forget-nodes\n" in done.out
+    done = run("logs", *args, "--rank", "0")
+    assert (done.code, done.out) == (0, "epoch 1\n")
+    assert "-- the state of job 12 is not known: " in done.err
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])

@@ -6,9 +6,10 @@ import errno
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -17,8 +18,10 @@ from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import Cause, State
 from ddp_hpc.base.run_state import RunState, write_state
+from ddp_hpc.queue.run_cost import run_cost
 from ddp_hpc.queue.submission_ledger import Attempt, record_attempt
 from ddp_hpc.supervisor.attempts_in_job import run_attempts
+from ddp_hpc.supervisor.decisions import LAUNCHER_HUNG
 from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.launch import Launch
@@ -99,7 +102,7 @@ def test_a_program_without_a_checkpoint_is_not_started_again(job: Sandbox, then:
 def test_with_restarts_0_nothing_is_started_again(job: Sandbox) -> None:
     done = run(job, f"{COUNT}{TOUCH} exit 3", restarts=0)
     assert (done.returncode, starts(job)) == (3, 1)
-    assert b"start" not in done.stdout.replace(b"ddp-hpc: job 7", b"")
+    assert b"the ranks are not started again: --restarts is 0\n" in done.stdout
 
 
 def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_exit_code(
@@ -110,6 +113,13 @@ def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_
     assert (folder(job) / "state").read_text() == (
         "failed 0 the run fails after the same checkpoint each time: exit code 3\n"
     )
+    why = (
+        "the same failure has occurred twice: the run fails after the same checkpoint each time: exit code 3"
+    )
+    assert f"the ranks are not started again: {why}\n".encode() in done.stdout
+    cost = run_cost(folder(job), is_running=False)
+    assert cost is not None
+    assert cost.not_restarted == why
     assert b"error: the run fails after the same checkpoint each time: exit code 3\n" in done.stderr
 
 
@@ -123,7 +133,9 @@ def test_a_program_that_fails_after_other_checkpoints_is_restarted_as_often_as_r
 ) -> None:
     done = run(job, f"{COUNT}{TOUCH} exit 3", restarts=2)
     assert (done.returncode, starts(job)) == (3, 3)
-    assert b"the ranks are not started again: --restarts 2 of this job are used up" in done.stdout
+    assert (
+        b"the ranks are not started again: this job has used all its restarts (--restarts 2)" in done.stdout
+    )
 
 
 def test_a_restart_that_completes_the_run_counts_even_if_its_ranks_record_nothing(job: Sandbox) -> None:
@@ -137,7 +149,7 @@ def test_a_restart_that_completes_the_run_counts_even_if_its_ranks_record_nothin
 def test_near_the_end_of_the_walltime_nothing_is_started_again(job: Sandbox) -> None:
     done = run(job, f"{COUNT}{TOUCH} exit 3", left_s=100.0)
     assert (done.returncode, starts(job)) == (3, 1)
-    assert b"s are left, and a restart needs 120 s" in done.stdout
+    assert b"s of the walltime are left, and a restart needs 120 s" in done.stdout
 
 
 def test_after_sigterm_nothing_is_started_again(job: Sandbox) -> None:
@@ -350,6 +362,30 @@ def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause)
     repairable = {Cause.FAILED, Cause.EXITED, Cause.LOST_RANK, Cause.HANG}
     assert ended(cause).may_restart == (cause in repairable)
     assert not ended(cause, state=State.DONE).may_restart, "a node was lost after the end"
+    is_explained = cause in repairable or cause in (Cause.DONE, Cause.STOPPED, Cause.REFUSED)
+    assert bool(ended(cause).why_final) == (not is_explained), "a failure that is not repaired has a reason"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"stop": "cancelled"}, "the job was cancelled"),
+        ({"stop": "walltime"}, "the walltime is about to end"),
+        ({"launcher": LauncherEnd(1, was_signalled_early=True)}, "--requeue on-signal"),
+        ({"launcher": LauncherEnd(137, has_left_ranks=True)}, "some of them may still be running"),
+        ({"refusal": LAUNCHER_HUNG}, "some of them may still be running"),
+    ],
+)
+def test_why_no_other_start_can_help_after_a_failure(changes: dict[str, Any], why: str) -> None:
+    last = replace(ended(), **changes)
+    assert last.has_failed
+    assert not last.may_restart
+    assert why in why_no_restart(last, None, last, settings(), num_restarts=0, left_s=900.0)
+
+
+def test_too_little_walltime_for_a_restart() -> None:
+    why = why_no_restart(ended(), None, ended(), settings(), num_restarts=0, left_s=90.0)
+    assert why == "only 90 s of the walltime are left, and a restart needs 120 s"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class SlurmJob(RunningJob):
         if launcher != "srun":
             raise RequestError(
                 f"--spare-nodes or --min-nodes was given, but the launch line begins with {launcher}; it "
-                "must begin with srun, since only srun can leave nodes of a job out"
+                "must begin with srun, since only srun can leave out nodes of a job"
             )
         if self.environ.get("SLURM_GPUS"):
             raise RequestError(f"--spare-nodes or --min-nodes was given, but {TOTAL_OF_GPUS}")

@@ -68,8 +68,8 @@ class SlurmWriter(ScriptWriter):
         given = job.node_loss_option
         if layout.launcher not in ("srun", "torchrun"):
             raise RequestError(
-                f"{given} was given, but only srun can leave out nodes of a job. Use --launcher srun or "
-                "torchrun."
+                f"{given} was given, but {layout.launcher} cannot leave out nodes of a Slurm job. Use "
+                "--launcher srun, or torchrun, whose agents srun starts."
             )
         words = [word.partition("=")[0] for text in job.launcher_arg for word in launcher_words(text)]
         for flag in sorted(_NODE_FLAGS & {*words}):
