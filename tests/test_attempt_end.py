@@ -39,6 +39,14 @@ def test_the_end_of_another_attempt_does_not_count_and_is_replaced(tmp_path: Pat
     assert attempt_end.read_end(tmp_path, "2 17") == END
 
 
+def test_a_later_attempt_replaces_the_earlier_ones(tmp_path: Path) -> None:
+    assert not attempt_end.is_replaced(tmp_path, "1 17")
+    (tmp_path / "attempts").write_text("1 17 0 1000\n2 17 40 2000\n")
+    assert attempt_end.is_replaced(tmp_path, "1 17")
+    assert not attempt_end.is_replaced(tmp_path, "2 17")
+    assert attempt_end.is_replaced(tmp_path, "2 1")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -27,7 +27,7 @@ from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.base.timeline import Moment, note
 
-END, RANK_0 = "end", "rank_0"
+ATTEMPTS, END, RANK_0 = "attempts", "end", "rank_0"
 _WRITER = "end"
 _MAX_BYTES = 64 * 1024
 
@@ -56,6 +56,18 @@ def place_of_end(environ: Mapping[str, str]) -> tuple[Path, str] | None:
     """Returns the run directory and the attempt of this process; None without a supervisor."""
     run_dir, attempt = environ.get("DDP_HPC_RUN_DIR", ""), environ.get("DDP_HPC_THIS_ATTEMPT", "")
     return (Path(run_dir), attempt) if run_dir and attempt else None
+
+
+def is_replaced(run_dir: Path, attempt: str) -> bool:
+    """Returns whether a later attempt of the run has started: the files in its directory belong to that one.
+
+    The ranks on a node that is cut off from the others can live on, and can still reach the file system.
+    """
+    try:
+        lines = (run_dir / ATTEMPTS).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return bool(lines) and not lines[-1].startswith(f"{attempt} ")
 
 
 def logs_of_attempt(attempt: int | str) -> str:

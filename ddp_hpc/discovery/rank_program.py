@@ -176,6 +176,8 @@ def _record_end(
     A rank that ends after a signal from outside is not the cause of the end: the launcher sends the signal to
     all ranks when one has failed, and the scheduler at the end of the job.
     """
+    if attempt_end.is_replaced(recording.run_dir, recording.attempt):
+        return
     exit_code = code if code >= 0 else 128 - code
     how = reason or (f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}")
     # With another exit code, the program has handled its last exception.

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddp_hpc.base.attempt_end import ATTEMPTS
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
 from ddp_hpc.queue.log_files import is_plain
-from ddp_hpc.queue.submission_ledger import ATTEMPTS, SUBMITTED, attempts, job_ids, submissions
+from ddp_hpc.queue.submission_ledger import SUBMITTED, attempts, job_ids, submissions
 from ddp_hpc.schedulers.job_state import JobState, same_job, task_index
 
 _RUN_DIR = "DDP_HPC_RUN_DIR"

@@ -19,11 +19,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import append_line, write_atomically
+from ddp_hpc.base.attempt_end import ATTEMPTS
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.queue.log_files import is_plain
 from ddp_hpc.schedulers.job_state import is_job_id, same_job
 
-SUBMITTED, ATTEMPTS, CANCELLED, RESUME = "submitted", "attempts", "cancelled", "resume"
+SUBMITTED, CANCELLED, RESUME = "submitted", "cancelled", "resume"
 JOB = "job.sh"
 """The copy of the script of the last job that has started."""
 # Enough for thousands of starts. If a file is larger, only its end is read.

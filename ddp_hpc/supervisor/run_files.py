@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_hpc.base.atomic_files import write_atomically
-from ddp_hpc.base.attempt_end import END, RANK_0, AttemptEnd, rank_0_end, read_end, write_end
+from ddp_hpc.base.attempt_end import ATTEMPTS, END, RANK_0, AttemptEnd, rank_0_end, read_end, write_end
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state, write_state
 from ddp_hpc.queue.failed_nodes import FAILED_NODES
 from ddp_hpc.queue.submission_ledger import (
-    ATTEMPTS,
     CANCELLED,
     JOB,
     RESUME,

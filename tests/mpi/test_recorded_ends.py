@@ -55,6 +55,15 @@ def test_a_rank_ends_as_its_program_ended(launch: Launch, tmp_path: Path) -> Non
     assert rank_0_end(tmp_path, ATTEMPT) == 137
 
 
+def test_a_rank_that_outlives_its_attempt_records_nothing(launch: Launch, tmp_path: Path) -> None:
+    """Its node was cut off, and the next attempt of the job uses the run directory."""
+    later = "(run / 'attempts').write_text('2 17 5 2000\\n'); (run / 'rank_0').write_text('2 17 began\\n')"
+    program = f"import pathlib; run = pathlib.Path({str(tmp_path)!r}); {later}; exit(3)"
+    assert launch([*EXEC, program], env=job(tmp_path)).exit_code == 3
+    assert not (tmp_path / "end").exists()
+    assert rank_0_end(tmp_path, "2 17") is None  # it runs
+
+
 def test_exit_code_75_is_not_a_failure(launch: Launch, tmp_path: Path) -> None:
     assert launch([*EXEC, "exit(75)"], env=job(tmp_path)).exit_code == 75
     assert (rank_0_end(tmp_path, ATTEMPT), read_end(tmp_path, ATTEMPT)) == (75, None)

@@ -1,9 +1,9 @@
 """A DDP training that knows nothing of ddp-hpc: it saves checkpoints, and continues from the newest one.
 
 `plain_training.py NUM_STEPS SAVE_EVERY [FAILURE STEP]`: rank 1 fails in a step, with `kill` (SIGKILL) and
-`raise` only once, with `raise-always` in each start. With `loop`, it begins an endless loop, and with `skip`
-it enters another collective than the others, both once. Rank 0 appends to RECORDS: each step, and at the end
-a checksum of the weights. SAVE_EVERY 0 saves nothing.
+`raise` only once, with `raise-always` in each start. With `loop`, it begins an endless loop, with `skip` it
+enters another collective than the others, and with `stop` its process is stopped (SIGSTOP), each only once.
+Rank 0 appends to RECORDS: each step, and at the end a checksum of the weights. SAVE_EVERY 0 saves nothing.
 """
 
 import hashlib
@@ -37,6 +37,8 @@ def fail(how, step):
         time.sleep(0.1)  # the line of `loop`
     if how == "skip":
         dist.barrier()  # the line of `skip`
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)  # the line of `stop`
     raise ValueError(f"planted in step {step}")
 
 

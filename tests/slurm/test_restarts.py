@@ -133,6 +133,8 @@ def test_torchrun_restarts_a_killed_rank_of_a_plain_program_itself(
         pytest.param("loop", "torchrun", marks=pytest.mark.soak),
         pytest.param("loop", "mpiexec", marks=pytest.mark.soak),
         pytest.param("skip", "mpiexec", marks=pytest.mark.soak),
+        pytest.param("stop", "srun", marks=pytest.mark.soak),
+        pytest.param("stop", "torchrun", marks=pytest.mark.soak),
     ],
 )
 def test_a_plain_program_that_hangs_once_is_complete_in_the_same_job(
@@ -143,7 +145,7 @@ def test_a_plain_program_that_hangs_once_is_complete_in_the_same_job(
     assert recorded(tmp_path)[-1]["checksum"] == checksum
     [line] = [line for line in run.log.splitlines() if line.startswith("ddp-hpc: terminating ")]
     rank_0, rank_1 = (
-        rf"rank {rank} on {cluster.node_names[rank]} [a-z]+ in plain_training.py:{line_of(mark)} "
+        rf"rank {rank} on {cluster.node_names[rank]} [a-z ,]+ in plain_training.py:{line_of(mark)} "
         for rank, mark in enumerate(("the other ranks", f"`{failure}`"))
     )
     assert re.search(rank_0, line), line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,7 @@ LOSSES = [
     pytest.param("power", "torchrun", 300, marks=SOAK),
     pytest.param("cable", "srun", 300, marks=SOAK),
     pytest.param("cable", "torchrun", 60, marks=SOAK),
+    pytest.param("cable", "torchrun", 300, marks=SOAK),
 ]
 
 
@@ -100,6 +102,9 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
         assert_same_weights(run.folder / "runs" / "ddp", tmp_path / "without_slurm", NUM_STEPS)
         assert [(number, job) for number, job, _ in run.attempts] == [(1, run.job), (2, run.job)]
         assert f"no answer from {second}; replaced by {third}" in run.log
+        timeline = (run.folder / "runs" / "ddp" / "timeline").read_text().splitlines()
+        ends = [line["attempt"] for line in map(json.loads, timeline) if line["moment"] == "attempt ended"]
+        assert ends == [f"1 {run.job}", f"2 {run.job}"], "a rank that was cut off has changed the run"
         assert waited_s < PROMISED_S, run.log
         check_cost(run.folder / "runs" / "ddp", waited_s)
 
@@ -114,7 +119,8 @@ def check_cost(run_dir: Path, waited_s: float) -> None:
     assert sum(node_s.values()) == pytest.approx(3 * walls_s)
     assert node_s["idle_nodes"] == pytest.approx(walls_s)
     # The last answer of a node is up to 3 s before its loss.
-    lost_s = node_s["detection"] + node_s["restarts"] + node_s["restore"]
+    checks_s = 3600 * cost.attempts[1].node_hours["node_checks"]
+    lost_s = node_s["detection"] + node_s["restarts"] + checks_s + node_s["restore"]
     assert lost_s / 2 == pytest.approx(waited_s, abs=5)
     assert node_s["detection"] / 2 > 5
 

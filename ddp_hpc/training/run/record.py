@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.base.atomic_files import write_atomically
-from ddp_hpc.base.attempt_end import AttemptEnd, place_of_end, remove_end, write_end
+from ddp_hpc.base.attempt_end import AttemptEnd, is_replaced, place_of_end, remove_end, write_end
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import COMPLETE, State, Stop
 from ddp_hpc.base.run_state import RunState, read_state, write_state
@@ -110,7 +110,8 @@ class RunRecord:
     def failed(self, end: AttemptEnd) -> None:
         """Records that the attempt has ended with an error; any rank may call this."""
         self.failing()
-        if self.is_taken_over():
+        place = place_of_end(os.environ)
+        if self.is_taken_over() or (place is not None and is_replaced(*place)):
             return
         record_end(os.environ, end)
         if self._run is None or not self._is_open:
