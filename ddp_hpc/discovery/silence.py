@@ -49,8 +49,7 @@ class Silence:
         self._path, self._longest_s = run_dir / _FILE, 2 * period_s(limit_s) + 1.0
         self._changed_ns: int | None = None
         self._looked_s = time.monotonic()
-        self.for_s = 0.0
-        """The silence at the last look."""
+        self._silent_s = 0.0
 
     def look(self, *, is_active: bool) -> float:
         """Returns the silence in seconds; `is_active` is whether this process knows of activity."""
@@ -62,8 +61,8 @@ class Silence:
             self._touch()
             changed_ns = self._modified_ns()
         self._changed_ns = changed_ns
-        self.for_s = self.for_s + watched_s if is_same and not is_active else 0.0
-        return self.for_s
+        self._silent_s = self._silent_s + watched_s if is_same and not is_active else 0.0
+        return self._silent_s
 
     def _modified_ns(self) -> int | None:
         # NFS asks the server when a file is opened, but can answer stat with an old time.

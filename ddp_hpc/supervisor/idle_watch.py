@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 
@@ -33,8 +34,10 @@ class IdleWatch:
         self._period_s = min(period_s(limit_s), _PERIOD_S)
         self._silence = Silence(files.path, limit_s)
         self._silence.look(is_active=True)
-        self._next_s, self._progress_s = 0.0, 0.0
-        self._saved = self._last_save()
+        self._next_s, self._walked_s = 0.0, 0.0
+        self._walk: threading.Thread | None = None
+        self._newest_ns = self._seen_ns = progress.before_ns
+        self._stamp = files.state().stamp
         self._was_said = False
         with suppress(OSError):  # of a start with the same number that was refused
             for path in self._directory.glob("rank-*.txt"):
@@ -49,6 +52,8 @@ class IdleWatch:
         silent_s = self._silence.look(is_active=self._has_saved(now_s))
         if silent_s < self._limit_s:
             self._was_said = False
+            return ""
+        if self._walk is not None and silent_s < 2 * self._limit_s:  # it may find a checkpoint
             return ""
         self._next_s = now_s + period_s(self._limit_s)  # the reports of thousands of ranks are read
         reports = read_reports(self._directory)
@@ -71,12 +76,19 @@ class IdleWatch:
         return ""
 
     def _has_saved(self, now_s: float) -> bool:
-        # A directory can contain many checkpoints.
-        if now_s < self._progress_s + period_s(self._limit_s):
-            return False
-        self._progress_s = now_s
-        before, self._saved = self._saved, self._last_save()
-        return self._saved != before
+        before, self._stamp = self._stamp, self._files.state().stamp
+        return self._has_saved_files(now_s) or self._stamp != before
 
-    def _last_save(self) -> object:
-        return self._progress.last_change_ns(), self._files.state().stamp
+    def _has_saved_files(self, now_s: float) -> bool:
+        # A directory can contain many checkpoints on a slow file system, and signals must not wait meanwhile.
+        if self._walk is None and now_s >= self._walked_s + period_s(self._limit_s):
+            self._walk = threading.Thread(target=self._find_newest, daemon=True)
+            self._walk.start()
+        if self._walk is None or self._walk.is_alive():
+            return False
+        self._walk, self._walked_s = None, now_s
+        before, self._seen_ns = self._seen_ns, self._newest_ns
+        return self._seen_ns != before
+
+    def _find_newest(self) -> None:
+        self._newest_ns = self._progress.last_change_ns()
