@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import suppress
 
+from ddp_hpc.base.attempt_end import AttemptEnd
 from ddp_hpc.discovery.silence import Silence, period_s, read_reports, stacks_directory
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.supervisor.external_program_state import Progress
@@ -34,61 +35,57 @@ class IdleWatch:
         self._period_s = min(period_s(limit_s), _PERIOD_S)
         self._silence = Silence(files.path, limit_s)
         self._silence.look(is_active=True)
-        self._next_s, self._walked_s = 0.0, 0.0
-        self._walk: threading.Thread | None = None
-        self._newest_ns = self._seen_ns = progress.before_ns
-        self._stamp = files.state().stamp
+        self._look: threading.Thread | None = None
+        self._found: AttemptEnd | None = None
+        self._next_s, self._listed_s, self._read_s = 0.0, 0.0, 0.0
+        self._saved: object = (progress.before_ns, files.state().stamp)
         self._was_said = False
         with suppress(OSError):  # of a start with the same number that was refused
             for path in self._directory.glob("rank-*.txt"):
                 path.unlink()
 
     def hang(self) -> str:
-        """Returns why the run hangs, and records it as the end of the attempt; empty if it does not."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
+        """Returns why the run hangs, and records it as the end of the attempt; empty if it does not.
+
+        It looks in a thread, because checkpoints and reports can be many files on a slow file system, and
+        signals must not wait for them.
+        """
+        if self._look is None and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._period_s
+            self._look = threading.Thread(target=self._find, daemon=True)
+            self._look.start()
+        if self._look is None or self._look.is_alive():
             return ""
-        self._next_s = now_s + self._period_s
-        silent_s = self._silence.look(is_active=self._has_saved(now_s))
+        self._look = None
+        if self._found is None:
+            return ""
+        self._files.write_end(self._attempt, self._found)
+        return f"hang: {self._found.reason}"
+
+    def _find(self) -> None:
+        silent_s = self._silence.look(is_active=self._has_saved())
         if silent_s < self._limit_s:
             self._was_said = False
-            return ""
-        if self._walk is not None and silent_s < 2 * self._limit_s:  # it may find a checkpoint
-            return ""
-        self._next_s = now_s + period_s(self._limit_s)  # the reports of thousands of ranks are read
+            return
+        if time.monotonic() < self._read_s:
+            return
         reports = read_reports(self._directory)
         num_ranks = reports[0].world_size if reports else 0
-        if (
-            len(reports) < (num_ranks or 1)
-            and silent_s < self._limit_s + 2 * period_s(self._limit_s) + _ANSWER_S
-        ):
-            return ""
-        end = hang_of(reports, self._limit_s, self._directory) if reports else None
-        if end is not None:
-            self._files.write_end(self._attempt, end)
-            return f"hang: {end.reason}"
-        if not self._was_said:
+        report_s = period_s(self._limit_s, num_ranks)
+        self._read_s = time.monotonic() + report_s
+        if len(reports) < (num_ranks or 1) and silent_s < self._limit_s + 2 * report_s + _ANSWER_S:
+            return
+        self._found = hang_of(reports, self._limit_s, self._directory) if reports else None
+        if self._found is None and not self._was_said:
             self._was_said = True
             what = "but all ranks use CPU time, so that the run continues"
             if not reports:
                 what = "and no rank reports where it is, so that hangs are not noticed; use ddp-hpc exec"
             say(f"ddp-hpc: no output or checkpoint for {silent_s:.0f} s, {what}")
-        return ""
 
-    def _has_saved(self, now_s: float) -> bool:
-        before, self._stamp = self._stamp, self._files.state().stamp
-        return self._has_saved_files(now_s) or self._stamp != before
-
-    def _has_saved_files(self, now_s: float) -> bool:
-        # A directory can contain many checkpoints on a slow file system, and signals must not wait meanwhile.
-        if self._walk is None and now_s >= self._walked_s + period_s(self._limit_s):
-            self._walk = threading.Thread(target=self._find_newest, daemon=True)
-            self._walk.start()
-        if self._walk is None or self._walk.is_alive():
+    def _has_saved(self) -> bool:
+        if time.monotonic() < self._listed_s + period_s(self._limit_s):
             return False
-        self._walk, self._walked_s = None, now_s
-        before, self._seen_ns = self._seen_ns, self._newest_ns
-        return self._seen_ns != before
-
-    def _find_newest(self) -> None:
-        self._newest_ns = self._progress.last_change_ns()
+        before, self._saved = self._saved, (self._progress.last_change_ns(), self._files.state().stamp)
+        self._listed_s = time.monotonic()
+        return self._saved != before

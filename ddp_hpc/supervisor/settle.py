@@ -32,7 +32,7 @@ class StartedAttempt:
     """The state of the run before the attempt."""
     progress: Progress
     saved_s: float | None = None
-    """When the last checkpoint of the attempt was saved; see `Progress`. Known after the launcher has ended."""
+    """The result of `Progress.saved_s` after the launcher has ended."""
 
 
 def settle(
