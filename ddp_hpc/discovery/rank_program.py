@@ -143,7 +143,7 @@ def _wait(
             watch = None
         # Without a limit, a signal that came before the program was started would be waited for.
         is_soon = watch is not None and ran_s < _LATER_S
-        if was_stopped and silence is not None and silence.has_hung():
+        if was_stopped and silence is not None and silence.may_be_killed():
             process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
         received = signal.sigtimedwait(_HANDLED, _POLL_S if is_soon else _POLL_LATER_S)
         if received is not None and received.si_signo in _FORWARDED:

@@ -1,7 +1,7 @@
 """How long a run has been silent: without output of any rank, and without a checkpoint (--idle-timeout).
 
 All ranks and the supervisor share one file in the run directory, whose modification time they look at. A rank
-with output touches it if no other rank has done so meanwhile, so for each tenth of the limit, a busy run
+with output touches it if no other rank has done so meanwhile, so for each period (`period_s`), a busy run
 costs the file system one change, and each rank opens the file once. The clocks of the nodes may differ,
 because times are never compared with them.
 """
@@ -22,7 +22,10 @@ from ddp_hpc.discovery.python_stacks import Frame
 IDLE_TIMEOUT = "DDP_HPC_IDLE_TIMEOUT_S"
 _FILE = "activity"
 _MAX_PERIOD_S = 30.0
-_PARTS = 10
+_PARTS, _LEAST_PARTS = 10, 4
+# All ranks together open at most so many files per second, so that they do not slow down a parallel file
+# system. A rank that looks opens up to four: `activity`, `end` twice, and its report.
+_OPENS_PER_S, _OPENS_PER_LOOK = 500, 4
 _WRITER = "silence"
 
 
@@ -34,23 +37,31 @@ def limit_in(environ: Mapping[str, str]) -> float | None:
         return None
 
 
-def period_s(limit_s: float) -> float:
-    """Returns how often the file is looked at."""
-    return min(limit_s / _PARTS, _MAX_PERIOD_S)
+def period_s(limit_s: float, world_size: int = 1) -> float:
+    """Returns the seconds between two looks of a rank: a tenth of the limit, at most 30 s, but up to a fourth
+    of the limit if there are very many ranks.
+    """
+    period_s = max(min(limit_s / _PARTS, _MAX_PERIOD_S), _OPENS_PER_LOOK * open_period_s(world_size))
+    return min(period_s, limit_s / _LEAST_PARTS)
+
+
+def open_period_s(world_size: int) -> float:
+    """Returns the seconds between two moments at which each rank may open a file."""
+    return world_size / _OPENS_PER_S
 
 
 class Silence:
     """The time since the last activity of any rank, as far as this process has watched it.
 
     A process that was suspended, like its whole job, does not take the time of the suspension for silence.
+    Call `look` at least every `period_s`, which depends on `world_size`.
     """
 
-    def __init__(self, run_dir: Path, limit_s: float) -> None:
-        self._path, self._longest_s = run_dir / _FILE, 2 * period_s(limit_s) + 1.0
+    def __init__(self, run_dir: Path, limit_s: float, world_size: int = 1) -> None:
+        self._path, self._longest_s = run_dir / _FILE, 2 * period_s(limit_s, world_size) + 1.0
         self._changed_ns: int | None = None
         self._looked_s = time.monotonic()
-        self.for_s = 0.0
-        """The silence at the last look."""
+        self._silent_s = 0.0
 
     def look(self, *, is_active: bool) -> float:
         """Returns the silence in seconds; `is_active` is whether this process knows of activity."""
@@ -62,8 +73,8 @@ class Silence:
             self._touch()
             changed_ns = self._modified_ns()
         self._changed_ns = changed_ns
-        self.for_s = self.for_s + watched_s if is_same and not is_active else 0.0
-        return self.for_s
+        self._silent_s = self._silent_s + watched_s if is_same and not is_active else 0.0
+        return self._silent_s
 
     def _modified_ns(self) -> int | None:
         # NFS asks the server when a file is opened, but can answer stat with an old time.

@@ -30,6 +30,7 @@ from ddp_hpc.discovery.silence import (
     Silence,
     SilentRank,
     limit_in,
+    open_period_s,
     period_s,
     stacks_directory,
     write_report,
@@ -79,7 +80,8 @@ class RankWatch:
     ) -> None:
         self._run_dir, self._attempt, self._limit_s, self._world = run_dir, attempt, limit_s, world
         self._environ = environ
-        self._silence = Silence(run_dir, limit_s)
+        self._silence = Silence(run_dir, limit_s, world.world_size)
+        self._may_kill_s = 0.0
         self._dumps = Dumps()
         self._samples: deque[_Sample] = deque()
         self._same = _Place()
@@ -114,9 +116,16 @@ class RankWatch:
         end = read_end(self._run_dir, self._attempt)
         return end is not None and end.cause is Cause.HANG
 
+    def may_be_killed(self) -> bool:
+        """Returns whether the run is ended because of a hang. Looks at once, and later now and then."""
+        if time.monotonic() < self._may_kill_s:
+            return False
+        self._may_kill_s = time.monotonic() + open_period_s(self._world.world_size)
+        return self.has_hung()
+
     def _watch(self, pid: int, output_bytes: Callable[[], int]) -> None:
         num_bytes = 0
-        while not self._has_ended.wait(period_s(self._limit_s)):
+        while not self._has_ended.wait(period_s(self._limit_s, self._world.world_size)):
             before, num_bytes = num_bytes, output_bytes()
             with suppress(OSError):  # a process has just ended, for example
                 self._look(pid, is_active=num_bytes > before)

@@ -144,5 +144,6 @@ def _run_attempt(
             raise
         complain(str(error))
         launcher = LauncherEnd(_NOT_STARTED)
-    note(files.path, attempt.key, Moment.LAUNCHER_ENDED, checkpoint_s=started.progress.saved_s())
+    started = replace(started, saved_s=started.progress.saved_s())
+    note(files.path, attempt.key, Moment.LAUNCHER_ENDED, checkpoint_s=started.saved_s)
     return settle(started, launcher, clock, files, settings)

@@ -28,16 +28,15 @@ class Progress:
     def __init__(self, file: Path, patterns: tuple[str, ...] = ()) -> None:
         self.file = file
         self._patterns = patterns
-        self._before_ns = self.last_change_ns()
-
-    def has_advanced(self) -> bool:
-        """Returns whether a checkpoint has been saved since this object was created."""
-        return self.saved_s() is not None
+        self.before_ns = self.last_change_ns()
+        """The time of the last change before the object was created."""
 
     def saved_s(self) -> float | None:
-        """Returns when the last checkpoint was saved, in seconds since the Unix epoch; None if none was."""
+        """Returns when the last checkpoint since this object was created was saved, in seconds since the Unix
+        epoch; None if none was.
+        """
         changed_ns = self.last_change_ns()
-        return changed_ns / 1e9 if changed_ns > self._before_ns else None
+        return changed_ns / 1e9 if changed_ns > self.before_ns else None
 
     def last_change_ns(self) -> int:
         """Returns the time of the last change of a checkpoint, in nanoseconds since the Unix epoch."""
@@ -62,9 +61,10 @@ class Progress:
 
 
 def state_of_program(
-    end: AttemptEnd, attempt: Attempt, progress: Progress, *, at_deadline: bool
+    end: AttemptEnd, attempt: Attempt, recorded_step: int, *, has_progressed: bool, at_deadline: bool
 ) -> SeenState:
-    """Returns the state of the run after its program has ended.
+    """Returns the state of the run after its program has ended. `recorded_step` is that of `Progress`, and
+    `has_progressed` is whether the program has saved a checkpoint.
 
     Exit code 75, or the signal that ended the program before the deadline (`at_deadline`), means that the
     program has saved a checkpoint and must be run again. A run without progress is not resumed. The step is
@@ -72,8 +72,8 @@ def state_of_program(
     completed program has run beyond its last checkpoint, so that its step is 0.
     """
     code, step = end.exit_code, attempt.first_step
-    if has_progressed := progress.has_advanced():
-        step = progress.step() if progress.step() > attempt.first_step else 0
+    if has_progressed:
+        step = recorded_step if recorded_step > attempt.first_step else 0
     is_known = not has_progressed or step > 0
     if at_deadline and has_progressed:
         return SeenState(State.REQUEUE, step, "the end of the walltime", is_step_known=is_known)

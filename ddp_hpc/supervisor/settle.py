@@ -31,6 +31,8 @@ class StartedAttempt:
     before: SeenState
     """The state of the run before the attempt."""
     progress: Progress
+    saved_s: float | None = None
+    """The result of `Progress.saved_s` after the launcher has ended."""
 
 
 def settle(
@@ -164,14 +166,16 @@ def _write_state(
     state = state_of_program(
         program,
         started.attempt,
-        started.progress,
+        started.progress.step(),
+        has_progressed=started.saved_s is not None,
         at_deadline=settings.signal_lead_s is not None and (launcher.was_signalled_early or at_deadline),
     )
     store(state, files)
     has_failed = state.state is not None and state.state.is_failure
-    # The log of the launcher says the same about a program that exited with this code.
-    is_plain = program.cause is Cause.EXITED and program.exit_code == launcher.code
-    if has_failed and not is_plain:
+    # The log of the launcher says the same about a program that exited with this code, and that of this
+    # process about a hang.
+    is_known = program.cause is Cause.EXITED and program.exit_code == launcher.code
+    if has_failed and not is_known and not launcher.has_hung:
         complain(state.reason)
     return state
 

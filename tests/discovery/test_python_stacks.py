@@ -138,6 +138,20 @@ def test_the_environment_of_the_program_is_as_without_the_signal(start: Start, t
     assert (tmp_path / "seen").read_text() == repr((str(tmp_path), "yes", [], False, own))
 
 
+def test_an_error_of_the_own_sitecustomize_is_printed_as_by_python(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import missing_module\n")
+    (tmp_path / "program.py").write_text(
+        "import subprocess, sys\nfrom pathlib import Path\n"
+        "Path('alone').write_text(subprocess.run([sys.executable, '-c', ''], stderr=-1, text=True).stderr)\n"
+        + PROGRAM
+    )
+    (tmp_path / "run.sh").write_text(f"exec {sys.executable} program.py 2> seen\n")
+    start("sh", "run.sh", PYTHONPATH=str(tmp_path))
+    seen = (tmp_path / "seen").read_text()
+    assert "No module named 'missing_module'" in seen
+    assert seen == (tmp_path / "alone").read_text()
+
+
 def test_cpu_time_includes_that_of_processes_that_have_ended(start: Start, tmp_path: Path) -> None:
     burn = "import time; e = time.process_time() + 0.3\nwhile time.process_time() < e: pass"
     process = start("sh", "-c", f"{sys.executable} -c '{burn}'; touch ready; sleep 60; true")

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.discovery.python_stacks import Frame
-from ddp_hpc.discovery.silence import Silence, SilentRank, read_reports, write_report
+from ddp_hpc.discovery.silence import (
+    Silence,
+    SilentRank,
+    open_period_s,
+    period_s,
+    read_reports,
+    write_report,
+)
 
 LIMIT_S = 100.0
 
@@ -74,3 +81,12 @@ def test_reports_are_read_as_they_were_written_and_damaged_ones_are_left_out(tmp
     (tmp_path / "rank-1.txt").write_text('{"rank": 1')
     assert read_reports(tmp_path) == [SilentRank(**{**vars(report), "rank": 2}), report]
     assert (tmp_path / "rank-11.txt").read_text().endswith("\n\nthe stacks\n")
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "world_size", "expected_s"),
+    [(100.0, 16, 10.0), (1800.0, 16, 30.0), (1800.0, 8000, 64.0), (60.0, 8000, 15.0)],
+)
+def test_very_many_ranks_look_less_often(limit_s: float, world_size: int, expected_s: float) -> None:
+    assert period_s(limit_s, world_size) == expected_s
+    assert world_size / open_period_s(world_size) == 500

@@ -36,7 +36,9 @@ def _run_next_sitecustomize() -> None:
     own = sys.modules.pop("sitecustomize", None)
     try:
         importlib.import_module("sitecustomize")
-    except ImportError:
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise  # it imports a missing module, which Python prints
         if own is not None:
             sys.modules["sitecustomize"] = own
 
