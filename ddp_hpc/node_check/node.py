@@ -39,7 +39,7 @@ def node_problems(directory: Path, environ: Mapping[str, str]) -> list[Problem]:
 
 
 def unseen(directory: Path, launch: str, limit_s: float = _VISIBLE_S) -> str:
-    """Returns that this node cannot read the file that the supervisor has just written, or nothing."""
+    """Returns why this node cannot read the file that the supervisor has just written; empty if it can."""
     end_s, why = time.monotonic() + limit_s, "its content is old"
     while True:
         try:

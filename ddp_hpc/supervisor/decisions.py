@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ddp_hpc.supervisor.run_files import SeenState
 # If the scheduler does not say why it sent a signal: it ends a job at most this long before the end of its
 # walltime. An earlier signal comes from a user, or from a preemption.
 _NEAR_END_S = 30.0
+_TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,13 @@ def program_end(
     `was_ended` is whether the supervisor had to end the launcher. `failure` is the recorded failure of a
     rank, and `rank_0` the exit code of rank 0; with `is_recorded`, None means that rank 0 did not end by
     itself.
+
+    After rank 0 has exited with 75, srun and mpiexec can terminate other ranks, and exit with their code.
     """
-    if failure is not None:
+    is_stopped = rank_0 == EXIT_REQUEUE
+    if failure is not None and not (is_stopped and failure.exit_code == _TERMINATED):
         return failure
-    if rank_0 is not None and (was_ended or (code == 0 and rank_0 == EXIT_REQUEUE)):
+    if rank_0 is not None and (was_ended or is_stopped):
         return _exited(rank_0, f"rank 0 exited with code {rank_0}")
     if code == 0 and (writes_state or (is_recorded and rank_0 is None)):
         missing = "the training has not written its final state" if writes_state else "rank 0 did not end"

@@ -26,7 +26,7 @@ from ddp_hpc.supervisor.job_log import say
 _EVERY_S, _ANSWER_S = 3.0, 3.0
 NO_ANSWER = "no answer"
 # Lost packets and a busy kernel must not cost a node.
-_LOST_AFTER_S = 12.0
+_LOST_AFTER_S, _MOST_ROUNDS = 12.0, 6
 _MOST_THREADS = 64
 
 
@@ -91,9 +91,14 @@ class NodeWatch:
             return time.monotonic() - self._answered_s[name]
 
     def look_again(self) -> list[str]:
-        """Asks all nodes once more, and returns those that do not answer."""
-        self.ask_again()
-        return self.lost(silent_s=0.0)
+        """Asks all nodes once more, and again while one is silent but not yet lost; returns the lost ones."""
+        lost: list[str] = []
+        for _ in range(_MOST_ROUNDS):
+            self.ask_again()
+            lost = self.lost(_LOST_AFTER_S)
+            if lost == self.lost(silent_s=0.0):
+                break
+        return lost
 
     def ask_again(self) -> None:
         """Waits until all nodes have been asked once more."""
@@ -210,7 +215,7 @@ class NodePool:
         silent = self._watch.look_again()
         why = self.replace({name: NO_ANSWER for name in self.nodes.used if name in silent}, silent)
         if suspect in self.nodes.used and not why:
-            self.replace({suspect: "two attempts have failed"}, silent)
+            self.replace({suspect: "two attempts have failed on it"}, silent)
         return why
 
     def replace(self, bad: Mapping[str, str], silent: Collection[str] = ()) -> str:

@@ -82,7 +82,17 @@ def test_a_job_that_needs_the_failed_nodes_gets_them_again(job: Sandbox) -> None
     job.program("sbatch", refuses)
     done = run(job, f"{TOUCH} exit 75")
     assert calls(job, "scontrol") == ["requeue 7"]
-    assert b"ddp-hpc: n2 cannot be left out: Requested node configuration is not available\n" in done.stdout
+    assert (
+        b"ddp-hpc: the next job of the run can get n2 again: Requested node configuration is not available\n"
+        in done.stdout
+    )
+
+
+def test_if_the_scheduler_refuses_to_leave_a_node_out_the_log_says_why(job: Sandbox) -> None:
+    record_failed_node(folder(job), "n2", "no answer")
+    job.program("scontrol", "#!/bin/bash\n[[ $1 != update ]] || { echo 'Access denied' >&2; exit 1; }\n")
+    done = run(job, f"{TOUCH} exit 75")
+    assert b"ddp-hpc: the next job of the run can get n2 again: Access denied\n" in done.stdout
 
 
 def test_a_successor_leaves_failed_nodes_out(job: Sandbox) -> None:

@@ -118,7 +118,7 @@ def test_a_bad_node_is_replaced_in_a_rehearsal_and_its_run_directory_can_be_kept
     (tmp_path / "job.sbatch").write_text(launch(words).stdout)
     done = rehearse("--keep", "kept", "job.sbatch")
     assert done.exit_code == 0, done.stderr
-    assert "node node1: two attempts have failed; replaced by node2" in done.stdout
+    assert "node node1: two attempts have failed on it; replaced by node2" in done.stdout
     logs = {str(path.relative_to(tmp_path / "kept" / "logs")) for path in tmp_path.glob("kept/logs/*/*/*")}
     assert logs == {
         f"attempt-{number}/{node}/rank-0.log" for number, node in ((1, "node1"), (2, "node1"), (3, "node2"))

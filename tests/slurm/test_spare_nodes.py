@@ -237,7 +237,7 @@ def fail_on(cluster3: Cluster, tmp_path: Path, node: int, num_nodes: int) -> Non
     (tmp_path / "broken").write_text(bad)
     end = run.end(120)
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
-    assert f"node {bad}: two attempts have failed; replaced by {spare}" in run.log
+    assert f"node {bad}: two attempts have failed on it; replaced by {spare}" in run.log
     assert [number for number, _, _ in run.attempts] == [1, 2, 3]
 
 

@@ -19,6 +19,7 @@ from ddp_hpc.supervisor.run_watch import FINAL_S, next_action
 ATTEMPT = Attempt(number=2, job_id="17", first_step=10, at_s=1700000000)
 FAILED = AttemptEnd(cause=Cause.EXITED, exit_code=3, reason="rank 1 on n2 exited with code 3")
 KILLED = AttemptEnd(cause=Cause.LOST_RANK, exit_code=137, reason="rank 1 on n2 was killed by SIGKILL")
+TERMINATED = AttemptEnd(cause=Cause.LOST_RANK, exit_code=143, reason="rank 1 on n2 was killed by SIGTERM")
 HANG = AttemptEnd(cause=Cause.HANG, exit_code=1, reason="rank 1 hangs")
 ERROR = AttemptEnd(cause=Cause.FAILED, exit_code=31, reason="an error")
 LOOK = "look for the cause in the log"
@@ -56,6 +57,10 @@ def end_of(**given: object) -> AttemptEnd:
         ({"code": 5, "writes_state": True}, 5, "exit code 5"),
         # The program requests to be run again.
         ({"is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
+        # Other ranks were not ready, and were terminated by the launcher, before or after they could notice it.
+        ({"code": 143, "is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
+        ({"failure": TERMINATED, "is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
+        ({"failure": FAILED, "is_recorded": True, "rank_0": 75}, 3, "rank 1 on n2 exited with code 3"),
         # The launcher hung after the end of the program, and was killed.
         ({"was_ended": True, "code": 137, "is_recorded": True, "rank_0": 0}, 0, "rank 0 exited with code 0"),
         ({"was_ended": True, "code": 137, "is_recorded": True}, 137, KILLED_LAUNCHER),

@@ -56,6 +56,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     names = {"n1", "n2", "n3"}
     monkeypatch.setattr(spare_nodes, "_EVERY_S", 0.01)
     monkeypatch.setattr(spare_nodes, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(spare_nodes, "_LOST_AFTER_S", 0.02)
     monkeypatch.setattr(NodeWatch, "_answers", lambda self, name: (name, name in names))
     yield names
     names |= {"n1", "n2", "n3"}
@@ -72,6 +73,24 @@ def test_a_node_that_no_longer_answers_is_lost_after_a_while(answering: set[str]
     assert watch.silent_s("n2") > 0.2
     answering.add("n2")
     assert watch.look_again() == []
+
+
+def test_a_node_that_answers_again_after_a_missed_connection_is_not_lost(
+    answering: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = NodeWatch(["n1", "n2", "n3"])
+    assert watch.look_again() == []
+    num_missed = 2
+
+    def miss(self: NodeWatch, name: str) -> tuple[str, bool]:
+        nonlocal num_missed
+        num_missed -= name == "n2"
+        return name, name != "n2" or num_missed < 0
+
+    monkeypatch.setattr(spare_nodes, "_LOST_AFTER_S", 60.0)
+    monkeypatch.setattr(NodeWatch, "_answers", miss)
+    assert watch.look_again() == []
+    assert num_missed < 0, "it was asked until it answered"
 
 
 def test_a_node_that_has_never_answered_is_not_lost_but_named(
@@ -299,5 +318,5 @@ def test_a_silent_node_and_one_with_two_failures_are_recorded(answering: set[str
     assert pool._watch.look_again() == []
     assert pool.replace_bad("n2") == ""
     assert [(each.node, each.reason) for each in failed_nodes(tmp_path)] == [
-        ("n2", "two attempts have failed")
+        ("n2", "two attempts have failed on it")
     ]

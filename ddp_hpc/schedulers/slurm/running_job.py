@@ -148,8 +148,7 @@ class SlurmJob(RunningJob):
                 # A busy controller must not delay the requeue. The job cannot start before this process ends.
                 if excluded := self._without(request):
                     update = ("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={excluded}")
-                    with suppress(commands.NoAnswerError):
-                        commands.run(update, _ASK_LIMIT_S)
+                    self._can_leave_out(request, update)
                 return Queued(self.job_id, requeue)
             request.say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
         excluded = self._without(request)
@@ -174,17 +173,29 @@ class SlurmJob(RunningJob):
         """
         if not request.leave_out:
             return ""
+        before = ""
         with suppress(commands.NoAnswerError):
             job = commands.run(("scontrol", "--oneliner", "show", "job", self.job_id), _ASK_LIMIT_S)
             before = fields_of(job.out).get("ExcNodeList", "").replace("(null)", "")
-            excluded = ",".join(filter(None, (before, *request.leave_out)))
-            # Seen with Slurm 22.05: a job with too few nodes left waits forever (BadConstraints).
-            test = ("sbatch", "--test-only", f"--exclude={excluded}", *self._request(), str(request.script))
-            answer = commands.run(test, _ASK_LIMIT_S, self._environ_of_sbatch(), self.work_dir)
+        excluded = ",".join(filter(None, (before, *request.leave_out)))
+        # Seen with Slurm 22.05: a job with too few nodes left waits forever (BadConstraints).
+        test = ("sbatch", "--test-only", f"--exclude={excluded}", *self._request(), str(request.script))
+        return excluded if self._can_leave_out(request, test) else ""
+
+    def _can_leave_out(self, request: Successor, argv: Sequence[str]) -> bool:
+        """Runs a command that is needed to leave nodes out, and returns whether it succeeds; if not, says
+        why.
+        """
+        try:
+            answer = commands.run(argv, _ASK_LIMIT_S, self._environ_of_sbatch(), self.work_dir)
             if answer.code == 0:
-                return excluded
-            request.say(f"ddp-hpc: {', '.join(request.leave_out)} cannot be left out: {answer.said}")
-        return ""
+                return True
+            why = answer.said
+        except commands.NoAnswerError as error:
+            why = str(error)
+        nodes = ", ".join(request.leave_out)
+        request.say(f"ddp-hpc: the next job of the run can get {nodes} again: {why}")
+        return False
 
     def _environ_of_sbatch(self) -> dict[str, str]:
         return without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
