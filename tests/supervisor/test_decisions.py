@@ -57,7 +57,7 @@ def end_of(**given: object) -> AttemptEnd:
         ({"code": 5, "writes_state": True}, 5, "exit code 5"),
         # The program requests to be run again.
         ({"is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
-        # Other ranks were not ready, and were terminated by the launcher, before or after they could notice it.
+        # Other ranks were not ready, and the launcher terminated them, before or after they noticed it.
         ({"code": 143, "is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
         ({"failure": TERMINATED, "is_recorded": True, "rank_0": 75}, 75, "rank 0 exited with code 75"),
         ({"failure": FAILED, "is_recorded": True, "rank_0": 75}, 3, "rank 1 on n2 exited with code 3"),
