@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.units import counted
-from ddp_hpc.discovery.node_check_request import NODE_CHECK
+from ddp_hpc.discovery.node_check_request import EARLIER_LAUNCHES, NODE_CHECK
 from ddp_hpc.node_check.results import LAUNCH, RESULTS, read_results
 from ddp_hpc.node_check.verdict import Verdict, judge
 from ddp_hpc.queue.failed_nodes import record_failed_node
@@ -99,7 +99,11 @@ def _unhealthy(launch: Launch) -> dict[str, str]:
 def _run_check(launch: Launch, clock: JobClock, files: RunFiles) -> tuple[Sequence[str], Verdict]:
     """Returns the nodes that no longer answer, and the verdict on the others."""
     directory = files.path / _DIRECTORY
-    variables = {NODE_CHECK: str(directory), "DDP_HPC_INIT_TIMEOUT_S": str(_INIT_TIMEOUT_S)}
+    variables = {
+        NODE_CHECK: str(directory),
+        EARLIER_LAUNCHES: " ".join(launch.launch_ids),
+        "DDP_HPC_INIT_TIMEOUT_S": str(_INIT_TIMEOUT_S),
+    }
     watch = _CheckWatch(launch, clock, directory)
     try:
         argv, environ = launch.command({**variables, "OMP_NUM_THREADS": "1"}, files)

@@ -14,7 +14,6 @@ from ddp_hpc.base import process_control
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.hostlist import expand_hostlist
-from ddp_hpc.discovery.node_check_request import EARLIER_LAUNCHES
 from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.queue.submission_ledger import Attempt
@@ -73,7 +72,8 @@ class Launch:
                 ports=job.watched_ports,
                 is_connected=job.scheduler_answers,
             )
-        self._launch_ids: list[str] = []
+        self.launch_ids: list[str] = []
+        """The values of DDP_HPC_LAUNCH of all starts until now."""
         self.checks_s = 0.0
         """The seconds for which nodes have been checked before the next start."""
 
@@ -146,8 +146,8 @@ class Launch:
         self, variables: Mapping[str, str], files: RunFiles | None
     ) -> tuple[list[str], dict[str, str]]:
         """Returns the command line of the launcher for the nodes of the ranks, and its environment."""
-        variables = {**self._variables(), EARLIER_LAUNCHES: " ".join(self._launch_ids), **variables}
-        self._launch_ids.append(variables["DDP_HPC_LAUNCH"])
+        variables = {**self._variables(), **variables}
+        self.launch_ids.append(variables["DDP_HPC_LAUNCH"])
         environ = {**self._environ, **variables}
         argv, own_variables = resolve(
             self.argv, environ, [*self._exported, *variables], has_queue=self._settings.scheduler.has_queue

@@ -372,8 +372,7 @@ def test_only_failures_that_another_start_can_repair_are_restarted(cause: Cause)
         ({"stop": "cancelled"}, "the job was cancelled"),
         ({"stop": "walltime"}, "the walltime is about to end"),
         ({"launcher": LauncherEnd(1, was_signalled_early=True)}, "--requeue on-signal"),
-        ({"launcher": LauncherEnd(137, has_left_ranks=True)}, "some of them may still be running"),
-        ({"refusal": LAUNCHER_HUNG}, "some of them may still be running"),
+        ({"refusal": LAUNCHER_HUNG}, "the launcher had to be killed"),
     ],
 )
 def test_why_no_other_start_can_help_after_a_failure(changes: dict[str, Any], why: str) -> None:
