@@ -20,7 +20,7 @@ from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
 from ddp_hpc.supervisor.launch import Launch
 from ddp_hpc.supervisor.launcher_process import LauncherEnd
-from ddp_hpc.supervisor.restarts import why_no_restart
+from ddp_hpc.supervisor.restarts import why_no_restart, why_no_time
 from ddp_hpc.supervisor.run_files import RunFiles, SeenState
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import (
@@ -56,18 +56,13 @@ def run_attempts(
             return repeated
         if not ended.has_failed:
             break
-        why = why_no_restart(
-            ended,
-            earlier,
-            last_saved,
-            settings,
-            num_restarts=num_restarts,
-            left_s=clock.ranks_left_s - (settings.signal_lead_s or 0.0),
-        )
+        why = why_no_restart(ended, earlier, last_saved, settings, num_restarts=num_restarts)
+        why = why or why_no_time(clock, settings)
         if pool is not None:
             why = why or pool.replace_bad(suspect)
         must_end_ranks = ended.launcher.may_have_left_ranks
         why = why or check_nodes(launch, clock, files, settings, must_end_ranks=must_end_ranks)
+        why = why or why_no_time(clock, settings)
         # The nodes were asked for some seconds.
         if ended.may_restart and (stop := why_stopped(attempt, clock, files)):
             ended = replace(ended, stop=stop)

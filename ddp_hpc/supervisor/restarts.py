@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddp_hpc.supervisor.ended_attempt import EndedAttempt
+from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.settings import Settings
 
 # A restart imports torch from a busy file system, reads the snapshot, and must save another one.
@@ -16,12 +17,11 @@ def why_no_restart(
     settings: Settings,
     *,
     num_restarts: int,
-    left_s: float,
 ) -> str:
     """Returns why the ranks are not started again after a failure; empty if they are.
 
     `earlier` is the attempt before this one in the same job, and `last_saved` the last one that has saved a
-    snapshot. `left_s` is the time until the ranks must stop.
+    snapshot.
     """
     if ended.why_final:
         return ended.why_final
@@ -37,6 +37,12 @@ def why_no_restart(
         return f"this job has used all its restarts (--restarts {settings.restarts})"
     if ended.attempt.number >= settings.max_attempts:
         return f"attempt {ended.attempt.number} was the last (--max-attempts)"
+    return ""
+
+
+def why_no_time(clock: JobClock, settings: Settings) -> str:
+    """Returns why too little time is left for a restart before the ranks must stop; empty if it is enough."""
+    left_s = clock.ranks_left_s - (settings.signal_lead_s or 0.0)
     if left_s < LEAST_S:
         return f"only {max(0.0, left_s):.0f} s of the walltime are left, and a restart needs {LEAST_S:.0f} s"
     return ""

@@ -31,6 +31,8 @@ def _losses(tmp_path, *options):
 def test_compiled_steps_have_the_losses_of_eager_steps(tmp_path, mode, accumulate, group):
     if mode == "reduce-overhead" and accumulate == "2":
         pytest.skip("these options cannot be combined")
+    if "static" in group and accumulate == "2":
+        pytest.skip("--static-graph cannot be used with --accumulate")
     options = ["--accumulate", accumulate, *group.split()]
     eager = reference_losses(*RUN, *options)
     compiled = _losses(tmp_path, *options, f"--compile={mode}")
@@ -54,7 +56,7 @@ def test_a_resumed_run_has_the_same_losses_bit_for_bit(tmp_path, strategy):
 
 def test_the_memory_of_a_training_does_not_grow(tmp_path):
     peaks = []
-    for steps in ("3", "9"):
+    for steps in ("9", "27"):  # DDP allocates its buckets again in the first steps
         summary = f"{steps}.json"
         succeeded(train(*RUN, "--max-steps", steps, "--summary", summary, cwd=tmp_path))
         peaks.append(json.loads((tmp_path / summary).read_text())["memory"]["peak_bytes"])

@@ -45,11 +45,11 @@ def write_results(job: Sandbox, number: int, problems: dict[str, Problem], nodes
 
 
 def run(
-    job: Sandbox, then: str = "exit 0", nodes: str = "n[1-2]", **options: object
+    job: Sandbox, then: str = "exit 0", nodes: str = "n[1-2]", left_s: float = 3600, **options: object
 ) -> subprocess.CompletedProcess[bytes]:
     """Slurm job 7, whose srun checks the nodes and then runs the bash text `then`."""
     job.launcher("srun", then=CHECK + then)
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time() + left_s))}
     environ["SLURM_JOB_NODELIST"] = nodes
     command = ("./program.py",)
     return job.run(
@@ -167,6 +167,16 @@ def test_if_a_node_is_bad_before_a_restart_the_job_ends_as_without_restarts(job:
     assert b"the ranks are not started again: a node has failed its check, and the job has no spare" in (
         done.stdout
     )
+
+
+def test_a_restart_needs_enough_time_after_the_check_too(job: Sandbox) -> None:
+    for number in (0, 1):
+        write_results(job, number, {})
+    short = "while ((n == 1 && SLURM_JOB_END_TIME - $(date +%s) >= 120)); do sleep 0.2; done\n"
+    (job.work / "hook").write_text(short)
+    done = run(job, f"{TOUCH} kill -9 $$", node_check="warn", left_s=127.0)
+    assert count(job, "starts") == 1
+    assert b"s are left, and a restart needs 120 s" in done.stdout
 
 
 def test_programs_that_cannot_check_the_nodes_are_started_with_a_warning(job: Sandbox) -> None:

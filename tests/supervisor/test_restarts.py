@@ -403,7 +403,7 @@ def test_why_the_ranks_are_not_started_again(
     earlier: EndedAttempt | None, changes: dict[str, int], why: str
 ) -> None:
     now = ended(**changes)  # type: ignore[arg-type]  # a table
-    assert why_no_restart(now, earlier, None, settings(), num_restarts=1, left_s=900.0) == why
+    assert why_no_restart(now, earlier, None, settings(), num_restarts=1) == why
 
 
 def test_the_program_itself_fails_if_it_ends_at_the_same_place_twice() -> None:
