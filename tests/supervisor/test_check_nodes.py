@@ -176,7 +176,7 @@ def test_a_restart_needs_enough_time_after_the_check_too(job: Sandbox) -> None:
     (job.work / "hook").write_text(short)
     done = run(job, f"{TOUCH} kill -9 $$", node_check="warn", left_s=127.0)
     assert count(job, "starts") == 1
-    assert b"s are left, and a restart needs 120 s" in done.stdout
+    assert b"s of the walltime are left, and a restart needs 120 s" in done.stdout
 
 
 def test_programs_that_cannot_check_the_nodes_are_started_with_a_warning(job: Sandbox) -> None:

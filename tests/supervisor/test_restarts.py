@@ -26,7 +26,7 @@ from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.launch import Launch
 from ddp_hpc.supervisor.launcher_process import LauncherEnd
-from ddp_hpc.supervisor.restarts import why_no_restart
+from ddp_hpc.supervisor.restarts import why_no_restart, why_no_time
 from ddp_hpc.supervisor.run_files import RunFiles, SeenState
 from ddp_hpc.supervisor.settings import Settings
 from tests.batch.conftest import Sandbox
@@ -379,11 +379,11 @@ def test_why_no_other_start_can_help_after_a_failure(changes: dict[str, Any], wh
     last = replace(ended(), **changes)
     assert last.has_failed
     assert not last.may_restart
-    assert why in why_no_restart(last, None, last, settings(), num_restarts=0, left_s=900.0)
+    assert why in why_no_restart(last, None, last, settings(), num_restarts=0)
 
 
 def test_too_little_walltime_for_a_restart() -> None:
-    why = why_no_restart(ended(), None, ended(), settings(), num_restarts=0, left_s=90.0)
+    why = why_no_time(cast("JobClock", SimpleNamespace(ranks_left_s=90.0)), settings())
     assert why == "only 90 s of the walltime are left, and a restart needs 120 s"
 
 
