@@ -1,4 +1,4 @@
-"""`ddp-hpc bench comm` over NCCL, and its clock. This has never been run: no GPU was available."""
+"""`ddp-hpc bench comm` over NCCL, and its clock. Not yet passed on a GPU: the only run was beside other tests."""
 
 import json
 import statistics

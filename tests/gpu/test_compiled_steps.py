@@ -1,6 +1,6 @@
 """Compiled steps, fp16, resuming and the memory of a training on one GPU, with NCCL in a group of one rank.
 
-This has never been run: no GPU was available.
+Run on one H200: see docs/reference/what-has-been-run.md.
 """
 
 import gzip

@@ -17,7 +17,7 @@ SHORT = [*TRAINING, "--num-samples", "150"]
 RANKS = 4 if torch.cuda.device_count() >= 4 else min(2, torch.cuda.device_count())
 # Tolerance between GPU and CPU kernels in float64.
 ACROSS_DEVICES = 1e-7
-# Cases that differ only on GPUs. They have never been run.
+# Cases that differ only on GPUs.
 OF_A_GPU = [
     Row("--no-fused", DATA),
     Row("--workers 2", DATA),

@@ -1,6 +1,6 @@
 """`--cuda-graph`, `--tuned`, and steps without waits of the host, on one GPU; failures of ranks over NCCL.
 
-This has never been run: no GPU was available.
+Run on one H200: see docs/reference/what-has-been-run.md.
 """
 
 import gzip

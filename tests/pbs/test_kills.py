@@ -65,10 +65,13 @@ def attempts(site: Site) -> list[tuple[int, int, int]]:
     return []
 
 
-def resumed_after(site: Site, job: int) -> int | None:
-    """Returns the step after which the job resumed the run; None if it was killed before that."""
+def resumed_after(site: Site, job: int, restart: int) -> int | None:
+    """Returns the step after which the job resumed the run in this restart, 0 for its first start; None if it
+    was killed before that.
+    """
     log = (site.work / f"ddp.o{job}").read_text()
-    found = re.search(r"^resuming after step (\d+)", log, re.MULTILINE)
+    starts = re.split(r"^ddp-hpc: restart \d+ of ", log, flags=re.MULTILINE)
+    found = re.search(r"^resuming after step (\d+)", starts[restart], re.MULTILINE)
     return int(found[1]) if found else None
 
 
@@ -151,8 +154,13 @@ def test_kills_lose_no_snapshot_and_no_job_is_submitted_twice(make_site: MakeSit
     assert sum(number == 1 for number, _, _ in made) <= num_submitted
     for before, after in pairwise(made):
         assert after[0] in (1, before[0] + 1), made
+    restarts = [sum(job == made[index][1] for _, job, _ in made[:index]) for index in range(len(made))]
     for kill in kills:
-        steps = [resumed_after(site, job) for _, job, at_s in made if at_s > kill.at_s]
+        steps = [
+            resumed_after(site, job, restart)
+            for (_, job, at_s), restart in zip(made, restarts, strict=True)
+            if at_s > kill.at_s
+        ]
         assert all(step >= kill.newest_step for step in steps if step is not None), (kill, made, steps)
 
 

@@ -81,12 +81,12 @@ class OptimizationConfig:
     cuda_graph: bool = option(
         False,
         "Run each step as one CUDA graph, which the host starts with one call; needs a GPU and "
-        "--strategy ddp. Not yet run on a GPU.",
+        "--strategy ddp.",
     )
     tuned: bool = option(
         False,
         "On GPUs, also use the options that make steps fast, where they are possible: --amp bf16, "
-        "--matmul-precision high and --cuda-graph. The log says which. Not yet run on a GPU.",
+        "--matmul-precision high and --cuda-graph. The log says which.",
     )
     check_gradients: bool = option(
         False,
