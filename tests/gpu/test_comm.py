@@ -1,4 +1,4 @@
-"""`ddp-hpc bench comm` over NCCL, and its clock. Not yet passed on a GPU: the only run was beside other tests."""
+"""`ddp-hpc bench comm` over NCCL, and its clock. Only run on a GPU beside other tests, where it failed."""
 
 import json
 import statistics

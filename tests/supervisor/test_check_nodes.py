@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.node_check.results import Problem, RankResult, Results
+from ddp_hpc.node_check.results import EARLIER, Problem, RankResult, Results
 from ddp_hpc.queue.failed_nodes import failed_nodes
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import calls, folder, job
@@ -183,3 +183,48 @@ def test_programs_that_cannot_check_the_nodes_are_started_with_a_warning(job: Sa
     done = run(job, node_check="warn", env_style="none")
     assert (done.returncode, count(job, "starts"), count(job, "checks")) == (0, 1, 0)
     assert b"warning: the nodes are not checked before a start, because the program is not" in done.stderr
+
+
+# Ranks that a killed launcher may have left on other nodes
+
+
+def without_list_of_steps(job: Sandbox) -> None:
+    """Slurm does not say whether steps are left."""
+    job.program("scontrol", "#!/bin/bash\n[[ $* != *'show step'* ]] || exit 1\n")
+
+
+def killed_once(job: Sandbox, **options: object) -> subprocess.CompletedProcess[bytes]:
+    """The launcher is killed in its first start."""
+    without_list_of_steps(job)
+    return run(job, f"{TOUCH} ((n)) && exit 0; kill -9 $$", **options)
+
+
+def test_if_steps_may_be_left_the_check_ends_them_before_the_restart(job: Sandbox) -> None:
+    write_results(job, 0, {})
+    (job.work / "hook").write_text("echo ${DDP_HPC_EARLIER_LAUNCHES:-} >>earlier\n")
+    done = killed_once(job)
+    assert (done.returncode, count(job, "checks"), count(job, "starts")) == (0, 1, 2), done.stdout
+    [earlier] = (job.work / "earlier").read_text().split()
+    assert f"DDP_HPC_LAUNCH={earlier}" not in job.words(), "the second start has another value"
+
+
+@pytest.mark.parametrize(
+    "problems", [{"n2": Problem(EARLIER, "process 7 of an earlier start cannot be ended")}, None]
+)
+def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
+    job: Sandbox, problems: dict[str, Problem] | None
+) -> None:
+    if problems is not None:
+        write_results(job, 0, problems)
+    done = killed_once(job)
+    assert (count(job, "checks"), count(job, "starts")) == (1, 1)
+    assert (
+        b"not started again: the launcher was killed, and its ranks may still be running, since the check of "
+        b"nodes, which ends them, is incomplete: " in done.stdout
+    )
+
+
+def test_a_program_that_cannot_check_nodes_is_not_started_again(job: Sandbox) -> None:
+    done = killed_once(job, env_style="none")
+    assert (count(job, "checks"), count(job, "starts")) == (0, 1)
+    assert b"not started again: the launcher was killed, and its ranks may still be running\n" in done.stdout
