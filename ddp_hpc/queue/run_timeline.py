@@ -14,6 +14,8 @@ from ddp_hpc.base.timeline import TIMELINE, Moment
 from ddp_hpc.queue.submission_ledger import read_lines
 
 Line = dict[str, Any]
+# About 800 attempts of two days. Without a limit, a damaged file could fill the memory.
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
@@ -154,7 +156,7 @@ _TEXTS, _OPTIONAL = ("cause", "reason"), ("num_used", "checkpoint_s", "loss")
 
 
 def _lines(run_dir: Path) -> Iterator[Line]:
-    for text in read_lines(run_dir / TIMELINE):
+    for text in read_lines(run_dir / TIMELINE, _MAX_BYTES):
         try:
             line = json.loads(text)
             names = ("at_s", *_NEEDED.get(line["moment"], ()))

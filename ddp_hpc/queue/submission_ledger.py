@@ -189,13 +189,13 @@ def next_job(run_dir: Path, job_id: str) -> str:
     return later[0].job_id if later and later[0].number > 1 and is_job_id(later[0].job_id) else ""
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, max_bytes: int = _MAX_BYTES) -> list[str]:
     """Returns the lines of a file of the run, of a large one only the last ones; none if it is unreadable."""
     try:
         if not is_plain(path):
             return []
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _MAX_BYTES))
+            file.seek(max(0, path.stat().st_size - max_bytes))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []

@@ -103,7 +103,7 @@ def plan(path: Path, options: Options) -> Plan:
             "that enforces a walltime; omit the option"
         )
     requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(script)
-    num_nodes, per_node = _part(requested, options)
+    num_nodes, per_node = _part(requested, options, _spare_nodes(script))
     new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(
         path=path.absolute(),
@@ -133,8 +133,17 @@ def _name(path: Path) -> str:
     return ascii(str(path))[1:-1]
 
 
-def _part(requested: int, options: Options) -> tuple[int, int]:
-    """Returns the number of nodes to simulate, and the maximum number of ranks per node."""
+def _spare_nodes(script: Script) -> int:
+    """Returns the number of spare nodes in the line of the supervisor."""
+    found = re.search(r"\bddp_hpc\.job .*--spare-nodes[ =]([0-9]{1,4})\b", script.text)
+    return int(found[1]) if found else 0
+
+
+def _part(requested: int, options: Options, spare_nodes: int) -> tuple[int, int]:
+    """Returns the number of nodes to simulate, and the maximum number of ranks per node.
+
+    The spare nodes are simulated, too, so that the loss of a node can be seen.
+    """
     room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
     for option, value in (("--nodes", options.num_nodes), ("--ranks-per-node", options.ranks_per_node)):
         if value is not None and not 1 <= value <= _MAX_RANKS:
@@ -146,7 +155,7 @@ def _part(requested: int, options: Options) -> tuple[int, int]:
             f"--nodes {options.num_nodes} was given, but the script requests {requested}; "
             "use at most that number"
         )
-    num_nodes = options.num_nodes or min(requested, room // 2)
+    num_nodes = options.num_nodes or min(requested, max(room // 2, spare_nodes + 2 if spare_nodes else 0))
     per_node = options.ranks_per_node or max(1, room // num_nodes)
     if num_nodes * per_node > _MAX_RANKS:
         raise RequestError(

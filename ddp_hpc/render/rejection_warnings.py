@@ -68,6 +68,18 @@ def advice(job: Job, site: Site) -> list[str]:
             f"{job.restarts}. Use a larger --max-attempts."
         )
     lines += _without_gpus(job, layout, site)
+    if job.idle_timeout_s is not None and layout.walltime_s and job.idle_timeout_s >= layout.walltime_s:
+        lines.append(
+            f"--idle-timeout {job.idle_timeout_s:g} is not shorter than the walltime, so a hang would never "
+            "be noticed. Use a shorter time."
+        )
+    if job.node_check not in (None, "off") and job.total_nodes == 1:
+        lines.append("--node-check has no effect, because nodes are only checked if ranks run on several.")
+    elif job.node_check == "replace" and not (job.spare_nodes or job.min_nodes):
+        lines.append(
+            "with --node-check replace, but without --spare-nodes or --min-nodes, no ranks are started if a "
+            "node is bad. Add one of these options, or use --node-check warn."
+        )
     check = job.node_check or default_node_check(job.spare_nodes)
     if check != "off" and not runs_node_check(launch_words(job, site, layout)[1]):
         lines.append(NOT_CHECKED)

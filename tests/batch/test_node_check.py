@@ -101,3 +101,22 @@ def test_a_successor_leaves_failed_nodes_out(job: Sandbox) -> None:
     (job.bin / "scontrol").unlink()
     run(job, f"{TOUCH} exit 75")
     assert "--exclude=n2,n5" in calls(job, "sbatch")[-1].split()
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"node_check": "warn"}, ""),
+        ({"node_check": "warn", "num_nodes": 1}, "--node-check has no effect"),
+        ({"node_check": "off", "num_nodes": 1}, ""),
+        ({"node_check": "replace"}, "no ranks are started if a node is bad"),
+        ({"node_check": "replace", "spare_nodes": 1}, ""),
+        ({"node_check": "replace", "min_nodes": 1}, ""),
+        ({"idle_timeout_s": 3599.0}, ""),
+        ({"idle_timeout_s": 3600.0}, "--idle-timeout 3600 is not shorter than the walltime"),
+    ],
+)
+def test_options_without_an_effect_are_warned_about(changes: dict[str, object], warning: str) -> None:
+    lines = "\n".join(advice(replace(JOB, walltime_s=3600, command=("python", "a.py"), **changes), SITE))
+    about = ("--node-check", "--idle-timeout")
+    assert (warning in lines) if warning else not any(option in lines for option in about)

@@ -134,3 +134,23 @@ def test_a_run_whose_only_start_was_refused_has_a_report(tmp_path: Path) -> None
     ended = report(tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "total" in ended.stdout
+
+
+def test_the_oldest_cost_of_a_long_run_counts(tmp_path: Path) -> None:
+    """With more than 4 MiB of losses."""
+    note(tmp_path, "1 7", Moment.JOB_BEGAN, at_s=0, num_nodes=1)
+    line = {
+        "at_s": 10,
+        "attempt": "1 7",
+        "moment": "steps",
+        "step": 1,
+        "loss": 1.0,
+        "num_steps": 1,
+        "steps_s": 1,
+    }
+    with (tmp_path / "timeline").open("a") as file:
+        file.write(40_000 * (json.dumps(line | {"data_s": 0}) + "\n"))
+    note(tmp_path, "1 7", Moment.JOB_ENDED, at_s=3600)
+    cost = run_cost(tmp_path, is_running=False)
+    assert cost is not None
+    assert cost.total_node_hours == 1

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
+from ddp_hpc.rehearse.plan_rehearsal import Options, plan
 
 LIMITS = Limits(
     ranks_per_node=2,
@@ -67,3 +73,22 @@ def test_the_name_of_a_simulated_node_is_replaced_by_this_machine(word: str, her
 def test_torchrun_agents_start_at_most_the_limited_number_of_ranks() -> None:
     found = LIMITS.environment({"DDP_HPC_RANKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "1"})
     assert (found["DDP_HPC_RANKS_PER_NODE"], found["SLURM_GPUS_ON_NODE"]) == ("2", "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "num_nodes"),
+    [((), 2), (("--spare-nodes", "1"), 3), (("--spare-nodes", "3"), 5)],
+)
+def test_all_spare_nodes_of_a_job_are_simulated(
+    options: tuple[str, ...], num_nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with two cores; without them, the loss of a node could not be seen."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    render = [sys.executable, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "8"]
+    command = ["-o", str(tmp_path / "job.sh"), "--", "python", "train.py"]
+    subprocess.run([*render, "--gpus-per-node", "0", *options, *command], check=True, timeout=60)
+    given = Options(
+        num_nodes=None, ranks_per_node=None, walltime_s=None, steps=None, arguments=(), profile="",
+        max_jobs=3, limit_s=60.0, here=True,
+    )  # fmt: skip
+    assert plan(tmp_path / "job.sh", given).num_nodes == num_nodes
