@@ -29,6 +29,7 @@ _COLORS = {
 }
 _LOST_COLOR = COLORS["idle"]
 _MAX_POINTS, _MAX_SPANS = 4000, 4000
+_LINEAR = 100.0
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,17 @@ def _life(cost: RunCost, curve: Sequence[Point]) -> Figure:
     layout = base_layout() | {
         "barmode": "overlay",
         "xaxis": axis(f"{clock.unit} since the start of the first job", anchor="y3"),
-        "yaxis": axis("loss", domain=[0.58, 1]),
+        "yaxis": axis("loss", domain=[0.58, 1], type=_scale(curve)),
         "yaxis2": axis("steps per second", domain=[0.18, 0.52 if has_loss else 1], rangemode="tozero"),
         "yaxis3": hidden,
     }
     return {"data": data, "layout": layout, "height": 520 if has_loss else 360}
+
+
+def _scale(curve: Sequence[Point]) -> str:
+    """Returns the scale of the losses: logarithmic if the largest would hide the others."""
+    losses = [point.loss for point in curve if point.loss is not None]
+    return "log" if losses and min(losses) > 0 and max(losses) > _LINEAR * min(losses) else "linear"
 
 
 def _bars(attempts: Sequence[AttemptCost], clock: _Clock) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_the_picture_has_the_losses_and_what_the_nodes_did(run_dir: Path) -> Non
     assert (lost["x"], lost["y"]) == ([51.0], [3.0])
     assert "rank 3 on &lt;n4&gt; was lost" in html
     assert "<n4>" not in html
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale"), [((4.0, 0.01), "log"), ((4.0, 0.1), "linear"), ((4.0, 0.0), "linear")]
+)
+def test_a_loss_that_becomes_very_small_has_a_logarithmic_axis(
+    losses: tuple[float, float], scale: str, run_dir: Path
+) -> None:
+    cost, curve = run_cost(run_dir, is_running=False), run_curve(run_dir)
+    assert cost is not None
+    points = [replace(point, loss=loss) for point, loss in zip(curve, losses, strict=False)]
+    assert figure_of(page(run_dir, None, cost, points))["layout"]["yaxis"]["type"] == scale
 
 
 def test_the_command_writes_the_page_and_the_numbers(run_dir: Path, tmp_path: Path) -> None:
