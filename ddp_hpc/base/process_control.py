@@ -123,6 +123,13 @@ def reap() -> None:
             pass
 
 
+def reap_of(pids: Iterable[int]) -> None:
+    """Reaps those of these processes that are dead children."""
+    for pid in pids:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
 def is_running(pid: int) -> bool:
     """Returns whether a process with this id exists and is not a zombie, which nobody may ever reap."""
     return process_stat(pid)[:1] not in ([], ["Z"], ["X"])

@@ -147,7 +147,8 @@ def _end_orphans(grace_s: float, beside: Collection[int]) -> None:
         line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):
             os.write(2, line.encode("utf-8", "replace"))
-    process_control.reap()
+    # Another thread can wait for the end of a query to the scheduler, whose exit code must not be lost.
+    process_control.reap_of(process.pid for process in orphans)
 
 
 def _send(process: subprocess.Popen[bytes], name: str, forwards_term: str) -> None:
