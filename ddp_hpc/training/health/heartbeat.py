@@ -334,7 +334,8 @@ class _BeatSender(HeartbeatThread):
                     return self._on_closed()
                 if self._receive(received):
                     return ""
-                before_s = time.monotonic()
+                # An answer with the stacks of this process can take seconds, in which it does not listen.
+                self._heard_s = before_s = time.monotonic()
         return ""
 
     def _receive(self, received: bytes) -> bool:
