@@ -31,6 +31,7 @@ if [[ -n ${DDP_HPC_NODE_CHECK:-} ]]; then
   exit 3
 fi
 n=$(cat starts 2>/dev/null || echo 0); echo $((n + 1)) >starts
+echo "$*" >args-start
 """
 GPU = Problem("product", "GPU 0 computes a wrong matrix product")
 
@@ -78,9 +79,8 @@ def test_with_spare_nodes_a_bad_node_is_replaced_and_the_new_one_is_checked(job:
     assert done.returncode == 0, done.stderr
     assert f"ddp-hpc: node n2: {GPU.text}; replaced by n3\n" in done.stdout.decode()
     assert b"ddp-hpc: 2 nodes checked in 0 s\n" in done.stdout
-    arguments = [(job.work / f"args-{number}").read_text().split()[0] for number in (0, 1)]
-    assert arguments == ["--nodelist=n1,n2", "--nodelist=n1,n3"]
-    assert job.words()[0] == "--nodelist=n1,n3"
+    arguments = [(job.work / f"args-{number}").read_text().split()[0] for number in (0, 1, "start")]
+    assert arguments == ["--nodelist=n1,n2", "--nodelist=n1,n3", "--nodelist=n1,n3"]
     assert names(folder(job)) == ["n2"]
 
 
