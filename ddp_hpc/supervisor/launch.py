@@ -14,6 +14,7 @@ from ddp_hpc.base import process_control
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.discovery.hostlist import expand_hostlist
+from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.launch.rank_environment import exported_names, launch_id, private_kernel_caches, short_tmpdir
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.queue.submission_ledger import Attempt
@@ -50,7 +51,9 @@ class Launch:
         clock: JobClock,
         script: str,
     ) -> None:
-        self.argv, self._settings, self._environ = argv, settings, environ
+        self.argv, self._settings = argv, settings
+        # The ranks would check the nodes instead of running the program.
+        self._environ = {name: value for name, value in environ.items() if name != NODE_CHECK}
         self.job, self._clock = job, clock
         self._exported = exported_names(script)
         self.launcher = Path(argv[0]).name

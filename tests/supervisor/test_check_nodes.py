@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -46,11 +48,16 @@ def write_results(job: Sandbox, number: int, problems: dict[str, Problem], nodes
 
 
 def run(
-    job: Sandbox, then: str = "exit 0", nodes: str = "n[1-2]", left_s: float = 3600, **options: object
+    job: Sandbox,
+    then: str = "exit 0",
+    nodes: str = "n[1-2]",
+    left_s: float = 3600,
+    inherited: Mapping[str, str] = MappingProxyType({}),
+    **options: object,
 ) -> subprocess.CompletedProcess[bytes]:
     """Slurm job 7, whose srun checks the nodes and then runs the bash text `then`."""
     job.launcher("srun", then=CHECK + then)
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time() + left_s))}
+    environ = {**inherited, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time() + left_s))}
     environ["SLURM_JOB_NODELIST"] = nodes
     command = ("./program.py",)
     return job.run(
@@ -69,6 +76,11 @@ def names(run_dir: Path) -> list[str]:
 
 def test_without_spare_nodes_nothing_is_checked(job: Sandbox) -> None:
     assert run(job).returncode == 0
+    assert (count(job, "checks"), count(job, "starts")) == (0, 1)
+
+
+def test_an_inherited_request_does_not_replace_the_program(job: Sandbox) -> None:
+    assert run(job, inherited={"DDP_HPC_NODE_CHECK": "/tmp"}).returncode == 0
     assert (count(job, "checks"), count(job, "starts")) == (0, 1)
 
 
