@@ -57,7 +57,9 @@ def attempts_table(cost: RunCost, curve: Sequence[Point]) -> Table:
         Column("loss", "last loss", "{:.4g}".format),
     ]
     rows = [
-        _attempt(attempt, [p for p in curve if p.attempt == str(attempt.attempt)])
+        _attempt(
+            attempt, [p for p in curve if (p.attempt, p.job_id) == (str(attempt.attempt), attempt.job_id)]
+        )
         for attempt in cost.attempts
     ]
     always = ("attempt", "job_id", "num_nodes", "wall_s", "hours", "share")

@@ -14,11 +14,12 @@ class Point:
     """The last `num_steps` steps until `step`, which were complete at `at_s` (seconds since the Unix epoch).
 
     They took `duration_s`, and rank 0 waited for data during `data_s` of it. `loss` is their mean loss; None
-    if it was not recorded. `attempt` is the number of the attempt. `is_kept` is whether no later attempt
-    repeated the steps.
+    if it was not recorded. `attempt` is the number of the attempt, of which each new run has a first one, and
+    `job_id` its job. `is_kept` is whether no later attempt repeated the steps.
     """
 
     attempt: str
+    job_id: str
     at_s: float
     step: int
     num_steps: int
@@ -67,8 +68,10 @@ def _of_saved(launch: Launch, steps: Steps) -> Iterator[Point]:
 def _point(
     launch: Launch, steps: Steps, line: Line, num_steps: int, duration_s: float, data_s: float
 ) -> Point:
+    attempt, _, job_id = launch.key.partition(" ")
     return Point(
-        attempt=launch.key.partition(" ")[0],
+        attempt=attempt,
+        job_id=job_id,
         at_s=line["at_s"],
         step=int(line["step"]),
         num_steps=num_steps,

@@ -179,7 +179,8 @@ def _lines(points: Sequence[Point], field: str, y_axis: str, clock: _Clock) -> I
         ys: list[float | None] = []
         texts: list[str] = []
         for before, point in zip([None, *some], some, strict=False):
-            if before is not None and before.attempt != point.attempt:  # no line between attempts
+            is_other = before is not None and (before.attempt, before.job_id) != (point.attempt, point.job_id)
+            if is_other:  # no line between attempts
                 xs, ys, texts = [*xs, None], [*ys, None], [*texts, ""]
             xs.append(clock.at(point.at_s))
             ys.append(getattr(point, field))

@@ -15,7 +15,7 @@ import pytest
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, write_state
 from ddp_hpc.base.timeline import Moment, note
-from ddp_hpc.queue.cost_text import cost_lines
+from ddp_hpc.queue.cost_text import attempts_table, cost_lines
 from ddp_hpc.queue.run_cost import run_cost
 from ddp_hpc.queue.run_curve import run_curve
 from ddp_hpc.queue.run_page import page
@@ -167,3 +167,19 @@ def test_the_oldest_cost_of_a_long_run_counts(tmp_path: Path) -> None:
     cost = run_cost(tmp_path, is_running=False)
     assert cost is not None
     assert cost.total_node_hours == 1
+
+
+def test_a_run_that_began_anew_has_two_first_attempts(run_dir: Path) -> None:
+    """Each has its own steps."""
+    details: dict[str, object] = {"num_used": None, "records_steps": True, "checks_s": 0}
+    note(run_dir, "1 8", Moment.JOB_BEGAN, at_s=2000, num_nodes=2)
+    note(run_dir, "1 8", Moment.LAUNCHER_STARTED, at_s=2001, **details)
+    note(run_dir, "1 8", Moment.STEPS_BEGAN, at_s=2002, step=0, restore_s=0)
+    done: dict[str, object] = {"loss": 9.0, "num_steps": 5, "steps_s": 5, "data_s": 0}
+    note(run_dir, "1 8", Moment.STEPS, at_s=2007, step=5, **done)
+    cost = run_cost(run_dir, is_running=False)
+    assert cost is not None
+    rows = attempts_table(cost, run_curve(run_dir)).rows
+    assert [(row["attempt"], row["job_id"], row["step"], row["loss"]) for row in rows] == [
+        ("1", "7", 20, 3.0), ("2", "7", 20, None), ("1", "8", 5, 9.0),
+    ]  # fmt: skip
