@@ -18,12 +18,12 @@ from ddp_hpc.discovery.print_once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.node_check.collect import (
     ANSWER_S,
-    COLLECTIVE_S,
     DEVICE,
     END,
     GO,
     JOINED,
     LATER,
+    collective_s,
     coordinate,
     stage_key,
 )
@@ -125,7 +125,7 @@ def _take_part(
         received_s = clock_s()
         problems = []
         if go["all_reduce"]:
-            worker.request_all_reduce(link, COLLECTIVE_S)
+            worker.request_all_reduce(link, collective_s(world.world_size))
             problems = [*worker.answer().problems]
         give(LATER, received_s=received_s, sent_s=clock_s(), problems=[vars(each) for each in problems])
 

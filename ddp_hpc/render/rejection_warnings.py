@@ -77,8 +77,9 @@ def advice(job: Job, site: Site) -> list[str]:
         lines.append("--node-check has no effect, because nodes are only checked if ranks run on several.")
     elif job.node_check == "replace" and not (job.spare_nodes or job.min_nodes):
         lines.append(
-            "with --node-check replace, but without --spare-nodes or --min-nodes, no ranks are started if a "
-            "node is bad. Add one of these options, or use --node-check warn."
+            "with --node-check replace, but without --spare-nodes or --min-nodes, a bad node ends the job "
+            "before its ranks start, and another job without this node must wait in the queue. Add one of "
+            "these options, or use --node-check warn."
         )
     check = job.node_check or default_node_check(job.spare_nodes)
     if check != "off" and not runs_node_check(launch_words(job, site, layout)[1]):

@@ -33,6 +33,7 @@ PAUSES_S = (1.0, 3.0)
 # The same delays for a job that ends soon, and cannot be resumed later.
 _LONG_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _LEAST_LIMIT_S = 2.0
+_running: set[int] = set()
 # Limit on the output. For a job array of 10,000 tasks, the limit of OpenPBS, qstat was seen to print 15 MB.
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -200,6 +201,11 @@ def _patiently(
     )
 
 
+def running() -> set[int]:
+    """Returns the processes of the commands that are running now, for example in other threads."""
+    return set(_running)
+
+
 def run(
     argv: Sequence[str], limit_s: float, environ: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Answer:
@@ -224,12 +230,15 @@ def run(
     except (OSError, ValueError) as error:
         raise NoAnswerError(f"cannot start {argv[0]}; check that the scheduler's module is loaded") from error
     with process:
+        _running.add(process.pid)
         try:
             out, err = _read(process, argv[0], limit_s)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            _running.discard(process.pid)
     return Answer(process.returncode, out, err)
 
 

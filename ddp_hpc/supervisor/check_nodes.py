@@ -85,7 +85,8 @@ def _check_and_replace(
         if launch.pool is None:
             for node, why in bad.items():
                 record_failed_node(files.path, node, why)
-            return "a node has failed its check, and the job has no spare nodes"
+            node, why = next(iter(bad.items()))
+            return f"node {node}: {why}; the job has no spare nodes"
         if why := launch.pool.replace(bad):
             return why
 

@@ -208,6 +208,13 @@ NOTHING_SAVED = NoJob(why="this attempt has saved no snapshot, so nothing is sub
 """A rank was lost before the first snapshot of the attempt, perhaps at the same step as before."""
 LAUNCHER_HUNG = NoJob(why="nothing is submitted, because the ranks may hang again", remedy="to resume anyway")
 """The launcher had to be killed although the program has not written a state."""
+ENDED_BEFORE_START = NoJob(
+    why="this job had too little time to check its nodes",
+    remedy="increase its walltime, then resume",
+    is_error=True,
+)
+SAME_NODE_AGAIN = NoJob(why="this job got a node that had failed before", is_error=True)
+"""The next job would probably get it, too."""
 
 
 def why_no_job(

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from ddp_hpc.base import process_control
 from ddp_hpc.base.errors import RequestError
+from ddp_hpc.schedulers import run_command
 
 Action = Literal["wait", "terminate", "kill"]
 _LOOK_S = 0.5
@@ -140,9 +141,13 @@ def _end_orphans(grace_s: float, beside: Collection[int]) -> None:
     """Ends ranks that are still running on this node after the launcher has ended, for example because it was
     killed. These ranks would keep the run directory in use, so the next job of the run could not start.
     """
-    orphans = process_control.descendants(os.getpid(), without=beside)
+
+    def others() -> set[int]:
+        return {*beside, *run_command.running()}
+
+    orphans = process_control.descendants(os.getpid(), without=others())
     process_control.send(signal.SIGTERM, orphans)
-    killed = process_control.end_descendants(grace_s, lambda: beside) if orphans else []
+    killed = process_control.end_descendants(grace_s, others) if orphans else []
     if killed:
         line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import signal
 import time
 from contextlib import suppress
 
 from ddp_hpc.base.errors import DdpHpcError
+from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.queue.failed_nodes import failed_nodes
 from ddp_hpc.queue.submission_ledger import Attempt, SubmissionRecord, record
 from ddp_hpc.schedulers.running_job import Queued, RunningJob, Successor
@@ -46,6 +48,37 @@ def conclude(
     return ended.outcome
 
 
+def conclude_unstarted(
+    why_not: str,
+    stop: decisions.SigtermCause,
+    attempt: Attempt,
+    job: RunningJob,
+    clock: JobClock,
+    files: RunFiles,
+    settings: Settings,
+    *,
+    is_new: bool,
+) -> int:
+    """Does the same as `conclude` for a job that has started no ranks, which does not count as an attempt.
+
+    `why_not` is what the check of nodes says. Only if a node `is_new` among the failed ones, which another
+    job leaves out, is such a job requested.
+
+    Raises:
+        DdpHpcError: another job would probably not start ranks either.
+    """
+    # The step is no measure of the progress, because no rank has begun.
+    reason = "" if stop else why_not
+    state = SeenState(State.REQUEUE, attempt.first_step, reason, is_step_known=False)
+    next_job = _NextJob(state, attempt, job, clock, files, settings, has_begun=False)
+    if stop == "walltime":
+        next_job.refuse(decisions.ENDED_BEFORE_START)
+    elif not stop and not is_new:
+        next_job.refuse(decisions.SAME_NODE_AGAIN)
+    code = next_job.request(stop)
+    return 128 + signal.SIGTERM if stop else code
+
+
 class _NextJob:
     """The request for the job that resumes the run."""
 
@@ -57,11 +90,15 @@ class _NextJob:
         clock: JobClock,
         files: RunFiles,
         settings: Settings,
+        *,
+        has_begun: bool = True,
     ) -> None:
         self._state, self._attempt, self._job, self._clock = state, attempt, job, clock
         self._files, self._settings = files, settings
-        reason = f": {state.reason}" if state.reason else ""
-        self._stopped = f"stopped{decisions.at_step(state.step)}{reason}"
+        self._number = attempt.number + 1 if has_begun else attempt.number
+        self._follows = "resumes the run" if has_begun else "begins"
+        where = f"{decisions.at_step(state.step)}{'' if has_begun else ' before its ranks were started'}"
+        self._stopped = f"stopped{where}{f': {state.reason}' if state.reason else ''}"
 
     def request(self, stop: decisions.SigtermCause) -> int:
         """Requests the job, or prints why none is requested and how to resume; returns the exit code.
@@ -104,7 +141,7 @@ class _NextJob:
         say(f"ddp-hpc: {self._stopped}; {refusal.why}; {refusal.remedy}: {command}")
 
     def _submit(self) -> None:
-        command, number = self._resume_command(), self._attempt.number + 1
+        command, number = self._resume_command(), self._number
         # If this process is killed now, the file says what is unknown.
         self._keep(
             command, "the job ended while it requested its successor, which may be queued: check the queue"
@@ -128,7 +165,7 @@ class _NextJob:
         if queued.job_id != self._job.job_id:
             which = f"job {queued.job_id}"
             self._record(queued)
-        say(f"ddp-hpc: {self._stopped}; attempt {number} resumes the run in {which}")
+        say(f"ddp-hpc: {self._stopped}; attempt {number} {self._follows} in {which}")
 
     def _record(self, queued: Queued) -> None:
         job, script = self._job, self._files.script

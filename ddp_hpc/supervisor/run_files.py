@@ -133,21 +133,25 @@ class RunFiles:
         first_steps = [start.first_step for start in starts if start and start.job_id == attempt.job_id]
         return replace(attempt, first_step=min(first_steps))
 
-    def begin(
-        self, attempt: Attempt, script: Path, without: re.Pattern[bytes], variables: Mapping[str, str]
-    ) -> None:
-        """Records the first attempt of a job, and copies its script; for `without` and `variables` see
-        `script_copy`.
+    def keep_script(self, script: Path, without: re.Pattern[bytes], variables: Mapping[str, str]) -> None:
+        """Copies the script of this job for other jobs; for `without` and `variables` see `script_copy`.
+
+        Raises:
+            DdpHpcError: a file cannot be written.
+        """
+        with _explained():
+            content = script_copy(script.read_bytes(), without, variables)
+            write_atomically(self.script, content, "job", is_private=True)
+            self.script.chmod(self.script.stat().st_mode | 0o100)
+
+    def begin(self, attempt: Attempt) -> None:
+        """Records the first attempt of a job.
 
         Raises:
             DdpHpcError: a file cannot be written.
         """
         self._remove(_OF_ONE_JOB)
-        with _explained():
-            content = script_copy(script.read_bytes(), without, variables)
         self.begin_again(attempt)
-        write_atomically(self.script, content, "job", is_private=True)
-        self.script.chmod(self.script.stat().st_mode | 0o100)
 
     def begin_again(self, attempt: Attempt) -> None:
         """Records another attempt of the same job.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.launch.rank_environment import exported_names
+from ddp_hpc.queue.failed_nodes import failed_nodes
 from ddp_hpc.queue.run_conflicts import check_program
 from ddp_hpc.queue.submission_ledger import Attempt
 from ddp_hpc.schedulers.running_job import RunningJob, started_s
@@ -21,9 +22,10 @@ from ddp_hpc.supervisor.check_nodes import check_nodes
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
 from ddp_hpc.supervisor.launch import Launch
-from ddp_hpc.supervisor.next_job import conclude
+from ddp_hpc.supervisor.next_job import conclude, conclude_unstarted
 from ddp_hpc.supervisor.run_files import RunFiles
 from ddp_hpc.supervisor.settings import Settings
+from ddp_hpc.supervisor.settle import why_stopped
 
 AFTER = "DDP_HPC_AFTER"
 """The job whose run this job resumes, if the scheduler does not start this job after its end."""
@@ -64,14 +66,16 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
             f"ddp-hpc: attempt {attempt.number} of at most {settings.max_attempts}"
             f"{decisions.at_step(attempt.first_step, ', from step ')}"
         )
-    why = check_nodes(launch, clock, files, settings)
-    if clock.stopped_s is not None or signal.SIGTERM in signal.sigpending():
-        say("ddp-hpc: the job was cancelled before its ranks started")
-        return 128 + signal.SIGTERM
-    if why:
-        raise DdpHpcError(f"{why}; the ranks are not started; to try again, submit the script again")
+    known = {each.node for each in failed_nodes(files.path)}
+    why_not = check_nodes(launch, clock, files, settings)
     variables = job.variables_for_successor()
-    files.begin(attempt, settings.script, settings.scheduler.reader.array_directive, variables)
+    files.keep_script(settings.script, settings.scheduler.reader.array_directive, variables)
+    is_stopped = clock.stopped_s is not None or signal.SIGTERM in signal.sigpending()
+    if is_stopped or why_not:
+        stop = why_stopped(attempt, clock, files) if is_stopped else ""
+        is_new = not known.issuperset(each.node for each in failed_nodes(files.path))
+        return conclude_unstarted(why_not, stop, attempt, job, clock, files, settings, is_new=is_new)
+    files.begin(attempt)
     with _on_timeline(attempt, files, settings.scheduler, environ):
         ended = run_attempts(attempt, launch, clock, files, settings)
         last = replace(ended.attempt, first_step=attempt.first_step)

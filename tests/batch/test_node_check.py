@@ -109,7 +109,7 @@ def test_a_successor_leaves_failed_nodes_out(job: Sandbox) -> None:
         ({"node_check": "warn"}, ""),
         ({"node_check": "warn", "num_nodes": 1}, "--node-check has no effect"),
         ({"node_check": "off", "num_nodes": 1}, ""),
-        ({"node_check": "replace"}, "no ranks are started if a node is bad"),
+        ({"node_check": "replace"}, "a bad node ends the job before its ranks start"),
         ({"node_check": "replace", "spare_nodes": 1}, ""),
         ({"node_check": "replace", "min_nodes": 1}, ""),
         ({"idle_timeout_s": 3599.0}, ""),

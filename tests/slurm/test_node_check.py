@@ -94,15 +94,17 @@ def test_a_requeued_job_does_not_get_the_node_again(cluster4: Cluster, tmp_path:
     assert nodes_of(run, run.job) == [first, third, fourth]
 
 
-def test_without_enough_spare_nodes_the_ranks_are_not_started(cluster4: Cluster, tmp_path: Path) -> None:
+def test_without_spare_nodes_the_requeued_job_runs_on_other_nodes(cluster4: Cluster, tmp_path: Path) -> None:
     render = with_fault(cluster4, "hang", "--node-check", "replace", "--launcher", "torchrun")
     run = submit(cluster4, tmp_path, num_steps=20, step_s=0.0, render=render)
     end = run.end(150)
-    assert end.state == "FAILED", run.log
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     second = cluster4.node_names[1]
     assert f"warning: node {second}: no answer from the CPU within " in run.log
-    assert "error: a node has failed its check, and the job has no spare nodes; the ranks are not" in run.log
-    assert not (tmp_path / "runs" / "ddp" / "attempts").exists()
+    assert "; attempt 1 begins in this job\n" in run.log
+    assert [number for number, _, _ in run.attempts] == [1], "a start without ranks is not an attempt"
+    assert cluster4.job(run.job)["ExcNodeList"] == second
+    assert second not in nodes_of(run, run.job)
 
 
 def test_a_node_that_the_sites_health_check_has_drained_is_replaced(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from ddp_hpc.node_check.results import EARLIER, Problem, RankResult, Results
-from ddp_hpc.queue.failed_nodes import failed_nodes
+from ddp_hpc.queue.failed_nodes import failed_nodes, record_failed_node
 from tests.batch.conftest import Sandbox
 from tests.batch.test_requeue import calls, folder, job
 from tests.batch.test_scripts_run import script, slurm
@@ -101,8 +101,11 @@ def test_if_the_new_node_is_bad_too_the_ranks_are_not_started(job: Sandbox) -> N
     write_results(job, 0, {"n2": GPU})
     write_results(job, 1, {"n3": GPU}, "n1 n3")
     done = run(job, nodes="n[1-3]", spare_nodes=1)
-    assert (done.returncode, count(job, "starts"), calls(job, "scontrol")) == (1, 0, [])
-    assert f"error: node n3: {GPU.text}; too few nodes are left; the ranks are not" in (done.stderr.decode())
+    assert (done.returncode, count(job, "starts"), calls(job, "scontrol")[0]) == (75, 0, "requeue 7")
+    assert (
+        f"ddp-hpc: stopped at step 60 before its ranks were started: node n3: {GPU.text}; too few nodes are "
+        "left; attempt 1 begins in this job\n"
+    ) in done.stdout.decode()
     assert names(folder(job)) == ["n2", "n3"]
     assert (folder(job) / "state").read_text() == "requeue 60 no time left\n", "another job can resume it"
     assert (folder(job) / "attempts").read_text() == "1 6 0 1700000000\n"
@@ -160,8 +163,46 @@ def test_a_job_that_is_cancelled_during_the_check_starts_no_ranks(job: Sandbox) 
     (job.work / "hook").write_text("kill -TERM $PPID; sleep 1\n")
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts")) == (143, 0)
-    assert b"ddp-hpc: the job was cancelled before its ranks started\n" in done.stdout
     assert names(folder(job)) == []
+    text = "before its ranks were started; a signal arrived before the end of the walltime, so nothing is"
+    assert text in done.stdout.decode()
+    assert not (folder(job) / "attempts").exists(), "a start without ranks is not an attempt"
+    command, why = (folder(job) / "resume").read_text().splitlines()
+    assert command.endswith(f"sbatch {folder(job) / 'job.sh'}")
+    assert text in why
+
+
+def test_a_job_whose_walltime_ends_during_the_check_is_not_run_again(job: Sandbox) -> None:
+    (job.work / "hook").write_text("kill -TERM $PPID; sleep 1\n")
+    done = run(job, node_check="replace", left_s=20.0)
+    assert (done.returncode, count(job, "starts"), calls(job, "scontrol")[1:]) == (1, 0, [])
+    assert (
+        b"error: this job had too little time to check its nodes and stopped before its ranks were started; "
+        b"increase its walltime, then resume: cd "
+    ) in done.stderr
+
+
+def test_without_spare_nodes_another_job_runs_without_the_bad_node(job: Sandbox) -> None:
+    write_results(job, 0, {"n2": GPU})
+    done = run(job, node_check="replace")
+    assert (done.returncode, count(job, "starts"), names(folder(job))) == (75, 0, ["n2"])
+    assert calls(job, "scontrol")[0] == "requeue 7"
+    assert b"stopped before its ranks were started: node n2: GPU 0 computes a wrong matrix product" in (
+        done.stdout
+    )
+    assert b"; attempt 1 begins in this job\n" in done.stdout
+
+
+def test_a_job_that_gets_a_node_again_that_had_failed_is_not_run_again(job: Sandbox) -> None:
+    folder(job)
+    record_failed_node(folder(job), "n2", GPU.text)
+    write_results(job, 0, {"n2": GPU})
+    done = run(job, node_check="replace")
+    assert (done.returncode, count(job, "starts"), calls(job, "scontrol")) == (1, 0, [])
+    assert (
+        f"error: this job got a node that had failed before and stopped before its ranks were started: node "
+        f"n2: {GPU.text}"
+    ) in done.stderr.decode()
 
 
 def test_the_nodes_are_checked_before_a_restart_too(job: Sandbox) -> None:
@@ -176,9 +217,8 @@ def test_if_a_node_is_bad_before_a_restart_the_job_ends_as_without_restarts(job:
     write_results(job, 1, {"n2": GPU})
     done = run(job, f"{TOUCH} kill -9 $$", node_check="replace")
     assert (count(job, "starts"), count(job, "checks")) == (1, 2)
-    assert b"the ranks are not started again: a node has failed its check, and the job has no spare" in (
-        done.stdout
-    )
+    why = f"node n2: {GPU.text}; the job has no spare nodes"
+    assert f"ddp-hpc: the ranks are not started again: {why}\n" in done.stdout.decode()
 
 
 def test_a_restart_needs_enough_time_after_the_check_too(job: Sandbox) -> None:
