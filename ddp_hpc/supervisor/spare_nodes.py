@@ -123,7 +123,7 @@ class NodeWatch:
                         self._round_s = began_s
                         self._answered_s |= dict.fromkeys(answered, began_s)
                         self._rounds.notify_all()
-                time.sleep(_EVERY_S)
+                time.sleep(max(0.0, began_s + _EVERY_S - time.monotonic()))
 
     def _answers(self, name: str) -> tuple[str, bool]:
         # The name is resolved only once, since a name server that does not answer must not cost a node.
