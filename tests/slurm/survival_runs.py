@@ -51,7 +51,7 @@ class Run:
         """The step and loss of each line of the metrics file."""
         return read_losses(self.folder / "metrics.jsonl")
 
-    def wait_for_words(self, words: str, timeout: float = 60.0) -> None:
+    def wait_for_words(self, words: str, timeout: float = 180.0) -> None:
         """Waits until the job's log contains this text."""
         try:
             wait_for(f"'{words}'", lambda: words in self.log, timeout, 0.1)
