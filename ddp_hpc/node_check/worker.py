@@ -49,7 +49,7 @@ class Worker:
         )
         os.close(writer)
         self._lines = os.fdopen(reader)
-        self._on_stage, self._stage = on_stage, "start"
+        self._on_stage, self._stage = on_stage, "starting"
 
     def answer(self) -> Answer:
         """Waits for the next problems that the worker reports."""
@@ -92,7 +92,7 @@ def _work(world: World, out: IO[str]) -> None:
         fields = {"problems": [vars(each) for each in problems], "num_devices": num_devices}
         out.write(json.dumps(fields) + "\n")
 
-    tell(f"rank {world.rank}", "import of torch")
+    tell(f"rank {world.rank}", "importing torch")
     try:
         from ddp_hpc.node_check import device
     except (ImportError, OSError) as error:  # a CUDA library that cannot be loaded raises OSError
