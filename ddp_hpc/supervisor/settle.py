@@ -53,7 +53,7 @@ def settle(
         with suppress(DdpHpcError):  # the disk is full, for example
             files.withdraw()
         say(
-            "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted"
+            "ddp-hpc: this start was refused and does not count as an attempt; no other job is submitted"
             f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
         refused = AttemptEnd(cause=Cause.REFUSED, exit_code=EXIT_WRONG_REQUEST, reason="")

@@ -164,7 +164,9 @@ def test_a_job_that_is_cancelled_during_the_check_starts_no_ranks(job: Sandbox) 
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts")) == (143, 0)
     assert names(folder(job)) == []
-    text = "before its ranks were started; a signal arrived before the end of the walltime, so nothing is"
+    text = (
+        "before its ranks were started; the job received SIGTERM before the end of its walltime, so no other"
+    )
     assert text in done.stdout.decode()
     assert not (folder(job) / "attempts").exists(), "a start without ranks is not an attempt"
     command, why = (folder(job) / "resume").read_text().splitlines()
@@ -178,7 +180,7 @@ def test_a_job_whose_walltime_ends_during_the_check_is_not_run_again(job: Sandbo
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")[1:]) == (1, 0, [])
     assert (
         b"error: this job had too little time to check its nodes and stopped before its ranks were started; "
-        b"increase its walltime, then resume: cd "
+        b"increase the walltime, then resume with: cd "
     ) in done.stderr
 
 
