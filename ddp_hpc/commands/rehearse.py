@@ -42,7 +42,7 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--steps",
     type=int,
     metavar="N",
-    help="Number of training steps of ddp_hpc.train; 0 means all.  [default: 3; with --walltime-s, all]",
+    help="Number of training steps of ddp_hpc.train; 0 means all.  [default: 3; with --walltime-s or --fail, all]",
 )
 @click.option(
     "--args", "arguments", metavar="'ARGS'", help="Arguments to append to the command that each rank runs."
@@ -85,7 +85,8 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 @click.option(
     "--fail",
     type=click.Choice(["rank", "hang", "node"]),
-    help="Kill the last rank of the first launch, let it hang (SIGSTOP), or lose the node of this rank.",
+    help="Simulate a failure during the first launch: the last rank is killed, or hangs (SIGSTOP), or its "
+    "node no longer answers.",
 )
 @click.option(
     "--fail-after-s",
