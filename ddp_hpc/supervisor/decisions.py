@@ -59,7 +59,7 @@ def begin_attempt(
     if not is_resumed and state.is_failure:
         raise DdpHpcError(f"the previous attempt failed{reason}; {state.how_to_resume()}")
     if not is_resumed:
-        what = f"the run is {state}{at_step(seen.step)}{reason}"
+        what = f"the state of the run is {state}{at_step(seen.step)}{reason}"
         return NothingToDo(state.exit_code, f"{what}; to resume it, {state.how_to_resume()}")
     # A program that does not record its step is only resumed after progress.
     if not is_requeued and seen.is_step_known and seen.step <= (last.first_step if last else 0):
@@ -117,7 +117,9 @@ def program_end(
     if rank_0 is not None and (was_ended or is_stopped):
         return _exited(rank_0, f"rank 0 exited with code {rank_0}")
     if code == 0 and (writes_state or (is_recorded and rank_0 is None)):
-        missing = "the training has not written its final state" if writes_state else "rank 0 did not end"
+        missing = (
+            "the training has not written its final state" if writes_state else "rank 0 reported no exit code"
+        )
         reason = f"{launcher} exited with code 0, but {missing}; look for the cause in the log"
         return AttemptEnd(cause=Cause.LOST_RANK, exit_code=EXIT_FAILED, reason=reason)
     if was_ended and code:
@@ -146,7 +148,7 @@ def end_without_record(code: int, launcher: str) -> AttemptEnd:
 
     mpiexec exits with 0 after that, if the lost rank has exited with 0.
     """
-    reason = f"{launcher} exited with code {code} and no rank reported a reason"
+    reason = f"{launcher} exited with code {code}, and no rank reported a reason"
     return AttemptEnd(cause=Cause.LOST_RANK, exit_code=code or EXIT_FAILED, reason=reason)
 
 
@@ -204,9 +206,11 @@ class NoJob:
     is_error: bool = False
 
 
-NOTHING_SAVED = NoJob(why="this attempt has saved no snapshot, so nothing is submitted")
+NOTHING_SAVED = NoJob(why="this attempt has saved no snapshot, so no other job is submitted")
 """A rank was lost before the first snapshot of the attempt, perhaps at the same step as before."""
-LAUNCHER_HUNG = NoJob(why="nothing is submitted, because the ranks may hang again", remedy="to resume anyway")
+LAUNCHER_HUNG = NoJob(
+    why="no other job is submitted, because the ranks may hang again", remedy="to resume anyway"
+)
 """The launcher had to be killed although the program has not written a state."""
 ENDED_BEFORE_START = NoJob(
     why="this job had too little time to check its nodes",
@@ -228,28 +232,30 @@ def why_no_job(
     may_submit: bool,
 ) -> NoJob | None:
     """Returns why this job does not request another one; None if it does."""
-    title, nothing = scheduler.title, "so nothing is submitted"
+    title, nothing = scheduler.title, "so no other job is submitted"
     if not state.is_resumed_by_job:
-        return NoJob(why=f"the run is {state}, {nothing}", remedy=state.how_to_resume("resume it with"))
+        return NoJob(
+            why=f"the state of the run is {state}, {nothing}", remedy=state.how_to_resume("resume it with")
+        )
     if stop == "requeued":
-        return NoJob(why=f"{title} runs this job again, which resumes the run", needs_command=False)
+        return NoJob(why=f"{title} has requeued this job, which will resume the run", needs_command=False)
     if stop == "cancelled":
         return NoJob(why=f"the job was cancelled, {nothing}")
     if stop == "preempted":
         return NoJob(
-            why=f"the job was preempted, {nothing}", remedy=f"if {title} does not run it again, resume"
+            why=f"the job was preempted, {nothing}", remedy=f"if {title} does not requeue it, resume with"
         )
     if stop == "unknown":
-        return NoJob(why=f"a signal arrived before the end of the walltime, {nothing}")
+        return NoJob(why=f"the job received SIGTERM before the end of its walltime, {nothing}")
     if not has_progressed:
         why = f"attempt {attempt.number} made no progress: it began at step {attempt.first_step}"
-        return NoJob(why=why, remedy="increase its walltime, then resume", is_error=True)
+        return NoJob(why=why, remedy="increase the walltime, then resume with", is_error=True)
     if attempt.number >= max_attempts:
-        return NoJob(why=f"attempt {attempt.number} was the last (--max-attempts)")
+        return NoJob(why=f"attempt {attempt.number} was the last that --max-attempts allows")
     if not scheduler.inside_job.can_requeue:
         return NoJob(why=f"no successor is submitted under {title}")
     if not may_submit:
-        why, remedy = "compute nodes cannot submit jobs at this site", "to resume, run on the login node"
+        why, remedy = "compute nodes cannot submit jobs at this site", "to resume, run on a login node"
         return NoJob(why=why, remedy=remedy, submit_line="ddp-hpc submit")
     return None
 

@@ -76,7 +76,7 @@ def state_of_program(
         step = recorded_step if recorded_step > attempt.first_step else 0
     is_known = not has_progressed or step > 0
     if at_deadline and has_progressed:
-        return SeenState(State.REQUEUE, step, "the end of the walltime", is_step_known=is_known)
+        return SeenState(State.REQUEUE, step, "the walltime is about to end", is_step_known=is_known)
     if code == EXIT_REQUEUE and has_progressed:
         return SeenState(State.REQUEUE, step, f"the program exited with code {code}", is_step_known=is_known)
     if code == EXIT_REQUEUE or at_deadline:

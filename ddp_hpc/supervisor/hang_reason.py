@@ -55,17 +55,17 @@ def hang_of(reports: Sequence[SilentRank], limit_s: float, directory: Path) -> A
         return None
     places = _places(reports)
     if missing:
-        gone = _Place(0, _SILENT, ": its program has ended, or its node is down")
+        gone = _Place(0, _SILENT, ": the program has ended, or the node is down")
         places[gone] = [(rank, "") for rank in missing]
     groups = sorted(places.items(), key=lambda group: (group[0].order, len(group[1])))
     first, *others = (_text(place, ranks, world_size) for place, ranks in groups[:_MAX_PLACES])
     if others:
         first += f", while {'; '.join(others)}"
     if len(groups) > _MAX_PLACES:
-        first += f" and {counted(len(groups) - _MAX_PLACES, 'other place')}"
+        first += f"; the remaining ranks are at {counted(len(groups) - _MAX_PLACES, 'other place')}"
     reason = f"no output or checkpoint for {limit_s:g} s: {first}; stacks of all threads: {directory}"
     if groups[0][0].verbs is _COMPUTES:
-        reason += "; if this was only slow, raise --idle-timeout"
+        reason += "; if the program was only slow, raise --idle-timeout"
     rank, host = groups[0][1][0] if _is_elsewhere(groups) else (None, "")
     cause = Cause.HANG
     code = cause.exit_code
@@ -100,11 +100,11 @@ def _text(place: _Place, ranks: _Ranks, world_size: int) -> str:
 def _place(report: SilentRank, *, is_exact: bool) -> _Place:
     frames, at = report.frames, _at(report.frames, is_exact)
     if report.state in _STATES:
-        return _Place(0, _STOPPED, f", {_STATES[report.state]}{at}")
+        return _Place(0, _STOPPED, f" because {_STATES[report.state]}{at}")
     if report.state == "D":
         return _Place(1, _WAITS, f" for a file system or a driver{at}")
     if not frames:
-        return _Place(1, _IS, " in a program whose Python stack could not be read")
+        return _Place(1, _IS, " at an unknown line, because its Python stack could not be read")
     called = frames[: _own(frames)]  # DDP also calls the program: the forward pass of its model, and hooks
     may_wait = any(_WITH_COLLECTIVES.search(frame.file) for frame in called)
     if any(_COLLECTIVES.search(frame.file) for frame in called) or (

@@ -78,9 +78,9 @@ class IdleWatch:
         self._found = hang_of(reports, self._limit_s, self._directory) if reports else None
         if self._found is None and not self._was_said:
             self._was_said = True
-            what = "but all ranks use CPU time, so that the run continues"
+            what = "but all ranks are using CPU time, so the run continues"
             if not reports:
-                what = "and no rank reports where it is, so that hangs are not noticed; use ddp-hpc exec"
+                what = "and no rank reports its position, so hangs cannot be detected; use ddp-hpc exec"
             say(f"ddp-hpc: no output or checkpoint for {silent_s:.0f} s, {what}")
 
     def _has_saved(self) -> bool:

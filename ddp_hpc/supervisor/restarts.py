@@ -28,7 +28,7 @@ def why_no_restart(
     if not settings.restarts:
         return "--restarts is 0"
     if not ended.has_begun_like(earlier):
-        return "they did not begin after the last restart"
+        return "no rank started successfully after the last restart"
     if last_saved is None and not ended.after.step:
         return "the run has no snapshot and no recorded checkpoint"
     if earlier is not None and not (ended.has_progressed or earlier.has_progressed):
@@ -36,7 +36,7 @@ def why_no_restart(
     if num_restarts >= settings.restarts:
         return f"this job has used all its restarts (--restarts {settings.restarts})"
     if ended.attempt.number >= settings.max_attempts:
-        return f"attempt {ended.attempt.number} was the last (--max-attempts)"
+        return f"attempt {ended.attempt.number} was the last that --max-attempts allows"
     return ""
 
 

@@ -88,9 +88,9 @@ class RunFiles:
                 continue
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise RequestError(
-                    f"{path} is not a regular file, belongs to another user, or can be written by other "
-                    "users; only you may be able to write this file: inspect it, and then remove it or run "
-                    "chmod go-w"
+                    f"{path} is not a regular file, belongs to another user, or is writable by other users; "
+                    "it must be a file that only you can write to: inspect it, then remove it or run "
+                    "chmod go-w on it"
                 )
 
     def state(self) -> SeenState:

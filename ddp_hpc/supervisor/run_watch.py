@@ -128,11 +128,13 @@ class RunWatch:
             self._terminated_s = now_s
             waited_s = now_s - (self._final_since_s or now_s)
             self._say(
-                f"ddp-hpc: terminating {self._launcher}: it still waits for ranks {waited_s:.0f} s after the "
-                "run wrote its final state"
+                f"ddp-hpc: terminating {self._launcher}: it is still waiting for ranks {waited_s:.0f} s "
+                "after the run wrote its final state"
             )
         elif action == "kill":
-            why = "does not end" if self._terminated_s is not None else "still runs shortly before SIGKILL"
+            why = "did not exit after SIGTERM"
+            if self._terminated_s is None:
+                why = "is still running shortly before the scheduler would kill it"
             self._say(f"ddp-hpc: killing {self._launcher}, which {why}")
         return action
 
@@ -165,7 +167,7 @@ class RunWatch:
             return hang
         limit_s = self._begin_limit_s
         is_late = limit_s is not None and self.began_after_s is None and now_s > self._started_s + limit_s
-        return "no rank has begun" if is_late else ""
+        return f"no rank has reported its start within {limit_s:.0f} s" if is_late else ""
 
     def _read_state(self, files: RunFiles, now_s: float) -> None:
         state = files.state()

@@ -250,7 +250,9 @@ def test_signals_reach_the_ranks_and_only_an_early_term_prevents_the_requeue(
         assert process.returncode == 75
     assert (folder(job) / "state").read_text() == f"requeue 3 {name}\n"
     assert calls(job, "scontrol") == (["requeue 7"] if goes_on else [])
-    assert ("before the end of the walltime, so nothing is submitted; to resume: cd " in said) is not goes_on
+    assert (
+        "before the end of its walltime, so no other job is submitted; to resume: cd " in said
+    ) is not goes_on
 
 
 def test_the_signal_from_the_requeue_itself_is_ignored(job: Sandbox) -> None:
@@ -333,4 +335,4 @@ def test_if_compute_nodes_cannot_submit_the_command_is_printed(
     done = run_pbs(job, "strict")
     assert (done.returncode, calls(job, "qsub")) == (75, [])
     last = done.stdout.decode().splitlines()[-1]
-    assert last.endswith(f"on the login node: cd {job.work} && ddp-hpc submit {job.work}/runs/ddp/job.sh")
+    assert last.endswith(f"on a login node: cd {job.work} && ddp-hpc submit {job.work}/runs/ddp/job.sh")

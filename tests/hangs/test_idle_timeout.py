@@ -90,7 +90,9 @@ if rank == 1:
     said(job, program, exit_code=1)
     end = read_end(job.run_dir, "1 7")
     assert end is not None
-    assert "rank 1 on" in end.reason.partition(" cannot continue, its process is stopped in train.py:")[0]
+    assert (
+        "rank 1 on" in end.reason.partition(" cannot continue because its process is stopped in train.py:")[0]
+    )
     assert end.rank == 1
 
 
@@ -103,7 +105,7 @@ if rank == 0:
     end = read_end(job.run_dir, "1 7")
     assert end is not None
     assert " s: rank 0 on" in end.reason
-    assert end.reason.endswith("; if this was only slow, raise --idle-timeout")
+    assert end.reason.endswith("; if the program was only slow, raise --idle-timeout")
     assert (end.rank, end.cause) == (0, Cause.HANG)
 
 
@@ -130,7 +132,7 @@ for step in range(60):
 {LAST}"""
     _, has_begun, rest = said(job, program, num_ranks=2).rpartition(" begins\n")
     assert has_begun
-    assert rest.count("s, but all ranks use CPU time, so that the run continues") == 1
+    assert rest.count("s, but all ranks are using CPU time, so the run continues") == 1
 
 
 @pytest.mark.parametrize("activity", ["output", "checkpoint"])
@@ -150,7 +152,7 @@ if rank == 1:
 
 def test_without_ddp_hpc_exec_the_log_says_that_hangs_are_not_noticed(job: Job) -> None:
     log = said(job, "import time; time.sleep(45)", launcher=("mpiexec", "-n", "2", "python"), idle_s=3)
-    assert "and no rank reports where it is, so that hangs are not noticed; use ddp-hpc exec" in log
+    assert "and no rank reports its position, so hangs cannot be detected; use ddp-hpc exec" in log
 
 
 # Frameworks

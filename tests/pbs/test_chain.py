@@ -142,7 +142,7 @@ def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 15, [])
     assert state(site) == "requeue 10 SIGTERM"
-    assert "the job was cancelled, so nothing is submitted; to resume: cd " in site.log(job)
+    assert "the job was cancelled, so no other job is submitted; to resume: cd " in site.log(job)
     assert site.num_jobs() == 1
 
 
@@ -168,7 +168,8 @@ def test_a_job_cancelled_in_the_last_seconds_of_its_walltime_is_not_resumed(site
     assert (done.returncode, done.stdout) == (0, f"{job_id}\n"), done.stderr
     log = site.log(site.wait(job_id))
     assert log.splitlines()[-1].startswith(
-        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to resume: cd "
+        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so no other job is submitted; "
+        "to resume: cd "
     )
     assert site.num_jobs() == 1
     # The file applies only to that attempt.
@@ -257,7 +258,7 @@ def test_a_job_that_pbs_runs_again_asks_nobody_to_submit_it(site: Site) -> None:
     site.requeue(job_id)
     job = site.wait(job_id)
     assert job["run_count"] == 2
-    said = "ddp-hpc: stopped at step 10: SIGTERM; PBS runs this job again, which resumes the run\n"
+    said = "ddp-hpc: stopped at step 10: SIGTERM; PBS has requeued this job, which will resume the run\n"
     assert said in site.log(job)
     assert "to resume" not in site.log(job)
     assert (state(site), site.num_jobs()) == ("done 20", 1)
@@ -281,8 +282,8 @@ def test_a_launcher_that_hangs_after_the_final_state_does_not_end_the_chain(site
     job = site.wait(site.submit(script))
     # The walltime of 8 s limits the patience, which otherwise is 30 s.
     log = site.log(job)
-    assert "ddp-hpc: terminating mpiexec: it still waits for ranks " in log
-    assert "ddp-hpc: killing mpiexec, which does not end\n" in log
+    assert "ddp-hpc: terminating mpiexec: it is still waiting for ranks " in log
+    assert "ddp-hpc: killing mpiexec, which did not exit after SIGTERM\n" in log
     assert "; attempt 2 resumes the run in job 13.pbs-srv\n" in log
     assert "walltime" not in log.rpartition("resumes the run in job")[2]
 

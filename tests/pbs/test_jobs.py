@@ -51,7 +51,7 @@ def test_a_deleted_training_saves_its_state_in_time_and_leaves_no_process_and_no
     assert re.search(r"^world: 2 ranks on 1 node \(pals\)", said, re.MULTILINE)
     assert "error: " not in said
     assert "Traceback" not in said
-    assert "before the end of the walltime, so nothing is submitted" in said.splitlines()[-1]
+    assert "before the end of its walltime, so no other job is submitted" in said.splitlines()[-1]
     assert (site.work / "runs" / "ddp" / "state").read_text().startswith("requeue ")
     assert site.num_jobs() == 1
 

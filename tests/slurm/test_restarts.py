@@ -304,7 +304,7 @@ def test_a_cancelled_job_is_neither_restarted_nor_requeued(
     assert cluster.wait(run.job).state == "CANCELLED"
     check_attempts(run, {"attempt": 1, "restart": 2}[moment])
     assert run.state.startswith("requeue "), run.state
-    assert "nothing is submitted; to resume: cd " in run.log
+    assert "no other job is submitted; to resume: cd " in run.log
     step = int(run.state.split()[1])
     assert step >= 10
     assert run.losses[:step] == quiet[:step]

@@ -83,7 +83,7 @@ def test_a_requeued_job_resumes_and_a_cancelled_one_saves_and_ends(
     cluster.run(["scancel", run.job]).check_returncode()
     assert cluster.wait(run.job).state == "CANCELLED"
     assert [job for _, job, _ in run.attempts] == [run.job, run.job]
-    assert "nothing is submitted; to resume: cd " in run.log
+    assert "no other job is submitted; to resume: cd " in run.log
     step = run.losses[-1][0]
     assert run.state == f"requeue {step} rank 0 received SIGTERM"
     assert 20 <= step < 40

@@ -86,7 +86,7 @@ def test_with_requeue_on_signal_a_program_ended_by_the_deadline_is_resumed(job: 
     job.program("scancel", SCANCEL)
     done = run(job, SAVES.format(code=1), left_s=4.0, requeue="on-signal", signal="TERM@2")
     assert (done.returncode, calls(job, "scontrol")) == (75, ["requeue 7"])
-    assert state(job) == "requeue - the end of the walltime\n"
+    assert state(job) == "requeue - the walltime is about to end\n"
 
 
 def test_a_user_who_cancels_the_job_is_obeyed_also_with_requeue_on_signal(job: Sandbox) -> None:

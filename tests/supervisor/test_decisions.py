@@ -52,7 +52,7 @@ def end_of(**given: object) -> AttemptEnd:
         # The largest code is that of a rank that the launcher has terminated.
         ({"failure": FAILED, "code": 143}, 3, "rank 1 on n2 exited with code 3"),
         # The program of rank 0 was killed together with its parent.
-        ({"is_recorded": True}, 1, f"mpiexec exited with code 0, but rank 0 did not end; {LOOK}"),
+        ({"is_recorded": True}, 1, f"mpiexec exited with code 0, but rank 0 reported no exit code; {LOOK}"),
         ({"writes_state": True}, 1, f"{WITHOUT_STATE}; {LOOK}"),
         ({"code": 5, "writes_state": True}, 5, "exit code 5"),
         # The program requests to be run again.
@@ -142,7 +142,7 @@ def test_every_state_decides_what_a_job_does_that_finds_it(state: State) -> None
         assert (begun, refusal) == ((3, "18", 60), None)
     else:
         assert refusal is not None
-        assert refusal.why == f"the run is {state}, so nothing is submitted"
+        assert refusal.why == f"the state of the run is {state}, so no other job is submitted"
         assert refusal.remedy == state.how_to_resume("resume it with")
         assert isinstance(begun, str) == state.is_final
     if state.is_stopped or state.is_complete:
@@ -157,8 +157,8 @@ def test_a_job_that_finds_a_run_that_a_user_must_resume_says_how(monkeypatch: py
     monkeypatch.setitem(_STATES, State.REQUEUE, row)
     for job_id, number in (("18", "3"), ("17", "1")):  # a successor, and a job that the scheduler requeued
         assert _begun(job_id, SeenState(State.REQUEUE, 60, "why"), number) == (
-            "the run is requeue at step 60: why; to resume it, remove the file `pause`, then submit the "
-            "script again"
+            "the state of the run is requeue at step 60: why; to resume it, remove the file `pause`, then "
+            "submit the script again"
         )
     assert _begun("18", SeenState(State.REQUEUE, 60, "why"), "") == (1, "18", 60)  # the user has submitted it
 
@@ -210,12 +210,16 @@ def test_why_a_job_was_stopped(
     [
         ("", {}, None),
         ("walltime", {}, None),
-        ("requeued", {}, "Slurm runs this job again, which resumes the run"),
-        ("cancelled", {"has_progressed": False}, "the job was cancelled, so nothing is submitted"),
-        ("preempted", {}, "the job was preempted, so nothing is submitted"),
-        ("unknown", {}, "a signal arrived before the end of the walltime, so nothing is submitted"),
+        ("requeued", {}, "Slurm has requeued this job, which will resume the run"),
+        ("cancelled", {"has_progressed": False}, "the job was cancelled, so no other job is submitted"),
+        ("preempted", {}, "the job was preempted, so no other job is submitted"),
+        (
+            "unknown",
+            {},
+            "the job received SIGTERM before the end of its walltime, so no other job is submitted",
+        ),
         ("", {"has_progressed": False}, "attempt 2 made no progress: it began at step 10"),
-        ("", {"max_attempts": 2}, "attempt 2 was the last (--max-attempts)"),
+        ("", {"max_attempts": 2}, "attempt 2 was the last that --max-attempts allows"),
         ("", {"may_submit": False}, "compute nodes cannot submit jobs at this site"),
         ("", {"scheduler": SCHEDULERS["local"]}, "no successor is submitted under profile local"),
     ],

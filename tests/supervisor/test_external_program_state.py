@@ -25,8 +25,8 @@ NO_CHECKPOINT = "exited with code {}, but no checkpoint was recorded; after each
         (75, False, "100", State.REQUEUE, None, "the program exited with code 75"),  # no greater step
         (75, False, None, State.FAILED, 100, NO_CHECKPOINT.format(75)),
         (0, False, "400", State.DONE, 0, ""),  # it has gone on after its last checkpoint
-        (0, True, "", State.REQUEUE, None, "the end of the walltime"),
-        (143, True, "400", State.REQUEUE, 400, "the end of the walltime"),
+        (0, True, "", State.REQUEUE, None, "the walltime is about to end"),
+        (143, True, "400", State.REQUEUE, 400, "the walltime is about to end"),
         (143, True, None, State.FAILED, 100, NO_CHECKPOINT.format(143)),
         (3, False, "", State.FAILED, None, "exit code 3"),  # never resumed, although it has progressed
         (3, False, "400", State.FAILED, 400, "exit code 3"),

@@ -65,7 +65,7 @@ def test_a_rank_that_computes_while_the_others_wait_is_named_first_although_it_m
     assert end.reason == (
         "no output or checkpoint for 600 s: rank 2 on n2 "
         "computes in evaluate.py:30 (evaluate), while ranks 0, 1 on n1 and 3 on n2 wait in train.py:63 "
-        "(train: backward); stacks of all threads: stacks; if this was only slow, raise --idle-timeout"
+        "(train: backward); stacks of all threads: stacks; if the program was only slow, raise --idle-timeout"
     )
     assert (end.rank, end.host) == (2, "n2")
 
@@ -130,7 +130,10 @@ def test_ranks_in_the_same_call_of_a_framework_are_distinguished_by_its_lines() 
 @pytest.mark.parametrize(
     ("state", "what"),
     [
-        ("T", "rank 1 on n1 cannot continue, its process is stopped in evaluate.py:30 (evaluate), while"),
+        (
+            "T",
+            "rank 1 on n1 cannot continue because its process is stopped in evaluate.py:30 (evaluate), while",
+        ),
         ("D", "rank 1 on n1 waits for a file system or a driver in evaluate.py:30 (evaluate), while"),
     ],
 )
@@ -141,7 +144,7 @@ def test_the_state_of_a_process_that_the_kernel_blocks(state: str, what: str) ->
 def test_a_rank_that_does_not_answer_is_named_first() -> None:
     end = hang(rank(0), rank(1), computing(2))
     assert end is not None
-    assert "rank 3 does not answer: its program has ended, or its node is down, while rank 2" in end.reason
+    assert "rank 3 does not answer: the program has ended, or the node is down, while rank 2" in end.reason
     assert end.rank == 3
 
 
@@ -150,7 +153,7 @@ def test_a_rank_whose_program_has_ended_is_no_hang_while_the_others_compute() ->
 
 
 def test_a_program_without_python() -> None:
-    assert "rank 1 on n1 is in a program whose Python stack could not be read" in reason(
+    assert "rank 1 on n1 is at an unknown line, because its Python stack could not be read" in reason(
         rank(0), rank(1, ()), rank(2), rank(3)
     )
 
@@ -166,4 +169,4 @@ def test_ranks_that_compute_at_the_same_lines_for_twice_the_limit_hang() -> None
 
 def test_only_some_places_of_a_large_run_are_listed() -> None:
     lines = [rank(number, (Frame("/home/me/train.py", number, "train"),)) for number in range(4)]
-    assert "train.py:2 (train) and 1 other place" in reason(*lines)
+    assert "train.py:2 (train); the remaining ranks are at 1 other place" in reason(*lines)

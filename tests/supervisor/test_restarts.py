@@ -234,7 +234,7 @@ def test_a_job_that_is_cancelled_while_its_ranks_are_ended_is_neither_restarted_
     when_asked_for_steps(job, "kill -TERM $PPID")
     done = training(job, KILLED)
     assert (starts(job), calls(job, "scontrol")) == (1, [])
-    assert b"a signal arrived before the end of the walltime, so nothing is submitted" in done.stdout
+    assert b"received SIGTERM before the end of its walltime, so no other job is submitted" in done.stdout
 
 
 def test_a_job_that_slurm_already_ends_is_neither_restarted_nor_requeued(job: Sandbox) -> None:
@@ -395,7 +395,7 @@ def test_too_little_walltime_for_a_restart() -> None:
         (ended(step=10), {"step": 10}, "two attempts in a row have saved no snapshot"),
         (ended(), {"step": 10}, ""),
         (ended(step=10), {}, ""),
-        (None, {"number": 20}, "attempt 20 was the last (--max-attempts)"),
+        (None, {"number": 20}, "attempt 20 was the last that --max-attempts allows"),
         (None, {"began": 0, "step": 0}, "the run has no snapshot and no recorded checkpoint"),
     ],
 )

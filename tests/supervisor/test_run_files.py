@@ -27,7 +27,7 @@ def test_a_file_that_other_users_can_write_is_refused(tmp_path: Path, name: str,
         pytest.skip("only root can give a file to another user")
     else:
         os.chown(path, 12345, -1)
-    with pytest.raises(RequestError, match=f"^{path} is not a regular file, belongs to another user, or can"):
+    with pytest.raises(RequestError, match=f"^{path} is not a regular file, belongs to another user, or is"):
         RunFiles(tmp_path).check()
 
 
