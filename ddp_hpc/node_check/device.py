@@ -35,16 +35,16 @@ _CONNECT_S = 20.0
 
 def check_device(world: World, tell: Tell) -> tuple[int, list[Problem]]:
     """Returns the number of GPUs that this rank sees, and the problems of its own one."""
-    tell(f"rank {world.rank}", "start of the device")
+    tell(f"rank {world.rank}", "initializing the device")
     try:
         device, number = _device(world)
     except (DdpHpcError, RuntimeError) as error:
-        return 0, [Problem("device", f"rank {world.rank} cannot use a device ({first_line(error)})")]
+        return 0, [Problem("device", f"rank {world.rank} cannot use its device ({first_line(error)})")]
     name = _name(device, number, world)
     problems = []
     try:
         if number:
-            tell(name, "free memory")
+            tell(name, "checking its free memory")
             num_sharing = -(-world.local_size // number)
             module = torch.get_device_module(device.type)
             is_integrated = getattr(module.get_device_properties(device), "is_integrated", False)
@@ -53,9 +53,9 @@ def check_device(world: World, tell: Tell) -> tuple[int, list[Problem]]:
                 problems = [Problem("memory", f"{name} has {in_use}")] if in_use else []
         tell(name, "matrix product")
         if not product_is_right(device, _SIZE if number else _SIZE_ON_CPU):
-            problems.append(Problem("product", f"{name} computes a wrong matrix product"))
+            problems.append(Problem("product", f"{name} computed a wrong matrix product"))
     except RuntimeError as error:
-        problems.append(Problem("device", f"{name} fails ({first_line(error)})"))
+        problems.append(Problem("device", f"{name} failed ({first_line(error)})"))
     return number, problems
 
 
@@ -83,7 +83,7 @@ def memory_in_use(ask: Callable[[], tuple[int, int]], num_sharing: int, limit_s:
         if used_bytes <= (1 + num_sharing) * _CONTEXT_BYTES:
             return ""
         if time.monotonic() > end_s:
-            return f"{used_bytes / _GIB:.1f} GiB in use by another process"
+            return f"{used_bytes / _GIB:.1f} GiB of memory in use by other processes"
         time.sleep(0.5)
 
 
@@ -129,6 +129,6 @@ def all_reduce(world: World, link: dict[str, Any], tell: Tell, limit_s: float) -
         expected = world.world_size * (world.world_size + 1) // 2
         if bool((values == expected).all()):
             return []
-        return [Problem(COLLECTIVE, "the all-reduce over all ranks has a wrong result")]
+        return [Problem(COLLECTIVE, "the all-reduce over all ranks returned a wrong result")]
     except (DdpHpcError, RuntimeError) as error:
         return [Problem(COLLECTIVE, f"the all-reduce over all ranks failed ({first_line(error)})")]

@@ -30,7 +30,7 @@ def end_earlier_ranks(environ: Mapping[str, str], limit_s: float = _LIMIT_S) -> 
     while launches and (left := _of_launches(launches)):
         send(signal.SIGKILL, left)
         if time.monotonic() > end_s:
-            return f"process {left[0].pid} of an earlier start cannot be ended"
+            return f"process {left[0].pid} of an earlier start of the ranks could not be killed"
         time.sleep(0.1)
     return ""
 

@@ -40,7 +40,7 @@ def node_problems(directory: Path, environ: Mapping[str, str]) -> list[Problem]:
 
 def unseen(directory: Path, launch: str, limit_s: float = _VISIBLE_S) -> str:
     """Returns why this node cannot read the file that the supervisor has just written; empty if it can."""
-    end_s, why = time.monotonic() + limit_s, "its content is old"
+    end_s, why = time.monotonic() + limit_s, "its content is out of date"
     while True:
         try:
             if (directory / LAUNCH).read_text(encoding="utf-8") == launch:
@@ -48,7 +48,7 @@ def unseen(directory: Path, launch: str, limit_s: float = _VISIBLE_S) -> str:
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", "") or "it is damaged"
         if time.monotonic() > end_s:
-            return f"the run directory is not visible: {directory / LAUNCH} cannot be read ({why})"
+            return f"this node cannot read the current run directory: {directory / LAUNCH} ({why})"
         time.sleep(0.2)
 
 

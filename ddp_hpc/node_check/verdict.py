@@ -30,7 +30,7 @@ def judge(results: Results, nodes: Sequence[str]) -> Verdict:
     of_node = {name: [rank for rank in results.ranks if rank.host == short(name)] for name in nodes}
     hosts = {rank.host for rank in results.ranks}
     if strangers := sorted(hosts - {*map(short, nodes)}):
-        text = f"ranks run on {', '.join(strangers)}, which are not names of nodes of this job"
+        text = f"the ranks report host names that are not nodes of this job: {', '.join(strangers)}"
         return Verdict(common=(text,), is_complete=_is_complete(results))
     absent = [name for name, ranks in of_node.items() if not ranks]
     problems = {name: [each for rank in ranks for each in rank.problems] for name, ranks in of_node.items()}
@@ -88,7 +88,7 @@ def _add_missing_devices(
     most = max(usable.values(), default=0)
     for name, number in usable.items():
         if number < most:
-            text = f"{number or 'no'} {'GPU' if number == 1 else 'GPUs'} found, on other nodes {most}"
+            text = f"{number or 'no'} {'GPU' if number == 1 else 'GPUs'} found, but {most} on other nodes"
             problems[name].append(Problem(_DEVICES, text))
 
 

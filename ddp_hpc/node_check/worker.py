@@ -92,7 +92,7 @@ def _work(world: World, out: IO[str]) -> None:
         fields = {"problems": [vars(each) for each in problems], "num_devices": num_devices}
         out.write(json.dumps(fields) + "\n")
 
-    tell(f"rank {world.rank}", "import of torch")
+    tell(f"rank {world.rank}", "importing torch")
     try:
         from ddp_hpc.node_check import device
     except (ImportError, OSError) as error:  # a CUDA library that cannot be loaded raises OSError

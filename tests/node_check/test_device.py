@@ -11,7 +11,7 @@ GIB = 1024**3
 
 def test_memory_of_another_process_is_named_in_gib() -> None:
     said = memory_in_use(lambda: (40 * GIB, int(77.2 * GIB)), 1, limit_s=0.0)
-    assert said == "37.2 GiB in use by another process"
+    assert said == "37.2 GiB of memory in use by other processes"
 
 
 def test_memory_that_is_freed_in_time_is_no_problem() -> None:
@@ -24,7 +24,7 @@ def test_each_rank_that_shares_a_device_may_have_a_context_on_it() -> None:
         return 76 * GIB, 80 * GIB
 
     assert memory_in_use(ask, 4, limit_s=0.0) == ""
-    assert memory_in_use(ask, 1, limit_s=0.0) == "4.0 GiB in use by another process"
+    assert memory_in_use(ask, 1, limit_s=0.0) == "4.0 GiB of memory in use by other processes"
 
 
 def test_the_product_of_a_correct_device_is_exact() -> None:

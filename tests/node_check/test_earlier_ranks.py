@@ -63,7 +63,7 @@ def test_a_process_that_does_not_end_is_named(start: Start, monkeypatch: pytest.
     process = start("of-this-job-1")
     monkeypatch.setattr(earlier_ranks, "send", lambda *_: None)
     said = end_earlier_ranks({"DDP_HPC_EARLIER_LAUNCHES": "of-this-job-1"}, limit_s=0.0)
-    assert said == f"process {process.pid} of an earlier start cannot be ended"
+    assert said == f"process {process.pid} of an earlier start of the ranks could not be killed"
 
 
 @pytest.mark.parametrize(

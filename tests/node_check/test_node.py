@@ -54,7 +54,7 @@ def test_other_output_is_no_reason(output: str) -> None:
 def test_the_run_directory_is_visible_if_it_has_the_file_of_this_launch(tmp_path: Path) -> None:
     (tmp_path / LAUNCH).write_text("this")
     assert unseen(tmp_path, "this") == ""
-    assert "its content is old" in unseen(tmp_path, "another", limit_s=0.1)
+    assert "its content is out of date" in unseen(tmp_path, "another", limit_s=0.1)
     assert "cannot be read (No such file or directory)" in unseen(tmp_path / "x", "this", limit_s=0.1)
 
 

@@ -98,7 +98,7 @@ def test_a_process_that_is_killed_in_the_check_is_named(mpiexec: Path, tmp_path:
 
 def test_a_wrong_product_is_named(mpiexec: Path, tmp_path: Path) -> None:
     problems = problems_of(check(tmp_path, with_mpiexec(mpiexec), "wrong product"))
-    assert problems == {0: [], 1: ["the CPU computes a wrong matrix product"]}
+    assert problems == {0: [], 1: ["the CPU computed a wrong matrix product"]}
 
 
 def test_a_rank_that_does_not_start_is_missing(mpiexec: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_rank_that_does_not_start_is_missing(mpiexec: Path, tmp_path: Path) ->
 def test_a_run_directory_that_a_node_does_not_see_is_named(mpiexec: Path, tmp_path: Path) -> None:
     [text] = problems_of(check(tmp_path, with_mpiexec(mpiexec), "no run directory"))[1]
     assert text == (
-        "the run directory is not visible: /nonexistent/launch cannot be read (No such file or directory)"
+        "this node cannot read the current run directory: /nonexistent/launch (No such file or directory)"
     )
 
 

@@ -57,7 +57,7 @@ def test_a_problem_of_all_nodes_is_not_the_fault_of_a_node() -> None:
 
 def test_a_problem_of_one_node_counts_beside_one_of_all_nodes() -> None:
     of_all = with_problem("torch", *NODES)
-    extra = Problem("memory", "GPU 1 has 9.0 GiB in use by another process")
+    extra = Problem("memory", "GPU 1 has 9.0 GiB of memory in use by other processes")
     ranks = [
         replace(rank, problems=(*rank.problems, extra)) if rank.rank == 3 else rank for rank in of_all.ranks
     ]
@@ -88,9 +88,9 @@ def test_if_only_the_first_node_answers_the_network_may_be_the_cause() -> None:
 
 def test_a_node_that_has_fewer_gpus_than_others_is_bad() -> None:
     verdict = judge(results(lambda rank: replace(rank, num_devices=1) if rank.host == "n4" else rank), NODES)
-    assert verdict.bad == {"n4": "1 GPU found, on other nodes 2"}
+    assert verdict.bad == {"n4": "1 GPU found, but 2 on other nodes"}
     verdict = judge(results(lambda rank: replace(rank, num_devices=0) if rank.host == "n4" else rank), NODES)
-    assert verdict.bad == {"n4": "no GPUs found, on other nodes 2"}
+    assert verdict.bad == {"n4": "no GPUs found, but 2 on other nodes"}
 
 
 def test_more_gpus_than_ranks_do_not_matter() -> None:
@@ -132,7 +132,9 @@ def test_of_two_nodes_the_clock_of_rank_0_is_right() -> None:
 
 def test_if_the_scheduler_has_other_names_for_the_nodes_none_is_condemned() -> None:
     verdict = judge(with_problem("product", "n3"), ("x1", "x2", "x3", "x4"))
-    assert verdict == Verdict({}, ("ranks run on n1, n2, n3, n4, which are not names of nodes of this job",))
+    assert verdict == Verdict(
+        {}, ("the ranks report host names that are not nodes of this job: n1, n2, n3, n4",)
+    )
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:

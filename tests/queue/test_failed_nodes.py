@@ -28,7 +28,10 @@ def test_each_node_is_listed_once_with_its_last_failure(tmp_path: Path) -> None:
     for node, reason in (("n1", "first"), ("n2.cluster", "GPU 1\nfails"), ("n1", "no answer")):
         record_failed_node(tmp_path, node, reason)
     read = failed_nodes(tmp_path)
-    assert [(each.node, each.reason) for each in read] == [("n2.cluster", "GPU 1 fails"), ("n1", "no answer")]
+    assert [(each.node, each.reason) for each in read] == [
+        ("n2.cluster", "GPU 1 failed"),
+        ("n1", "no answer"),
+    ]
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
@@ -50,7 +53,7 @@ def test_nodes_can_be_forgotten(tmp_path: Path) -> None:
 def submit(sandbox: Sandbox, *options: str, more: str = "") -> subprocess.CompletedProcess[bytes]:
     (sandbox.work / "job.sh").write_text(SCRIPT.format(more=more))
     (sandbox.work / "runs" / "ddp").mkdir(parents=True)
-    record_failed_node(sandbox.work / "runs" / "ddp", "n2", "GPU 1 fails")
+    record_failed_node(sandbox.work / "runs" / "ddp", "n2", "GPU 1 failed")
     sandbox.program("sbatch", "#!/bin/bash\necho 8\n")
     path = f"{sandbox.bin}:/usr/bin:/bin"
     return run_cli("submit", "--force", "job.sh", *options, cwd=sandbox.work, PATH=path)
@@ -59,7 +62,7 @@ def submit(sandbox: Sandbox, *options: str, more: str = "") -> subprocess.Comple
 def test_submit_leaves_failed_nodes_out_and_says_so(sandbox: Sandbox) -> None:
     done = submit(sandbox, "--dry-run")
     assert done.stderr.decode().endswith("would run: sbatch --parsable --exclude=n2 job.sh\n")
-    assert b"note: n2 is left out: GPU 1 fails; --forget-nodes uses all nodes again\n" in done.stderr
+    assert b"note: n2 is left out: GPU 1 failed; --forget-nodes uses all nodes again\n" in done.stderr
 
 
 def test_nodes_that_the_script_excludes_stay_excluded(sandbox: Sandbox) -> None:

@@ -35,7 +35,7 @@ fi
 n=$(cat starts 2>/dev/null || echo 0); echo $((n + 1)) >starts
 echo "$*" >args-start
 """
-GPU = Problem("product", "GPU 0 computes a wrong matrix product")
+GPU = Problem("product", "GPU 0 computed a wrong matrix product")
 
 
 def write_results(job: Sandbox, number: int, problems: dict[str, Problem], nodes: str = "n1 n2") -> None:
@@ -261,7 +261,8 @@ def test_if_steps_may_be_left_the_check_ends_them_before_the_restart(job: Sandbo
 
 
 @pytest.mark.parametrize(
-    "problems", [{"n2": Problem(EARLIER, "process 7 of an earlier start cannot be ended")}, None]
+    "problems",
+    [{"n2": Problem(EARLIER, "process 7 of an earlier start of the ranks could not be killed")}, None],
 )
 def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
     job: Sandbox, problems: dict[str, Problem] | None

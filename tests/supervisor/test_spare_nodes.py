@@ -303,12 +303,12 @@ def test_a_bad_node_is_replaced_and_recorded(
     answering: set[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = NodePool(["n1", "n2", "n3"], 1, run_dir=tmp_path)
-    assert pool.replace({"n2": "GPU 1 fails"}) == ""
+    assert pool.replace({"n2": "GPU 1 failed"}) == ""
     assert pool.nodes == Nodes(("n1", "n3"), ())
-    assert "ddp-hpc: node n2: GPU 1 fails; replaced by n3\n" in capfd.readouterr().out
+    assert "ddp-hpc: node n2: GPU 1 failed; replaced by n3\n" in capfd.readouterr().out
     assert pool.replace({"n1": "no GPUs found"}) == "node n1: no GPUs found; too few nodes are left"
     assert [(each.node, each.reason) for each in failed_nodes(tmp_path)] == [
-        ("n2", "GPU 1 fails"),
+        ("n2", "GPU 1 failed"),
         ("n1", "no GPUs found"),
     ]
 
