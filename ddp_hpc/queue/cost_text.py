@@ -53,7 +53,7 @@ def attempts_table(cost: RunCost, curve: Sequence[Point]) -> Table:
         Column("share", "useful", share),
         Column("step", "last step", "{:,.0f}".format),
         Column("rate", "steps/s", "{:.3g}".format),
-        Column("data", "waits for data", share),
+        Column("data", "waiting for data", share),
         Column("loss", "last loss", "{:.4g}".format),
     ]
     rows = [

@@ -54,4 +54,7 @@ def forget_failed_nodes(run_dir: Path) -> None:
     try:
         (run_dir / FAILED_NODES).unlink(missing_ok=True)
     except OSError as error:
-        raise DdpHpcError(f"{run_dir / FAILED_NODES} cannot be removed ({error.strerror})") from error
+        raise DdpHpcError(
+            f"{run_dir / FAILED_NODES} cannot be removed ({error.strerror}); check the permissions of the "
+            "directory"
+        ) from error

@@ -141,7 +141,7 @@ def _not_array(report: JobReport | ArrayReport) -> JobReport:
         return report
     running = [task for task in report.tasks if task.phase == "running"] or report.tasks
     raise RequestError(
-        f"job {report.job_id} is a job array, and each of its tasks has a log; give one of them: "
+        f"job {report.job_id} is a job array, and each of its tasks has its own log; give the ID of a task: "
         f"ddp-hpc logs {shlex.quote(one_task(running[0].job_id))}"
     )
 
@@ -166,7 +166,10 @@ def _news(report: JobReport) -> str:
         why = f" ({printable(job.reason)})" if job.reason else ""
         return f"job {report.job_id} has not started{why}" + (f"; {report.advice}" if report.advice else "")
     if not job.log_is_live and not any(is_plain(Path(path)) for path in report.logs):
-        return f"job {report.job_id} is running; PBS writes its log only at the end (immediately with -k doe)"
+        return (
+            f"job {report.job_id} is running; PBS writes the log only when the job ends (while it runs, with "
+            "-k doe)"
+        )
     return ""
 
 
@@ -181,7 +184,7 @@ def _why_no_log(report: JobReport, source: Source) -> str:
         )
     where = f" ({', '.join(report.logs)})" if report.logs else ""
     if job is None:
-        why = report.no_answer or f"the scheduler no longer knows job {report.job_id} and the path of its log"
+        why = report.no_answer or f"the scheduler no longer knows job {report.job_id} or the path of its log"
         return f"{why}; look for the log in the directory from which the job was submitted"
     if job.phase == "waiting":
         return f"{_news(report)}; there is no log yet{where}; --follow waits for it"

@@ -45,12 +45,12 @@ _TEXTS: dict[str, _Text] = {
     ),
     "memory": _Text(
         "it used more memory than it had requested",
-        "request more memory per node, or reduce --batch-size and --workers; ddp-hpc estimate computes the "
-        "memory of a model",
+        "request more memory per node, or reduce --batch-size and --workers; ddp-hpc estimate shows how "
+        "much memory a model needs",
     ),
     "gpu memory": _Text(
         "a GPU ran out of memory",
-        "reduce --batch-size and use --accumulate, or use --amp bf16; ddp-hpc estimate computes what fits",
+        "reduce --batch-size and use --accumulate, or use --amp bf16; ddp-hpc estimate shows what fits",
     ),
     "disk": _Text(
         "a disk or a quota is full",
@@ -59,7 +59,7 @@ _TEXTS: dict[str, _Text] = {
     "variables": _Text(
         "",
         "the program needs the variables of torchrun, such as RANK: start it with `ddp-hpc exec -- python "
-        "...`, as render and submit do without --env-style none, or use --launcher torchrun",
+        "...`, as render and submit do unless --env-style is none, or use --launcher torchrun",
     ),
     "ssh": _Text(
         "mpiexec could not start ranks on another node with ssh",
@@ -81,7 +81,7 @@ _TEXTS: dict[str, _Text] = {
     "deadline": _Text("its --deadline has passed", "submit it again with a later --deadline or without one"),
     "dropped": _Text(
         "PBS dropped it without a message, and it never ran",
-        "submit it again without the dependency, or after a job that ddp-hpc status knows",
+        "submit it again without the dependency, or with one on a job that ddp-hpc status knows",
     ),
     "unknown": _Text(
         "PBS has no record of how it ended, or whether it ran",

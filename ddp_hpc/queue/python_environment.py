@@ -43,7 +43,7 @@ def explain(python_env: str, environ: Mapping[str, str]) -> str:
     instead = f", not in the active environment {active}" if active else ""
     return (
         f"ddp-hpc is installed in {python_env}{instead}, so the job runs {python_env}/bin/python; if your "
-        "program needs another environment, install ddp-hpc there, and submit the job with it"
+        "program needs another environment, install ddp-hpc there, and submit the job from it"
     )
 
 

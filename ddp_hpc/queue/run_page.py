@@ -96,7 +96,7 @@ def _about(state: RunState | None, cost: RunCost, curve: Sequence[Point]) -> Ite
         yield "steps per second", f"{min(rates):.3g} to {max(rates):.3g}"
     if waits := [point for point in kept if point.data_share is not None]:
         worst = max(waits, key=lambda point: point.data_share or 0.0)
-        yield "waiting for data", f"at most {share(worst.data_share)} of the time (until step {worst.step:,})"
+        yield "waiting for data", f"at most {share(worst.data_share)} of the time (near step {worst.step:,})"
 
 
 def _life(cost: RunCost, curve: Sequence[Point]) -> Figure:

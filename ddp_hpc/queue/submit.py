@@ -161,7 +161,7 @@ def without_failed_nodes(submission: Submission) -> tuple[Submission, str]:
     if not arguments:
         return submission, ""
     why = "; ".join(f"{each.node} is left out: {each.reason}" for each in failed)
-    note = f"{why}; --forget-nodes uses all nodes again"
+    note = f"{why}; to use all nodes again, submit with --forget-nodes"
     return replace(submission, options=(*submission.options, *arguments)), note
 
 

@@ -62,7 +62,10 @@ def submit(sandbox: Sandbox, *options: str, more: str = "") -> subprocess.Comple
 def test_submit_leaves_failed_nodes_out_and_says_so(sandbox: Sandbox) -> None:
     done = submit(sandbox, "--dry-run")
     assert done.stderr.decode().endswith("would run: sbatch --parsable --exclude=n2 job.sh\n")
-    assert b"note: n2 is left out: GPU 1 failed; --forget-nodes uses all nodes again\n" in done.stderr
+    assert (
+        b"note: n2 is left out: GPU 1 failed; to use all nodes again, submit with --forget-nodes\n"
+        in done.stderr
+    )
 
 
 def test_nodes_that_the_script_excludes_stay_excluded(sandbox: Sandbox) -> None:

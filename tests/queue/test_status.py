@@ -192,7 +192,8 @@ def test_the_log_of_an_array_is_that_of_a_task(
     done = run("logs", "12", *options)
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "error: job 12 is a job array, and each of its tasks has a log; give one of them: ddp-hpc logs 12_2\n"
+        "error: job 12 is a job array, and each of its tasks has its own log; give the ID of a task: "
+        "ddp-hpc logs 12_2\n"
     )
 
 
