@@ -59,7 +59,7 @@ class SeparateRanks:
             return ""
         return (
             f"uses {self._mpi}, which was started without a process manager that it understands, so each of "
-            f"the {self._world_size} ranks is an MPI world of its own"
+            f"the {self._world_size} ranks has its own MPI_COMM_WORLD"
         )
 
     @property

@@ -71,7 +71,7 @@ def _check_mpi_under_torchrun(command: Sequence[str]) -> None:
     if connects_only_with_mpi(command, Path.cwd()):
         raise RequestError(
             "the program uses mpi4py and not torch.distributed, but MPI does not know the ranks that "
-            "torchrun starts, so each of them would be an MPI world of its own; use another --launcher"
+            "torchrun starts, so each of them would have its own MPI_COMM_WORLD; use another --launcher"
         )
 
 

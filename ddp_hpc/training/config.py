@@ -118,7 +118,7 @@ def against_cuda_graph(parallel: ParallelConfig) -> str:
         "--compress-gradients: DDP would convert the gradients in a callback on another stream": (
             parallel.compress_gradients is not None
         ),
-        "--activation-checkpointing: the state of the random number generator cannot be read in a capture": (
+        "--activation-checkpointing: a capture cannot read the state of the random number generator": (
             parallel.activation_checkpointing
         ),
     }

@@ -36,7 +36,8 @@ def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor)
 
 def _first_cause(causes: list[str]) -> tuple[str, str]:
     rank, cause = next(
-        ((rank, text) for rank, text in enumerate(causes) if text), (0, "every layer is finite")
+        ((rank, text) for rank, text in enumerate(causes) if text),
+        (0, "the inputs and outputs of all layers are finite"),
     )
     others = sum(map(bool, causes)) - 1
     return f"{rank} and {counted(others, 'other rank')}" if others > 0 else f"{rank}", cause

@@ -74,8 +74,8 @@ def _on_all(facts: list[list[bool]]) -> list[bool]:
 def _against_graph(config: TrainConfig, group: Group) -> str:
     if config.model.is_own:
         return (
-            "a model of your own may read values of the GPU, which cannot be captured; if yours does not, "
-            "add --cuda-graph"
+            "your own model may copy values from the GPU to the host, which cannot be captured; if it does "
+            "not, add --cuda-graph"
         )
     if group.backend not in ("none", "nccl"):
         return f"--backend {group.backend}"

@@ -269,7 +269,7 @@ def test_only_rank_0_reports_an_invalid_command_line(
     ("options", "message"),
     [
         (["--bytes", "1PiB"], "buffers of 1.0 PiB need 20.0 PiB of memory per node, but only "),
-        (["--json", "precious.txt"], "--json precious.txt exists and is not JSON and would be overwritten"),
+        (["--json", "precious.txt"], "--json precious.txt exists and is not JSON; use another file"),
         (["--backend", "nccl", "--device", "auto"], "--backend nccl needs CUDA devices"),
     ],
 )

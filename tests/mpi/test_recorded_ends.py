@@ -149,5 +149,5 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_a_failure(
     assert ended.stderr.count("warning: 2 ranks were started, but rank 0's program uses Open MPI") == 1
     end = read_end(tmp_path, ATTEMPT)
     assert end is not None
-    assert "each of the 2 ranks is an MPI world of its own" in end.reason
+    assert "each of the 2 ranks has its own MPI_COMM_WORLD" in end.reason
     assert end.exit_code == 1

@@ -46,7 +46,7 @@ def test_pmi2_is_chosen_for_mpich_if_slurms_default_is_none(cluster: Cluster, tm
 def test_a_job_whose_ranks_are_separate_mpi_worlds_fails(cluster: Cluster, tmp_path: Path) -> None:
     ended, log = submit(cluster, tmp_path, "--mpi", "none")
     assert ended.startswith("FAILED failed 0 rank 0 on "), log
-    assert "each of the 2 ranks is an MPI world of its own" in ended
+    assert "each of the 2 ranks has its own MPI_COMM_WORLD" in ended
     assert log.count("MPI world 1\n") == 2
 
 

@@ -73,7 +73,7 @@ def test_a_sleeping_rank_is_reported_with_node_step_phase_and_code(ranks, tmp_pa
     assert code == LOST
     assert text.count("\n") == 1
     found = re.match(
-        r"rank 2 on n2 has been in step 3, data for (\S+) s \((.*)\) and all others wait; ", text
+        r"rank 2 on n2 has been in step 3 \(data\) for (\S+) s \((.*)\), and all others are waiting; ", text
     )
     assert found, text
     assert 0.4 <= float(found[1]) < 5
@@ -89,25 +89,25 @@ def test_a_hanging_run_directory_does_not_delay_the_report(ranks, tmp_path):
     os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # writing there blocks forever
     text, code = ranks("sleep:1", "hang_s=0.4").words_of(0)
     assert code == LOST
-    assert "read_from_a_dead_server) and all others wait; if the work was only slow" in text
+    assert "read_from_a_dead_server), and all others are waiting; if the work was only slow" in text
 
 
 def test_a_hang_of_rank_0_is_reported(ranks):
     text, _ = ranks("sleep:0", "hang_s=0.4").words_of(0)
-    assert text.startswith("rank 0 on n0 has been in step 3, data")
+    assert text.startswith("rank 0 on n0 has been in step 3 (data)")
     assert "read_from_a_dead_server" in text
 
 
 def test_a_single_process_monitors_itself(ranks):
     text, code = ranks("sleep:0", "hang_s=0.4", size=1).words_of(0)
-    assert (text[: text.index(" for ")], code) == ("rank 0 on n0 has been in step 3, data", LOST)
+    assert (text[: text.index(" for ")], code) == ("rank 0 on n0 has been in step 3 (data)", LOST)
     assert "others" not in text
 
 
 def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
     text, _ = ranks("wait:all", "hang_s=0.4").words_of(0)
     assert re.match(
-        r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\), "
+        r"all 2 ranks have been in step 3 \(backward\) for \S+ s \(at beating\.py:\d+ wait_where_all_wait\), "
         "and none is behind: check the network",
         text,
     )
@@ -118,7 +118,7 @@ def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, k
     """A stopped process, and one that holds the GIL in C code."""
     text, code = ranks(f"{kind}:1", "hang_s=0.4").words_of(0)
     assert code == LOST
-    assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
+    assert re.match(r"rank 1 on n1 has been .*, and all others are waiting", text), text
     assert "no answer: its process is stopped, or Python is blocked in a C call" in text
 
 
@@ -127,7 +127,7 @@ def test_the_limit_of_the_first_step_ends_with_it_even_if_the_rank_then_sends_no
     """A rank that stops directly after its first step, in the interval between two beats."""
     text, code = ranks("stop:1:1", "hang_s=2", "first_s=60").words_of(0)
     assert code == LOST
-    assert text.startswith("rank 1 on n1 has been in step 1, data for ")
+    assert text.startswith("rank 1 on n1 has been in step 1 (data) for ")
 
 
 def test_a_killed_rank_is_reported_as_gone(ranks):

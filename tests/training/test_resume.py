@@ -161,9 +161,9 @@ def test_changed_options_that_keep_the_order_are_accepted_with_a_note(used: Path
     ("options", "words"),
     [
         (["--model", "linear"], "is from a different model: "),
-        (["--seed", "1"], "was made with seed 0, not 1"),
-        pytest.param(["--no-shuffle"], "was made with shuffle True, not False", marks=pytest.mark.check),
-        (["--data", "fewer.h5"], "was made with num samples 51, not 50"),
+        (["--seed", "1"], "was made with seed=0, not 1"),
+        pytest.param(["--no-shuffle"], "was made with shuffle=True, not False", marks=pytest.mark.check),
+        (["--data", "fewer.h5"], "was made with num_samples=51, not 50"),
         pytest.param(["--data", "wider.h5"], "is from a different model: ", marks=pytest.mark.check),
         pytest.param(["--data", "float64.h5"], "float32 in the snapshot, ", marks=pytest.mark.check),
     ],

@@ -201,8 +201,8 @@ def test_transient_errors_are_retried(
     run.save(1)
     assert _steps(tmp_path) == [1]
     assert run.said == [
-        "warning: the snapshot of step 1: Input/output error; retrying in 0.01 s",
-        "warning: the snapshot of step 1: Stale file handle; retrying in 0.02 s",
+        "warning: the snapshot of step 1 cannot be written (Input/output error); retrying in 0.01 s",
+        "warning: the snapshot of step 1 cannot be written (Stale file handle); retrying in 0.02 s",
     ]
     monkeypatch.setattr(snapshots, "complete_snapshot", _failing([errno.EIO] * 4))
     run.save(2, 3)

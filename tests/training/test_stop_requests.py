@@ -144,7 +144,8 @@ def test_a_stuck_rank_reports_an_error_before_the_scheduler_kills_the_job(home: 
     assert 0 not in codes
     [line] = job.errors()
     assert (
-        "still starting, in a step or saving 4 s after SIGTERM, shortly before SIGKILL; its stacks: " in line
+        "did not stop in time: 4 s after SIGTERM, shortly before SIGKILL, it was still starting, "
+        "running a step, or saving; its stacks: " in line
     )
     stack = next((home / "run" / "stacks").glob("rank00001*.txt")).read_text()
     assert "planted.py" in stack

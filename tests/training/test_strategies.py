@@ -123,7 +123,7 @@ def test_invalid_meshes_are_rejected(mesh, words):
         ({"strategy": "fsdp", "static_graph": True}, "works with --strategy ddp or zero"),
         ({"static_graph": True, "accumulate": 2}, "would omit gradients"),
         ({"check_gradients": True, "amp": "fp16"}, "use --amp bf16"),
-        ({"compile": "reduce-overhead", "accumulate": 2}, "Use --compile, or --cuda-graph"),
+        ({"compile": "reduce-overhead", "accumulate": 2}, "Use --compile without a mode, or --cuda-graph"),
         ({"sync_batchnorm": True, "devices_per_rank": 2}, "Remove --devices-per-rank."),
         ({"compile": "default", "devices_per_rank": 2}, "split over devices is not compiled"),
         ({"strategy": "dataparallel", "compile": "default"}, "with the parameters of the first"),

@@ -36,7 +36,7 @@ def test_all_options_are_chosen_where_nothing_excludes_them(monkeypatch):
         ({"optimizer": "sgd"}, "no --cuda-graph (--optimizer sgd, which torch cannot capture"),
         ({"check_gradients": True}, "no --cuda-graph (--check-gradients, which reads a value"),
         ({"compile": "reduce-overhead"}, "no --cuda-graph (--compile reduce-overhead"),
-        ({"name": "mine:net"}, "no --cuda-graph (a model of your own may read values of the GPU"),
+        ({"name": "mine:net"}, "no --cuda-graph (your own model may copy values from the GPU"),
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ class Beat:
 
     def __str__(self) -> str:
         if self.step != NOT_BEGUN:
-            return f"in step {self.step}, {self.phase}"
+            return f"in step {self.step} ({self.phase})"
         return self.phase if self.phase in (*UNCONNECTED, PREPARING) else "before the first step"
 
     @property
@@ -176,7 +176,7 @@ def hang_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks
     if everyone:
         parts[0] += ", and none is behind: check the network between them, the devices and the file system"
     elif len(here) > 1:
-        parts[0] += " and all others wait"
+        parts[0] += ", and all others are waiting"
     if stacks is not None:
         parts.append(f"stacks of all threads: {stacks}")
     if beat.step == NOT_BEGUN:

@@ -108,7 +108,7 @@ class OptimizationConfig:
             # https://github.com/pytorch/pytorch/issues/169545
             raise RequestError(
                 f"--compile {self.compile} cannot be used with --accumulate: torch cannot accumulate "
-                "gradients in the memory of its CUDA graphs. Use --compile, or --cuda-graph."
+                "gradients in the memory of its CUDA graphs. Use --compile without a mode, or --cuda-graph."
             )
         if self.global_batch is not None and self.accumulate > 1:
             raise RequestError(
@@ -125,7 +125,7 @@ class OptimizationConfig:
     def against_cuda_graph(self) -> str:
         """Returns an option with which a step cannot be captured, and why; empty if there is none."""
         against = {
-            f"--compile {self.compile}, which makes CUDA graphs of its own. Use --compile": (
+            f"--compile {self.compile}, which creates its own CUDA graphs. Use --compile without a mode": (
                 self.uses_cuda_graphs
             ),
             "--optimizer sgd, which torch cannot capture. Use --optimizer adamw": self.optimizer == "sgd",

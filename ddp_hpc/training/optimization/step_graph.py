@@ -117,6 +117,6 @@ class StepGraph:
                 raise first from None
             reason = next(iter(str(first).splitlines()), type(first).__name__)
             raise DdpHpcError(
-                f"--cuda-graph: the step cannot be captured: {reason}. The model or the loss must not read "
-                "values of the GPU on the host; change it, or omit --cuda-graph"
+                f"--cuda-graph: the step cannot be captured: {reason}. The model and the loss must not copy "
+                "values from the GPU to the host, as .item() does; change them, or omit --cuda-graph"
             ) from error

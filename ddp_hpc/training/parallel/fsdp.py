@@ -50,7 +50,7 @@ class Fsdp(Strategy):
             raise self._unsupported(
                 f"--compile {optimization.compile} replays CUDA graphs, which need parameters at "
                 "fixed addresses, but fsdp gathers each layer into new memory",
-                "use --compile, or --compile max-autotune-no-cudagraphs",
+                "use --compile without a mode, or --compile max-autotune-no-cudagraphs",
             )
         # Mixed precision is part of the FSDP policy below.
         self.precision = Precision("off", device)

@@ -129,7 +129,10 @@ def mismatch_between_ranks(comm: Comm, value: str) -> str:
 def _first_mismatch(values: list[str]) -> str:
     for rank, theirs in enumerate(values):
         if theirs != values[0]:
-            return f"all ranks must agree, but rank 0 uses {values[0]} and rank {rank} uses {theirs}"
+            return (
+                f"all ranks must use the same settings, but rank 0 uses {values[0]} and rank {rank} uses "
+                f"{theirs}; check the options and the device of rank {rank}"
+            )
     return ""
 
 

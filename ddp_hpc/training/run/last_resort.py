@@ -80,6 +80,7 @@ class LastResort:
         where = f"; its stacks: {self._stacks}" if self._file is not None else ""
         when = min(self._ends, key=lambda name: self._ends[name])
         self._end_before_kill(
-            f"this rank was still starting, in a step or saving {when}, shortly before SIGKILL{where}"
+            f"this rank did not stop in time: {when}, shortly before SIGKILL, it was still starting, "
+            f"running a step, or saving{where}"
         )
         os._exit(EXIT_FAILED)

@@ -145,7 +145,7 @@ class RunRecord:
         try:
             write_state(self._run, RunState(state, step, reason))
         except DdpHpcError as error:
-            self._say(f"WARNING: {error}. Job scripts will not see step {step}")
+            self._say(f"WARNING: {error}. The job script will not know that the run has reached step {step}")
 
 
 def record_stop(environ: Mapping[str, str], stop: Stop, step: int) -> RunState:

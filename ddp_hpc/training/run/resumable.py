@@ -93,7 +93,7 @@ class RunDescription:
         for name, value in self.order.items():
             if (theirs := about[name]) != value:
                 raise DataError(
-                    f"{path} was made with {name.replace('_', ' ')} {theirs}, not {value}, so the "
+                    f"{path} was made with {name}={theirs}, not {value}, so the "
                     "order of samples would differ. Use the same data and options, or another "
                     f"{named('snapshot_dir')}"
                 )

@@ -218,7 +218,10 @@ class SnapshotWriter:
             except OSError as error:
                 if error.errno not in _TRANSIENT or wait_s is None:
                     raise
-                self._say(f"warning: the snapshot of step {step}: {error.strerror}; retrying in {wait_s:g} s")
+                self._say(
+                    f"warning: the snapshot of step {step} cannot be written ({error.strerror}); retrying in "
+                    f"{wait_s:g} s"
+                )
                 time.sleep(wait_s)
         raise AssertionError("unreachable")
 

@@ -132,8 +132,9 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
             return f"{option} {path}: {given[0][0]} uses the same file; use different files"
         if path.is_file() and path.stat().st_size and not begins_with(path, b"{"):
             is_data = data is not None and data.exists() and path.samefile(data)
-            what = "is the data" if is_data else "exists and is not JSON"
-            return f"{option} {path} {what} and would be overwritten; use another file, or remove it"
+            if is_data:
+                return f"{option} {path} is the data file and would be overwritten; use another file"
+            return f"{option} {path} exists and is not JSON; use another file, or remove it"
         directory = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
         if path.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
             return (
