@@ -209,5 +209,5 @@ def test_workers_read_the_same_batches_and_their_exit_is_one_line(path, tmp_path
     done = run([sys.executable, str(program), str(path)], tmp_path, {"TMPDIR": str(long_folder)})
     assert done.returncode == 0, done.stderr
     killed, cut = done.stdout.splitlines()
-    assert "--workers 2: " in killed
+    assert "--workers 2 failed: " in killed
     assert "changed" in cut

@@ -78,7 +78,7 @@ class WorkerProcesses:
             break
         if is_late:
             raise timed_out(self.timeout_s, self.source, f"{self.num} workers did not answer")
-        raise DdpHpcError(f"reading {self.source} with {named('workers')} {self.num}: {reason}")
+        raise DdpHpcError(f"reading {self.source} with {named('workers')} {self.num} failed: {reason}")
 
 
 def timed_out(timeout_s: float, source: str, reason: str) -> DdpHpcError:

@@ -36,4 +36,4 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     for name, buffer in strategy.bare.named_buffers():
         buffer.copy_(kept[name])
     slowest_s = group.comm.combine(own_s, max)
-    return f"in {time.monotonic() - begin_s:.1f} s, of which the slowest rank computed {slowest_s:.1f} s"
+    return f"in {time.monotonic() - begin_s:.1f} s; the slowest rank needed {slowest_s:.1f} s"

@@ -30,7 +30,7 @@ class SnapshotConfig:
         flag="--snapshot-dir",
         argument="folder",
         **DIRECTORY,
-        shown_default="$DDP_HPC_RUN_DIR/snapshots in a job script, else nothing is saved",
+        shown_default="$DDP_HPC_RUN_DIR/snapshots in a job script; otherwise, nothing is saved",
     )
     every_steps: int | None = option(
         None,

@@ -131,8 +131,7 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
         if any(path.absolute() == other.absolute() for _, other in given[:i]):
             return f"{option} {path}: {given[0][0]} uses the same file; use different files"
         if path.is_file() and path.stat().st_size and not begins_with(path, b"{"):
-            is_data = data is not None and data.exists() and path.samefile(data)
-            if is_data:
+            if data is not None and data.exists() and path.samefile(data):
                 return f"{option} {path} is the data file and would be overwritten; use another file"
             return f"{option} {path} exists and is not JSON; use another file, or remove it"
         directory = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
