@@ -55,7 +55,7 @@ def test_the_run_directory_is_visible_if_it_has_the_file_of_this_launch(tmp_path
     (tmp_path / LAUNCH).write_text("this")
     assert unseen(tmp_path, "this") == ""
     assert "its content is out of date" in unseen(tmp_path, "another", limit_s=0.1)
-    assert "cannot be read (No such file or directory)" in unseen(tmp_path / "x", "this", limit_s=0.1)
+    assert "/launch (No such file or directory)" in unseen(tmp_path / "x", "this", limit_s=0.1)
 
 
 def test_a_file_that_becomes_visible_later_is_waited_for(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ SCRIPT = (
 
 def test_each_node_is_listed_once_with_its_last_failure(tmp_path: Path) -> None:
     assert failed_nodes(tmp_path) == ()
-    for node, reason in (("n1", "first"), ("n2.cluster", "GPU 1\nfails"), ("n1", "no answer")):
+    for node, reason in (("n1", "first"), ("n2.cluster", "GPU 1\nfailed"), ("n1", "no answer")):
         record_failed_node(tmp_path, node, reason)
     read = failed_nodes(tmp_path)
     assert [(each.node, each.reason) for each in read] == [
