@@ -21,6 +21,8 @@ print("ready", flush=True)
 time.sleep(600)
 """
 Start = Callable[[str], "subprocess.Popen[str]"]
+# Other test processes on this machine must not end the processes of this one.
+JOB = f"test-{os.getpid()}"
 
 
 @pytest.fixture
@@ -47,22 +49,22 @@ def start() -> Iterator[Start]:
 
 def test_only_processes_of_earlier_starts_are_ended(start: Start) -> None:
     """A launch of another job of this user on the same node is left alone."""
-    first, second, other = start("of-this-job-1"), start("of-this-job-2"), start("of-another-job")
-    assert end_earlier_ranks({"DDP_HPC_EARLIER_LAUNCHES": "of-this-job-1 of-this-job-2"}) == ""
+    first, second, other = start(f"{JOB}-1"), start(f"{JOB}-2"), start(f"other-{JOB}")
+    assert end_earlier_ranks({"DDP_HPC_EARLIER_LAUNCHES": f"{JOB}-1 {JOB}-2"}) == ""
     assert (first.wait(10), second.wait(10)) == (-9, -9)
     assert other.poll() is None
 
 
 def test_before_the_first_start_nothing_is_ended(start: Start) -> None:
-    process = start("of-this-job")
-    assert end_earlier_ranks({"DDP_HPC_LAUNCH": "of-this-job", "DDP_HPC_EARLIER_LAUNCHES": ""}) == ""
+    process = start(JOB)
+    assert end_earlier_ranks({"DDP_HPC_LAUNCH": JOB, "DDP_HPC_EARLIER_LAUNCHES": ""}) == ""
     assert process.poll() is None
 
 
 def test_a_process_that_does_not_end_is_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = start("of-this-job-1")
+    process = start(f"{JOB}-1")
     monkeypatch.setattr(earlier_ranks, "send", lambda *_: None)
-    said = end_earlier_ranks({"DDP_HPC_EARLIER_LAUNCHES": "of-this-job-1"}, limit_s=0.0)
+    said = end_earlier_ranks({"DDP_HPC_EARLIER_LAUNCHES": f"{JOB}-1"}, limit_s=0.0)
     assert said == f"process {process.pid} of an earlier start of the ranks could not be killed"
 
 
