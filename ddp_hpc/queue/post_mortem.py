@@ -59,7 +59,7 @@ _TEXTS: dict[str, _Text] = {
     "variables": _Text(
         "",
         "the program needs the variables of torchrun, such as RANK: start it with `ddp-hpc exec -- python "
-        "...`, as render and submit do unless --env-style is none, or use --launcher torchrun",
+        "...`, as render and submit do unless --env-style none is given, or use --launcher torchrun",
     ),
     "ssh": _Text(
         "mpiexec could not start ranks on another node with ssh",
