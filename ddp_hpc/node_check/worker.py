@@ -49,7 +49,7 @@ class Worker:
         )
         os.close(writer)
         self._lines = os.fdopen(reader)
-        self._on_stage, self._stage = on_stage, "start"
+        self._on_stage, self._stage = on_stage, "starting"
 
     def answer(self) -> Answer:
         """Waits for the next problems that the worker reports."""
