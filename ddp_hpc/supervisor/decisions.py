@@ -214,10 +214,10 @@ LAUNCHER_HUNG = NoJob(
 """The launcher had to be killed although the program has not written a state."""
 ENDED_BEFORE_START = NoJob(
     why="this job had too little time to check its nodes",
-    remedy="increase its walltime, then resume",
+    remedy="increase the walltime, then resume with",
     is_error=True,
 )
-SAME_NODE_AGAIN = NoJob(why="this job got a node that had failed before", is_error=True)
+SAME_NODE_AGAIN = NoJob(why="this job was allocated a node that had failed before", is_error=True)
 """The next job would probably get it, too."""
 
 

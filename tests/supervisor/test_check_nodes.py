@@ -178,7 +178,7 @@ def test_a_job_whose_walltime_ends_during_the_check_is_not_run_again(job: Sandbo
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")[1:]) == (1, 0, [])
     assert (
         b"error: this job had too little time to check its nodes and stopped before its ranks were started; "
-        b"increase its walltime, then resume: cd "
+        b"increase the walltime, then resume with: cd "
     ) in done.stderr
 
 
@@ -200,7 +200,7 @@ def test_a_job_that_gets_a_node_again_that_had_failed_is_not_run_again(job: Sand
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")) == (1, 0, [])
     assert (
-        f"error: this job got a node that had failed before and stopped before its ranks were started: node "
+        f"error: this job was allocated a node that had failed before and stopped before its ranks were started: node "
         f"n2: {GPU.text}"
     ) in done.stderr.decode()
 
