@@ -200,8 +200,8 @@ def test_a_job_that_gets_a_node_again_that_had_failed_is_not_run_again(job: Sand
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")) == (1, 0, [])
     assert (
-        f"error: this job was allocated a node that had failed before and stopped before its ranks were started: node "
-        f"n2: {GPU.text}"
+        "error: this job was allocated a node that had failed before and stopped before its ranks were "
+        f"started: node n2: {GPU.text}"
     ) in done.stderr.decode()
 
 
