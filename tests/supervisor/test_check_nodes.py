@@ -164,7 +164,7 @@ def test_a_job_that_is_cancelled_during_the_check_starts_no_ranks(job: Sandbox) 
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts")) == (143, 0)
     assert names(folder(job)) == []
-    text = "before its ranks were started; a signal arrived before the end of the walltime, so nothing is"
+    text = "before its ranks were started; the job received SIGTERM before the end of its walltime, so no"
     assert text in done.stdout.decode()
     assert not (folder(job) / "attempts").exists(), "a start without ranks is not an attempt"
     command, why = (folder(job) / "resume").read_text().splitlines()
