@@ -217,7 +217,7 @@ ENDED_BEFORE_START = NoJob(
     remedy="increase the walltime, then resume with",
     is_error=True,
 )
-SAME_NODE_AGAIN = NoJob(why="this job got a node that had failed before", is_error=True)
+SAME_NODE_AGAIN = NoJob(why="this job was allocated a node that had failed before", is_error=True)
 """The next job would probably get it, too."""
 
 

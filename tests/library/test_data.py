@@ -177,7 +177,7 @@ def test_a_worker_that_exits_before_torch_knows_it_is_reported_at_once(
         list(world.loader(DataLoader(Squares(), num_workers=1, worker_init_fn=_exits)))
     assert time.monotonic() - begin_s < 90
     assert signal.getsignal(signal.SIGCHLD) is handler
-    assert "reading the dataset with workers 1: DataLoader worker" in capsys.readouterr().err
+    assert "reading the dataset with workers 1 failed: DataLoader worker" in capsys.readouterr().err
 
 
 class Unreadable(Squares):

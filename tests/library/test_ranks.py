@@ -147,7 +147,7 @@ def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> N
     codes, job = _run(forks, tmp_path, "sleep:1")
     assert 0 not in codes
     assert "rank 1 on " in job.errors()[0]
-    assert "in step 3, script" in job.errors()[0]
+    assert "in step 3 (script)" in job.errors()[0]
 
 
 @pytest.mark.check

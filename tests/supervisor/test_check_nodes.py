@@ -147,6 +147,7 @@ def test_results_of_an_earlier_check_do_not_count(job: Sandbox) -> None:
     assert b"it could not run" in done.stderr
 
 
+@pytest.mark.check
 def test_a_launcher_that_waits_after_the_results_is_ended(
     job: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,9 +165,7 @@ def test_a_job_that_is_cancelled_during_the_check_starts_no_ranks(job: Sandbox) 
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts")) == (143, 0)
     assert names(folder(job)) == []
-    text = (
-        "before its ranks were started; the job received SIGTERM before the end of its walltime, so no other"
-    )
+    text = "before its ranks were started; the job received SIGTERM before the end of its walltime, so no"
     assert text in done.stdout.decode()
     assert not (folder(job) / "attempts").exists(), "a start without ranks is not an attempt"
     command, why = (folder(job) / "resume").read_text().splitlines()
@@ -189,7 +188,7 @@ def test_without_spare_nodes_another_job_runs_without_the_bad_node(job: Sandbox)
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts"), names(folder(job))) == (75, 0, ["n2"])
     assert calls(job, "scontrol")[0] == "requeue 7"
-    assert b"stopped before its ranks were started: node n2: GPU 0 computes a wrong matrix product" in (
+    assert b"stopped before its ranks were started: node n2: GPU 0 computed a wrong matrix product" in (
         done.stdout
     )
     assert b"; attempt 1 begins in this job\n" in done.stdout
@@ -202,8 +201,8 @@ def test_a_job_that_gets_a_node_again_that_had_failed_is_not_run_again(job: Sand
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")) == (1, 0, [])
     assert (
-        f"error: this job got a node that had failed before and stopped before its ranks were started: node "
-        f"n2: {GPU.text}"
+        "error: this job was allocated a node that had failed before and stopped before its ranks were "
+        f"started: node n2: {GPU.text}"
     ) in done.stderr.decode()
 
 
@@ -253,6 +252,7 @@ def killed_once(job: Sandbox, **options: object) -> subprocess.CompletedProcess[
     return run(job, f"{TOUCH} ((n)) && exit 0; kill -9 $$", **options)
 
 
+@pytest.mark.check
 def test_if_steps_may_be_left_the_check_ends_them_before_the_restart(job: Sandbox) -> None:
     write_results(job, 0, {})
     (job.work / "hook").write_text("echo ${DDP_HPC_EARLIER_LAUNCHES:-} >>earlier\n")
@@ -279,6 +279,7 @@ def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
     )
 
 
+@pytest.mark.check
 def test_a_program_that_cannot_check_nodes_is_not_started_again(job: Sandbox) -> None:
     done = killed_once(job, env_style="none")
     assert (count(job, "checks"), count(job, "starts")) == (0, 1)
