@@ -24,8 +24,13 @@ def cases() -> Iterator[object]:
     for index, hang in enumerate(HANGS):
         for tool in ("py-spy", "faulthandler"):
             name = f"{tool}-{hang.name.replace(' ', '-')}"
-            mark = pytest.mark.check if tool == "py-spy" and index % 3 == 1 else pytest.mark.soak
-            yield pytest.param(hang, tool, id=name, marks=() if hang is HANGS[0] else mark)
+            is_checked = index == 0 or (tool == "py-spy" and index % 3 == 1)
+            marks = (
+                ()
+                if index == 0 and tool == "py-spy"
+                else (pytest.mark.check if is_checked else pytest.mark.soak)
+            )
+            yield pytest.param(hang, tool, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(("hang", "tool"), [*cases()])

@@ -264,7 +264,10 @@ def test_if_steps_may_be_left_the_check_ends_them_before_the_restart(job: Sandbo
 
 @pytest.mark.parametrize(
     "problems",
-    [{"n2": Problem(EARLIER, "process 7 of an earlier start of the ranks could not be killed")}, None],
+    [
+        {"n2": Problem(EARLIER, "process 7 of an earlier start of the ranks could not be killed")},
+        pytest.param(None, marks=pytest.mark.check),
+    ],
 )
 def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
     job: Sandbox, problems: dict[str, Problem] | None
