@@ -42,7 +42,8 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--steps",
     type=int,
     metavar="N",
-    help="Number of training steps of ddp_hpc.train; 0 means all.  [default: 3; with --walltime-s or --fail, all]",
+    help="Number of training steps of ddp_hpc.train; 0 means all.  [default: 3; with --walltime-s or --fail, "
+    "all]",
 )
 @click.option(
     "--args", "arguments", metavar="'ARGS'", help="Arguments to append to the command that each rank runs."

@@ -20,7 +20,7 @@ END_S = 120.0
 
 
 def cases() -> Iterator[object]:
-    """Both tools with the first hang, some others with py-spy, and all of both in the long tests."""
+    """The first hang with py-spy; more with `make check`, and all with both tools with `make soak`."""
     for index, hang in enumerate(HANGS):
         for tool in ("py-spy", "faulthandler"):
             name = f"{tool}-{hang.name.replace(' ', '-')}"
