@@ -14,6 +14,8 @@ from ddp_hpc.base.record import record
 
 SIMULATED_NODE = "DDP_HPC_SIMULATED_NODE"
 """The node of a rank in a rehearsal, in which all nodes are this machine."""
+DOWN_NODES = "DDP_HPC_DOWN_NODES"
+"""In a rehearsal, a directory with a file for each node that is down."""
 
 
 @record

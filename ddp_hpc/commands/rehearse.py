@@ -82,6 +82,19 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Use DIR, which must be new or empty, as the run directory of a script of ddp-hpc render, and keep "
     "it with its snapshots and the logs of its ranks.",
 )
+@click.option(
+    "--fail",
+    type=click.Choice(["rank", "hang", "node"]),
+    default="",
+    help="Kill the last rank of the first launch, let it hang (SIGSTOP), or lose the node of this rank.",
+)
+@click.option(
+    "--fail-after-s",
+    type=int,
+    metavar="S",
+    help="Time from the start of the ranks to the failure in seconds.  [default: until the first snapshot or "
+    "checkpoint is recorded, but at most 60]",
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.pass_context
 def command(ctx: click.Context, /, script: Path, arguments: str | None, **given: Any) -> None:
@@ -98,12 +111,16 @@ def command(ctx: click.Context, /, script: Path, arguments: str | None, **given:
       ddp-hpc rehearse jobs/generic_slurm_ddp.sbatch --walltime-s 90 --args '--model linear --epochs 99999'
       ddp-hpc rehearse job.pbs --empty --ranks-per-node 1
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20
+      ddp-hpc rehearse job.sbatch --fail rank --steps 5000 --args '--snapshot-every-steps 500'
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.rehearse import plan_rehearsal, run_rehearsal
 
     for option in ("walltime-s", "max-jobs", "limit-s"):
         _check_number(f"--{option}", given[option.replace("-", "_")], 1, 10**7)
     _check_number("--steps", given["steps"], 0, 10**9)
+    _check_number("--fail-after-s", given["fail_after_s"], 0, 10**7)
+    if given["fail_after_s"] is not None and not given["fail"]:
+        raise RequestError("--fail-after-s was given without --fail; add --fail rank, hang or node")
     try:
         appended = tuple(shlex.split(arguments or ""))
     except ValueError as error:
@@ -164,7 +181,7 @@ def _differences(plan: Plan, options: Options) -> list[str]:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""
         lines.append(f"each job has a walltime of {options.walltime_s} s instead of {requested}{clock}")
-    if options.steps is None and options.walltime_s is None and plan.runs_trainer:
+    if options.stops_early and plan.runs_trainer:
         lines.append(f"ddp_hpc.train runs with --max-steps {DEFAULT_STEPS}; use --steps to change this")
     if options.arguments:
         lines.append(f"appended to the command of the ranks: {shlex.join(options.arguments)}")
@@ -184,5 +201,10 @@ def _report(result: Result, options: Options) -> int:
         code = job.exit_code
     if result.timed_out:
         _say(f"stopped after {options.limit_s:g} s (--limit-s); the remaining processes were killed")
+        return EXIT_FAILED
+    if options.fail and not result.has_failed:
+        _say(
+            f"--fail {options.fail}: nothing has failed, because no ranks ran long enough; see --fail-after-s"
+        )
         return EXIT_FAILED
     return code if code in (EXIT_DONE, EXIT_REQUEUE) else EXIT_FAILED

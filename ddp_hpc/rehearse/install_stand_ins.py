@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_hpc.base.job_variables import DOWN_NODES
 from ddp_hpc.base.process_control import PACKAGES
 from ddp_hpc.rehearse import start_stand_in
 
@@ -51,7 +52,7 @@ def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
 # The site's modules, conda environments and setup files do not exist on this machine, so these functions only
 # print a message.
 _PROFILE = """export PATH={path}
-export PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
+export {down_nodes}={down} PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
 # So that job scripts do not activate a virtual environment, which would hide the simulated launchers.
 export CONDA_DEFAULT_ENV=rehearsal
 module() {{ echo "rehearse: module $* (nothing is loaded)" >&2; }}
@@ -69,9 +70,14 @@ export -f module ml conda source .
 """
 
 
-def write_profile(home: Path, path: Sequence[Path | str]) -> None:
-    """Writes `.bash_profile`, which sets PATH and PYTHONPATH and replaces `module`, `conda` and `source`."""
+def write_profile(home: Path, path: Sequence[Path | str], down: Path) -> None:
+    """Writes `.bash_profile`, which sets PATH and PYTHONPATH and replaces `module`, `conda` and `source`.
+
+    `down` is the directory of the nodes that are down.
+    """
     values = {
+        "down_nodes": DOWN_NODES,
+        "down": str(down),
         "path": ":".join(str(directory) for directory in path),
         "packages": str(PACKAGES),
         "prefix": sys.prefix,

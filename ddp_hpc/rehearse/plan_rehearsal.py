@@ -42,6 +42,14 @@ class Options:
     here: bool
     keep: Path | None = None
     """The run directory, which is not removed."""
+    fail: str = ""
+    """What fails: rank, node or hang; empty for nothing."""
+    fail_after_s: float | None = None
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether ddp_hpc.train runs only the first steps."""
+        return self.steps is None and self.walltime_s is None and not self.fail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +111,13 @@ def plan(path: Path, options: Options) -> Plan:
             "that enforces a walltime; omit the option"
         )
     requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(script)
-    num_nodes, per_node = _part(requested, options, _spare_nodes(script))
+    spare_nodes, min_nodes = (_number(script, option) for option in ("--spare-nodes", "--min-nodes"))
+    num_nodes, per_node = _part(requested, options, spare_nodes, min_nodes)
+    if options.fail == "node" and not ((spare_nodes or min_nodes) and num_nodes - spare_nodes > 1):
+        raise RequestError(
+            f"--fail node was given, but {_name(path)} cannot lose a node: the scheduler would end the job, "
+            "which is not simulated; render it for several nodes, with --spare-nodes or --min-nodes"
+        )
     new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(
         path=path.absolute(),
@@ -133,16 +147,17 @@ def _name(path: Path) -> str:
     return ascii(str(path))[1:-1]
 
 
-def _spare_nodes(script: Script) -> int:
-    """Returns the number of spare nodes in the line of the supervisor."""
-    found = re.search(r"\bddp_hpc\.job .*--spare-nodes[ =]([0-9]{1,4})\b", script.text)
+def _number(script: Script, option: str) -> int:
+    """Returns the number after an option in the line of the supervisor; 0 without it."""
+    found = re.search(rf"\bddp_hpc\.job .*{option}[ =]([0-9]{{1,4}})\b", script.text)
     return int(found[1]) if found else 0
 
 
-def _part(requested: int, options: Options, spare_nodes: int) -> tuple[int, int]:
+def _part(requested: int, options: Options, spare_nodes: int, min_nodes: int) -> tuple[int, int]:
     """Returns the number of nodes to simulate, and the maximum number of ranks per node.
 
-    The spare nodes are simulated, too, so that the loss of a node can be seen.
+    The spare nodes are simulated, too, so that the loss of a node can be seen, and with --fail node, one more
+    than --min-nodes.
     """
     room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
     for option, value in (("--nodes", options.num_nodes), ("--ranks-per-node", options.ranks_per_node)):
@@ -155,7 +170,10 @@ def _part(requested: int, options: Options, spare_nodes: int) -> tuple[int, int]
             f"--nodes {options.num_nodes} was given, but the script requests {requested}; "
             "use at most that number"
         )
-    num_nodes = options.num_nodes or min(requested, max(room // 2, spare_nodes + 2 if spare_nodes else 0))
+    least = spare_nodes + 2 if spare_nodes else 0
+    if options.fail == "node" and min_nodes:
+        least = max(least, min_nodes + 1)
+    num_nodes = options.num_nodes or min(requested, max(room // 2, least))
     per_node = options.ranks_per_node or max(1, room // num_nodes)
     if num_nodes * per_node > _MAX_RANKS:
         raise RequestError(

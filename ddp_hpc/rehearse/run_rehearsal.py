@@ -24,6 +24,7 @@ from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.rehearse import install_stand_ins, jobs
+from ddp_hpc.rehearse.launchers.failure import DOWN, failed_file
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
@@ -49,6 +50,8 @@ class Result:
 
     jobs: tuple[JobStatus, ...]
     timed_out: bool
+    has_failed: bool
+    """Whether a rank or a node has failed (--fail)."""
 
 
 @dataclass
@@ -112,7 +115,7 @@ def rehearse(plan: Plan, options: Options, say: Callable[[str], None]) -> Result
                 statuses, timed_out = _run_jobs(stand_in, root, options.limit_s)
             else:
                 statuses, timed_out = _run_local(root, script, work, environ, options.limit_s)
-        return Result(tuple(statuses), timed_out)
+        return Result(tuple(statuses), timed_out, failed_file(root).exists())
     finally:
         process_control.end_descendants(_STOP_S)
         process_control.reap()
@@ -144,7 +147,7 @@ def _write_script(root: Path, plan: Plan, run: Path) -> Path:
 
 def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
-    for name in ("work", "tmp"):
+    for name in ("work", "tmp", DOWN):
         (root / name).mkdir()
     names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
     if stand_in := find_stand_in(plan.scheduler):
@@ -173,8 +176,8 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         Path(sys.executable).parent,
         *os.environ.get("PATH", os.defpath).split(":"),
     ]
-    install_stand_ins.write_profile(home, path)
-    steps = DEFAULT_STEPS if options.steps is None and options.walltime_s is None else options.steps
+    install_stand_ins.write_profile(home, path, root / DOWN)
+    steps = DEFAULT_STEPS if options.stops_early else options.steps
     cores = len(os.sched_getaffinity(0))
     limits = Limits(
         ranks_per_node=plan.ranks_per_node,
@@ -186,6 +189,8 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         trainer_arguments=("--max-steps", str(steps)) if steps else (),
         nodes=names,
         keeper_pid=keeper_pid,
+        fail=options.fail,
+        fail_after_s=options.fail_after_s,
     )
     limits.write(root)
 

@@ -15,6 +15,7 @@ from typing import Any
 from ddp_hpc.base import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.install_stand_ins import install_mpiexec, program
+from ddp_hpc.rehearse.launchers.failure import down_file
 from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.rehearsal_adapter import STAND_IN
 
@@ -136,7 +137,7 @@ class Site:
 
     def lose(self, node: str) -> Path:
         """Tells the daemons of PBS that a node is down, until the returned file is removed."""
-        file = server.down_file(self.root, node)
+        file = down_file(self.root, node)
         file.parent.mkdir(exist_ok=True)
         file.touch()
         return file

@@ -32,7 +32,8 @@ class Limits(JsonFile):
     Of the `requested_nodes` that the script expects, `num_nodes` are simulated. `arguments` are added to the
     command of the ranks. `trainer_arguments`, an option and its value, are added only if the command is
     `ddp_hpc.train` without this option. `cpus` is the number of CPUs of this machine that the ranks share.
-    The ranks are killed when the process `keeper_pid` has ended.
+    The ranks are killed when the process `keeper_pid` has ended. `fail` is what fails, as in `--fail`, and
+    `fail_after_s` is when it fails after the start of the ranks; None: after the first checkpoint.
     """
 
     FILE: ClassVar[str] = "limits.json"
@@ -46,6 +47,8 @@ class Limits(JsonFile):
     trainer_arguments: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     keeper_pid: int = 0
+    fail: str = ""
+    fail_after_s: float | None = None
 
     def counts(self, num_ranks: int, per_node: int) -> list[int]:
         """Returns the number of ranks to start on each node; prints a message if some are not started."""
@@ -65,7 +68,7 @@ class Limits(JsonFile):
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Returns the command of a rank with additional arguments and without names of simulated nodes."""
-        if not self.ranks_per_node:
+        if not self.ranks_per_node or runs_guard(argv):
             return list(argv)
         added = list(self.arguments)
         if runs_trainer(argv):
@@ -91,13 +94,18 @@ class Limits(JsonFile):
 
     def of_node(self, name: str) -> dict[str, str]:
         """Returns the variables of the ranks on a node, which report its name as that of their host."""
-        return {SIMULATED_NODE: name} if self.ranks_per_node else {}
+        return {SIMULATED_NODE: name.partition(".")[0]} if self.ranks_per_node else {}
 
     def _local(self, word: str) -> str:
         """Replaces the name of a simulated node with 127.0.0.1; a port is kept, as in `node1:29500`."""
         for node in self.nodes:
             word = re.sub(rf"(?<![\w.-]){re.escape(node)}(\.[\w.-]+)?(?=:\d|$)", HERE, word)
         return word
+
+
+def runs_guard(argv: Sequence[str]) -> bool:
+    """Returns whether a command is the supervisor's process on another node, which is not a rank."""
+    return "ddp_hpc.supervisor.guard" in argv
 
 
 def runs_trainer(argv: Sequence[str]) -> bool:

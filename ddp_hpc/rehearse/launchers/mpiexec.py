@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.rehearse.launchers.failure import Failure
 from ddp_hpc.rehearse.launchers.fit_to_machine import HERE, Limits
 from ddp_hpc.rehearse.launchers.options import Line, Table, read_line, spellings
 from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
@@ -108,8 +109,17 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         how = f"exited with code {code}" if code > 0 else f"died from signal {-code}"
         sys.stderr.write(f"{host_of(ranks[rank])}: rank {rank} {how}\n")
 
+    failure = Failure(
+        root=root,
+        spool=launch.spool,
+        limits=limits,
+        command=command,
+        environ=environ,
+        nodes=[host_of(place) for place in ranks],
+    )
     step = Step(
         command=command,
+        failure=failure,
         environments=[
             {**_ENVIRONMENTS[kind](launch, place), **limits.of_node(host_of(place))} for place in ranks
         ],

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base import process_control
+from ddp_hpc.rehearse.launchers.failure import Failure
+from ddp_hpc.rehearse.launchers.rank_processes import processes_of
 
 HYDRA = Path(sys.executable).with_name("mpiexec")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -57,6 +58,7 @@ class Step:
     """
 
     command: Sequence[str]
+    failure: Failure
     environments: Sequence[Mapping[str, str]]
     report: Callable[[int, int], None]
     stop_on_failure: bool
@@ -108,16 +110,6 @@ def run_step(spool: Path, step: Step) -> int:
         shutil.rmtree(spool, ignore_errors=True)
 
 
-def processes_of(spools: Iterable[Path]) -> list[process_control.Process]:
-    """Returns the processes of the ranks of these steps, and their descendants."""
-    ranks = set()
-    for file in (file for spool in spools for file in spool.glob("pid.*")):
-        with suppress(OSError, ValueError):
-            ranks.add(int(file.read_text()))
-    children = process_control.descendants(*ranks) if ranks else []
-    return [process for process in process_control.processes() if process.pid in ranks] + children
-
-
 def _for_hydra() -> dict[str, str]:
     # Hydra gets no other variables, since they could make it detect a real scheduler.
     return {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
@@ -141,11 +133,12 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
         if step.stop_on_failure and reported and stop_by_s == float("inf"):
             stop_by_s = time.monotonic() + _STOP_S
         if stop_by_s != float("inf"):  # repeat this, since ranks can start after the first failure
-            late = [process for process in processes_of([spool]) if process.pid not in stopped]
+            late = [process for process in processes_of(spool.glob("pid.*")) if process.pid not in stopped]
             process_control.send(signal.SIGTERM, late)
             stopped |= {process.pid for process in late}
         if time.monotonic() > stop_by_s:
             hydra.kill()
+        step.failure.look()
         if step.keeper_pid and not process_control.is_running(step.keeper_pid):
             process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
         time.sleep(0.02)

@@ -19,6 +19,7 @@ from typing import IO
 from ddp_hpc.base import process_control
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
+from ddp_hpc.rehearse.launchers.failure import down_file
 from ddp_hpc.rehearse.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED, SISTER_LOST = -29, -3, -14
@@ -191,7 +192,7 @@ class Mom(Daemon):
 
     def _down_s(self) -> dict[str, float]:
         """Returns how long each of the job's nodes that are down has been down."""
-        files = [server.down_file(self.root, chunk["node"]) for chunk in self.job["_chunks"]]
+        files = [down_file(self.root, chunk["node"]) for chunk in self.job["_chunks"]]
         return {file.name: time.time() - file.stat().st_mtime for file in files if file.exists()}
 
     def _has_lost_sister(self) -> bool:

@@ -65,11 +65,6 @@ def _decision(root: Path, kind: str, before: int) -> str:
     return "start" if kind == "afterany" or (kind == "afterok") == succeeded else "drop"
 
 
-def down_file(root: Path, node: str) -> Path:
-    """Returns the file that exists while a node is down; its time is the beginning."""
-    return root / "down" / node
-
-
 def clock(seconds: int) -> str:
     """Returns a duration as PBS prints it."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"

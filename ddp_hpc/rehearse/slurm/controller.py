@@ -11,7 +11,7 @@ from pathlib import Path
 from ddp_hpc.base.process_control import Process
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
-from ddp_hpc.rehearse.launchers.start_ranks import processes_of
+from ddp_hpc.rehearse.launchers.rank_processes import processes_of
 
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"
@@ -81,7 +81,7 @@ def steps_directory(root: Path) -> Path:
 
 def processes_of_steps(root: Path, number: int) -> list[Process]:
     """Returns all processes of the steps of a job: Slurm signals all of them, not only the tasks."""
-    return processes_of(steps_directory(root).glob(f"{number}.*"))
+    return processes_of(steps_directory(root).glob(f"{number}.*/pid.*"))
 
 
 def hostlist(nodes: Sequence[str]) -> str:

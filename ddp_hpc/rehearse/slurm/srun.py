@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.failure import Failure
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.launchers.start_ranks import Place, Step, places, run_step, spool_directory
@@ -57,11 +58,20 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or f"Signal {-code}"
         sys.stderr.write(f"srun: error: {nodes[ranks[rank].node]}: task {rank}: {how}\n")
 
+    failure = Failure(
+        root=root,
+        spool=spool,
+        limits=limits,
+        command=line.command,
+        environ=environ,
+        nodes=[nodes[place.node] for place in ranks],
+    )
     kill_others = line.values.get("kill-on-bad-exit")
     return run_step(
         spool,
         Step(
             command=limits.command(line.command),
+            failure=failure,
             environments=[
                 {
                     **base,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 
@@ -110,8 +112,12 @@ class SlurmJob(RunningJob):
         # those of sbatch --gpus-per-node or --ntasks-per-gpu.
         environ = without_job(self.environ, ("SLURM", "SRUN_"), keep="SLURM_CONF")
         null = subprocess.DEVNULL
+        # The supervisor blocks signals, which srun would inherit.
+        unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, ())
         try:
-            return subprocess.Popen(words, env=environ, stdin=null, stdout=null, stderr=null)
+            return subprocess.Popen(
+                words, env=environ, stdin=null, stdout=null, stderr=null, preexec_fn=unblock
+            )
         except OSError:  # the ranks need srun, too, so the next message is about it
             return None
 
