@@ -153,6 +153,19 @@ def test_a_host_answers_whether_or_not_something_listens() -> None:
     assert NodeWatch(["127.0.0.1"])._answers("no-such-host.invalid") == ("no-such-host.invalid", False)
 
 
+def test_in_a_rehearsal_a_directory_says_which_nodes_are_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDP_HPC_DOWN_NODES", str(tmp_path))
+    monkeypatch.setattr(spare_nodes, "_EVERY_S", 0.01)
+    watch = NodeWatch(["node1", "node2", "node3"])
+    assert watch.look_again() == []
+    assert capfd.readouterr().out == ""
+    (tmp_path / "node2").touch()
+    watch.ask_again()
+    assert watch.lost(silent_s=0.0) == ["node2"]
+
+
 def test_a_name_server_that_fails_later_costs_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_nodes, "_EVERY_S", 3600.0)
     watch, resolve = NodeWatch(["localhost"]), socket.getaddrinfo
