@@ -85,7 +85,6 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 @click.option(
     "--fail",
     type=click.Choice(["rank", "hang", "node"]),
-    default="",
     help="Kill the last rank of the first launch, let it hang (SIGSTOP), or lose the node of this rank.",
 )
 @click.option(

@@ -42,8 +42,8 @@ class Options:
     here: bool
     keep: Path | None = None
     """The run directory, which is not removed."""
-    fail: str = ""
-    """What fails: rank, node or hang; empty for nothing."""
+    fail: str | None = None
+    """What fails: rank, node or hang."""
     fail_after_s: float | None = None
 
     @property

@@ -189,7 +189,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         trainer_arguments=("--max-steps", str(steps)) if steps else (),
         nodes=names,
         keeper_pid=keeper_pid,
-        fail=options.fail,
+        fail=options.fail or "",
         fail_after_s=options.fail_after_s,
     )
     limits.write(root)
