@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_hpc.base.job_variables import DOWN_NODES
 from ddp_hpc.base.process_control import PACKAGES
 from ddp_hpc.rehearse import start_stand_in
+from ddp_hpc.rehearse.launchers.failure import DOWN
 
 # The shell is bash, since dash would drop the functions that a login shell exports.
 _COMMAND = """#!/bin/bash
@@ -52,7 +52,7 @@ def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
 # The site's modules, conda environments and setup files do not exist on this machine, so these functions only
 # print a message.
 _PROFILE = """export PATH={path}
-export {down_nodes}={down} PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
+export DDP_HPC_DOWN_NODES={down} PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
 # So that job scripts do not activate a virtual environment, which would hide the simulated launchers.
 export CONDA_DEFAULT_ENV=rehearsal
 module() {{ echo "rehearse: module $* (nothing is loaded)" >&2; }}
@@ -70,14 +70,10 @@ export -f module ml conda source .
 """
 
 
-def write_profile(home: Path, path: Sequence[Path | str], down: Path) -> None:
-    """Writes `.bash_profile`, which sets PATH and PYTHONPATH and replaces `module`, `conda` and `source`.
-
-    `down` is the directory of the nodes that are down.
-    """
+def write_profile(home: Path, path: Sequence[Path | str]) -> None:
+    """Writes `.bash_profile`, which sets PATH and PYTHONPATH and replaces `module`, `conda` and `source`."""
     values = {
-        "down_nodes": DOWN_NODES,
-        "down": str(down),
+        "down": str(home.parent / DOWN),
         "path": ":".join(str(directory) for directory in path),
         "packages": str(PACKAGES),
         "prefix": sys.prefix,

@@ -112,7 +112,10 @@ def plan(path: Path, options: Options) -> Plan:
         )
     requested, walltime_s = stand_in.requested_nodes(script) if stand_in else 1, _walltime_s(script)
     spare_nodes, min_nodes = (_number(script, option) for option in ("--spare-nodes", "--min-nodes"))
-    num_nodes, per_node = _part(requested, options, spare_nodes, min_nodes)
+    least = spare_nodes + 2 if spare_nodes else 0
+    if options.fail == "node" and min_nodes:
+        least = max(least, min_nodes + 1)
+    num_nodes, per_node = _part(requested, options, least)
     if options.fail == "node" and not ((spare_nodes or min_nodes) and num_nodes - spare_nodes > 1):
         raise RequestError(
             f"--fail node was given, but {_name(path)} cannot lose a node: the scheduler would end the job, "
@@ -153,11 +156,10 @@ def _number(script: Script, option: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _part(requested: int, options: Options, spare_nodes: int, min_nodes: int) -> tuple[int, int]:
+def _part(requested: int, options: Options, least: int) -> tuple[int, int]:
     """Returns the number of nodes to simulate, and the maximum number of ranks per node.
 
-    The spare nodes are simulated, too, so that the loss of a node can be seen, and with --fail node, one more
-    than --min-nodes.
+    At least `least` nodes are simulated, so that the loss of a node can be seen.
     """
     room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
     for option, value in (("--nodes", options.num_nodes), ("--ranks-per-node", options.ranks_per_node)):
@@ -170,9 +172,6 @@ def _part(requested: int, options: Options, spare_nodes: int, min_nodes: int) ->
             f"--nodes {options.num_nodes} was given, but the script requests {requested}; "
             "use at most that number"
         )
-    least = spare_nodes + 2 if spare_nodes else 0
-    if options.fail == "node" and min_nodes:
-        least = max(least, min_nodes + 1)
     num_nodes = options.num_nodes or min(requested, max(room // 2, least))
     per_node = options.ranks_per_node or max(1, room // num_nodes)
     if num_nodes * per_node > _MAX_RANKS:

@@ -24,7 +24,7 @@ from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.units import format_bytes
 from ddp_hpc.rehearse import install_stand_ins, jobs
-from ddp_hpc.rehearse.launchers.failure import DOWN, failed_file
+from ddp_hpc.rehearse.launchers.failure import DOWN, FAILED
 from ddp_hpc.rehearse.launchers.fit_to_machine import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.start_ranks import HYDRA
 from ddp_hpc.rehearse.plan_rehearsal import Options, Plan
@@ -115,7 +115,7 @@ def rehearse(plan: Plan, options: Options, say: Callable[[str], None]) -> Result
                 statuses, timed_out = _run_jobs(stand_in, root, options.limit_s)
             else:
                 statuses, timed_out = _run_local(root, script, work, environ, options.limit_s)
-        return Result(tuple(statuses), timed_out, failed_file(root).exists())
+        return Result(tuple(statuses), timed_out, (root / FAILED).exists())
     finally:
         process_control.end_descendants(_STOP_S)
         process_control.reap()
@@ -176,7 +176,7 @@ def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
         Path(sys.executable).parent,
         *os.environ.get("PATH", os.defpath).split(":"),
     ]
-    install_stand_ins.write_profile(home, path, root / DOWN)
+    install_stand_ins.write_profile(home, path)
     steps = DEFAULT_STEPS if options.stops_early else options.steps
     cores = len(os.sched_getaffinity(0))
     limits = Limits(

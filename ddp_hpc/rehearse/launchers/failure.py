@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -14,19 +15,25 @@ from ddp_hpc.base.process_control import Process, send
 from ddp_hpc.base.timeline import TIMELINE, Moment
 from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits, runs_guard
-from ddp_hpc.rehearse.launchers.rank_processes import processes_of
+from ddp_hpc.rehearse.launchers.start_ranks import processes_of
 
-LATEST_S = 60
-DOWN = "down"
-_LOOK_S = 0.2
+DOWN, FAILED = "down", "failed"
+"""The directory of the nodes that are down, and the file that exists after the failure."""
+_LOOK_S, _LATEST_S = 0.2, 60.0
 _WHAT = {
     "rank": "the last rank on {node} is killed",
     "hang": "the last rank on {node} is stopped with SIGSTOP",
     "node": "{node} no longer answers, and its ranks are stopped",
 }
+# A rank of torchrun, or the program of `ddp-hpc exec`, is a child of these commands, and has a RANK.
+_STARTERS = re.compile(
+    rb"\b(?:torchrun(?:_script\.sh)?|ddp_hpc\.torchrun[.a-z]*|torch\.distributed\.(?:run|launch)"
+    rb"|ddp_hpc\.exec|ddp-hpc\0exec)\0"
+)
+_RANK = re.compile(rb"(?:^|\0)RANK=([0-9]+)\0")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Failure:
     """The failure of one launch, whose ranks run on `nodes`. Of the launches of a rehearsal that run long
     enough, only the first one fails.
@@ -52,23 +59,20 @@ class Failure:
         if now_s < self._look_s:
             return
         self._look_s = now_s + _LOOK_S
-        if self._kind and self._is_due(now_s):
-            self._fail()
+        if self._kind and self._is_due(now_s) and not (self.root / FAILED).exists():
+            self._fail(_program(self._last_task()))
         # Again and again, because Slurm continues the processes of a step that it ends.
-        send(signal.SIGSTOP, self.lost())
+        lost = [rank for rank, node in enumerate(self.nodes) if down_file(self.root, node).exists()]
+        if lost:
+            send(signal.SIGSTOP, processes_of(self.spool / f"pid.{rank}" for rank in lost))
         if self._hung:
             send(signal.SIGSTOP, [process for process in self._last_task() if process in self._hung])
-
-    def lost(self) -> list[Process]:
-        """Returns the processes of the ranks on nodes that are lost."""
-        ranks = [rank for rank, node in enumerate(self.nodes) if down_file(self.root, node).exists()]
-        return processes_of(self.spool / f"pid.{rank}" for rank in ranks) if ranks else []
 
     def _is_due(self, now_s: float) -> bool:
         after_s = self.limits.fail_after_s
         if after_s is None and self._last_saved() != self._saved:
             return True
-        return now_s >= self._begin_s + (LATEST_S if after_s is None else after_s)
+        return now_s >= self._begin_s + (_LATEST_S if after_s is None else after_s)
 
     def _last_saved(self) -> tuple[int, float]:
         """Returns values that change when a snapshot or a checkpoint is recorded."""
@@ -83,16 +87,11 @@ class Failure:
     def _last_task(self) -> list[Process]:
         return processes_of([self.spool / f"pid.{len(self.nodes) - 1}"])
 
-    def _fail(self) -> None:
-        kind, node = self._kind, self.nodes[-1]
-        program = _program(self._last_task())
+    def _fail(self, program: list[Process]) -> None:
         if not program:  # it has not started
             return
-        self._kind = ""
-        try:
-            failed_file(self.root).touch(exist_ok=False)
-        except FileExistsError:
-            return
+        (self.root / FAILED).touch()
+        kind, node = self._kind, self.nodes[-1]
         sys.stderr.write(f"rehearse: {_WHAT[kind].format(node=node)} (--fail {kind})\n")
         if kind == "node":
             down_file(self.root, node).touch()
@@ -107,37 +106,17 @@ def down_file(root: Path, node: str) -> Path:
     return root / DOWN / node
 
 
-def failed_file(root: Path) -> Path:
-    """Returns the file that exists as soon as a launch of the rehearsal has failed."""
-    return root / "failed"
-
-
 def _program(task: Sequence[Process]) -> list[Process]:
-    """Returns the processes of the program of the last rank of a task of the launcher.
-
-    If torchrun or `ddp-hpc exec` has started the program, these parents are not among them.
-    """
-    if any(b"torchrun" in word for process in task for word in _words(process.pid, "cmdline")):
-        task = [process for process in task if _rank(process.pid) >= 0]
-    ranks = {process: _rank(process.pid) for process in task}
-    last = max(ranks.values(), default=-1)
-    programs = [process for process in task if ranks[process] == last]
-    return [process for process in programs if not _is_exec(process.pid)] or programs
+    """Returns the processes of the last rank of a task, without torchrun and `ddp-hpc exec`."""
+    ranks = {}
+    for process in task:
+        if not _STARTERS.search(_read(process.pid, "cmdline")):
+            found = _RANK.search(_read(process.pid, "environ"))
+            ranks[process] = int(found[1]) if found else -1
+    return [process for process, rank in ranks.items() if rank == max(ranks.values())]
 
 
-def _rank(pid: int) -> int:
-    """Returns the RANK with which a process was started; -1 if it has none."""
-    for word in _words(pid, "environ"):
-        if word.startswith(b"RANK=") and word[5:].isdigit():
-            return int(word[5:])
-    return -1
-
-
-def _is_exec(pid: int) -> bool:
-    return b"ddp_hpc.exec" in _words(pid, "cmdline")
-
-
-def _words(pid: int, file: str) -> list[bytes]:
+def _read(pid: int, file: str) -> bytes:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
-    return []
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    return b""

@@ -109,17 +109,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         how = f"exited with code {code}" if code > 0 else f"died from signal {-code}"
         sys.stderr.write(f"{host_of(ranks[rank])}: rank {rank} {how}\n")
 
-    failure = Failure(
-        root=root,
-        spool=launch.spool,
-        limits=limits,
-        command=command,
-        environ=environ,
-        nodes=[host_of(place) for place in ranks],
-    )
+    failure = Failure(root, launch.spool, limits, command, environ, [host_of(place) for place in ranks])
     step = Step(
         command=command,
-        failure=failure,
+        look=failure.look,
         environments=[
             {**_ENVIRONMENTS[kind](launch, place), **limits.of_node(host_of(place))} for place in ranks
         ],

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.base import process_control
-from ddp_hpc.rehearse.launchers.failure import Failure
-from ddp_hpc.rehearse.launchers.rank_processes import processes_of
 
 HYDRA = Path(sys.executable).with_name("mpiexec")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -51,14 +50,15 @@ def places(counts: Sequence[int]) -> list[Place]:
 class Step:
     """Ranks that are started together.
 
-    `report` is called with a rank and its non-zero exit code, or its negated signal. On one of the signals in
-    `kills_on`, the launcher kills the ranks with SIGKILL instead of forwarding the signal. It also kills them
-    when the process `keeper_pid` has ended. With `counts_stopped`, the codes of ranks that are ended after a
-    failure count too. Without `keep_pmi`, the ranks cannot use MPI.
+    `look` is called again and again while the ranks run, and `report` with a rank and its non-zero exit code,
+    or its negated signal. On one of the signals in `kills_on`, the launcher kills the ranks with SIGKILL
+    instead of forwarding the signal. It also kills them when the process `keeper_pid` has ended. With
+    `counts_stopped`, the codes of ranks that are ended after a failure count too. Without `keep_pmi`, the
+    ranks cannot use MPI.
     """
 
     command: Sequence[str]
-    failure: Failure
+    look: Callable[[], None]
     environments: Sequence[Mapping[str, str]]
     report: Callable[[int, int], None]
     stop_on_failure: bool
@@ -110,6 +110,16 @@ def run_step(spool: Path, step: Step) -> int:
         shutil.rmtree(spool, ignore_errors=True)
 
 
+def processes_of(files: Iterable[Path]) -> list[process_control.Process]:
+    """Returns the processes of the ranks with these files, SPOOL/pid.R for rank R, and their descendants."""
+    ranks = set()
+    for file in files:
+        with suppress(OSError, ValueError):
+            ranks.add(int(file.read_text()))
+    children = process_control.descendants(*ranks) if ranks else []
+    return [process for process in process_control.processes() if process.pid in ranks] + children
+
+
 def _for_hydra() -> dict[str, str]:
     # Hydra gets no other variables, since they could make it detect a real scheduler.
     return {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
@@ -138,7 +148,7 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             stopped |= {process.pid for process in late}
         if time.monotonic() > stop_by_s:
             hydra.kill()
-        step.failure.look()
+        step.look()
         if step.keeper_pid and not process_control.is_running(step.keeper_pid):
             process_control.send(signal.SIGKILL, process_control.descendants(os.getpid()))
         time.sleep(0.02)

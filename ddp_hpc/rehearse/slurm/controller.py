@@ -11,7 +11,7 @@ from pathlib import Path
 from ddp_hpc.base.process_control import Process
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
-from ddp_hpc.rehearse.launchers.rank_processes import processes_of
+from ddp_hpc.rehearse.launchers.start_ranks import processes_of
 
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"

@@ -58,20 +58,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
         how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or f"Signal {-code}"
         sys.stderr.write(f"srun: error: {nodes[ranks[rank].node]}: task {rank}: {how}\n")
 
-    failure = Failure(
-        root=root,
-        spool=spool,
-        limits=limits,
-        command=line.command,
-        environ=environ,
-        nodes=[nodes[place.node] for place in ranks],
-    )
+    failure = Failure(root, spool, limits, line.command, environ, [nodes[place.node] for place in ranks])
     kill_others = line.values.get("kill-on-bad-exit")
     return run_step(
         spool,
         Step(
             command=limits.command(line.command),
-            failure=failure,
+            look=failure.look,
             environments=[
                 {
                     **base,
