@@ -91,7 +91,7 @@ def _collect(store: StoreClient, key: str, number: int, limit_s: float) -> _Phas
 
 
 def _no_answer(store: StoreClient, rank: int, kind: str, waited_s: float) -> Problem:
-    where, stage = f"rank {rank}", "start"
+    where, stage = f"rank {rank}", "starting"
     try:
         if store.check([stage_key(rank)], ANSWER_S):
             where, stage = json.loads(store.get([stage_key(rank)], ANSWER_S)[0])

@@ -52,7 +52,7 @@ def run_attempts(
         suspect = pool.replaceable(ended.suspected_node(earlier)) if pool is not None else ""
         if ended.repeats(earlier) and not suspect:
             repeated = settle_repeated(ended, files)
-            _say_why_not(attempt, f"the same failure has occurred twice: {repeated.after.reason}", files)
+            _say_why_not(attempt, repeated.after.reason, files)
             return repeated
         if not ended.has_failed:
             break
@@ -93,7 +93,7 @@ def _announce(ended: EndedAttempt, following: Attempt, files: RunFiles, what: st
     store(replace(begin, is_step_known=ended.after.is_step_known), files)
     reason = cut(ended.end.reason if ended.end is not None else ended.after.reason, _REASON_CHARS)
     say(
-        f"ddp-hpc: {what}{decisions.at_step(following.first_step, ', from step ')}, since attempt "
+        f"ddp-hpc: {what}{decisions.at_step(following.first_step, ', from step ')}, because attempt "
         f"{ended.attempt.number} failed{f': {reason}' if reason else ''}"
     )
 

@@ -68,9 +68,9 @@ def _check_and_replace(
             return ""
         if must_end_ranks and not lost and not verdict.is_complete:
             why = next(iter(verdict.common or verdict.bad.values()), "not all ranks have started")
-            return f"{_RANKS_LEFT}, since the check of nodes, which ends them, is incomplete: {why}"
+            return f"{_RANKS_LEFT}, because the node check, which kills them, was incomplete: {why}"
         for text in verdict.common:
-            complain(f"the check of nodes: {text}; no node is replaced because of this", kind="warning")
+            complain(f"node check: {text}; no node is replaced", kind="warning")
         bad = {**dict.fromkeys(lost, NO_ANSWER), **_unhealthy(launch), **verdict.bad}
         if not bad:
             if not verdict.common:

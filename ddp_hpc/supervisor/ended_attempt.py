@@ -24,9 +24,9 @@ _STOPS: dict[decisions.SigtermCause, str] = {
 }
 _FINAL = {
     Cause.OUT_OF_TIME: _STOPS["walltime"],
-    Cause.OUT_OF_MEMORY: "they would need the same memory again",
-    Cause.SIGNALLED: "a signal from outside the job ended them",
-    Cause.INTERRUPTED: "SIGINT ended them",
+    Cause.OUT_OF_MEMORY: "the ranks would run out of memory again",
+    Cause.SIGNALLED: "a signal from outside the job ended the ranks",
+    Cause.INTERRUPTED: "SIGINT ended the ranks",
 }
 _NO_FAILURES = (Cause.DONE, Cause.STOPPED, Cause.REFUSED)
 
@@ -69,7 +69,7 @@ class EndedAttempt:
         if self.stop:
             return _STOPS[self.stop]
         if launcher.was_signalled_early:
-            return "they had received the signal of --requeue on-signal"
+            return "the ranks had already received the signal of --requeue on-signal"
         if self.refusal is decisions.LAUNCHER_HUNG:
             return "the launcher had to be killed"
         return _FINAL.get(self.end.cause, "") if self.end is not None else ""

@@ -179,8 +179,9 @@ class Launch:
         if guard is not None and guard.poll() is not None and not is_stopping:
             self._guard = None
             say(
-                "ddp-hpc: warning: the srun that watches this node from another one has ended with exit code "
-                f"{guard.returncode}; if this node dies, nothing requeues the job: cancel and submit it again"
+                "ddp-hpc: warning: the srun that monitors this node from another one has exited with code "
+                f"{guard.returncode}; if this node fails, the job will not be requeued: cancel it, and "
+                "submit it again"
             )
         return self.pool.lost() if self.pool is not None else []
 

@@ -149,7 +149,7 @@ def _end_orphans(grace_s: float, beside: Collection[int]) -> None:
     process_control.send(signal.SIGTERM, orphans)
     killed = process_control.end_descendants(grace_s, others) if orphans else []
     if killed:
-        line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
+        line = f"warning: killed processes that outlived the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):
             os.write(2, line.encode("utf-8", "replace"))
     # Another thread can wait for the end of a query to the scheduler, whose exit code must not be lost.

@@ -137,14 +137,15 @@ class _NextJob:
         command = self._resume_command(refusal.submit_line)
         self._keep(command, refusal.why)
         if refusal.is_error:
-            raise DdpHpcError(f"{refusal.why} and {self._stopped}; {refusal.remedy}: {command}")
+            raise DdpHpcError(f"{refusal.why}, and {self._stopped}; {refusal.remedy}: {command}")
         say(f"ddp-hpc: {self._stopped}; {refusal.why}; {refusal.remedy}: {command}")
 
     def _submit(self) -> None:
         command, number = self._resume_command(), self._number
         # If this process is killed now, the file says what is unknown.
         self._keep(
-            command, "the job ended while it requested its successor, which may be queued: check the queue"
+            command,
+            "the job ended while requesting its successor, which may already be queued: check the queue",
         )
         request = Successor(
             script=self._files.script,

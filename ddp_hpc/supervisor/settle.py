@@ -53,7 +53,8 @@ def settle(
         with suppress(DdpHpcError):  # the disk is full, for example
             files.withdraw()
         say(
-            "ddp-hpc: this start was refused and does not count as an attempt; no other job is submitted"
+            "ddp-hpc: the ranks refused to start, so this start does not count as an attempt; no other job "
+            "is submitted"
             f"{decisions.at_step(after.step, '; the run is at step ')}"
         )
         refused = AttemptEnd(cause=Cause.REFUSED, exit_code=EXIT_WRONG_REQUEST, reason="")
@@ -122,7 +123,7 @@ def settle_repeated(ended: EndedAttempt, files: RunFiles) -> EndedAttempt:
     end = ended.end
     assert end is not None
     where = "after the same checkpoint" if end.step is None else f"in step {end.step}"
-    reason = f"the run fails {where} each time: {end.reason}"
+    reason = f"the run has failed twice {where}: {end.reason}"
     after = replace(ended.after, state=State.FAILED, reason=reason)
     store(after, files)
     complain(reason)

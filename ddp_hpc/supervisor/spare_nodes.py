@@ -117,7 +117,10 @@ class NodeWatch:
                 is_connected = is_alone and self._is_connected()
                 answered = [name for name, is_up in pool.map(self._answers, self._names) if is_up]
                 if round_number == 0 and (silent := ", ".join(sorted({*self._names} - {*answered}))):
-                    say(f"ddp-hpc: no answer yet from {silent[:200]}; the loss of such a node is not noticed")
+                    say(
+                        f"ddp-hpc: no answer yet from {silent[:200]}; the loss of a node that has never "
+                        "answered cannot be detected"
+                    )
                 known = [name for name in self._names if name in self._answered_s]
                 is_alone = len(answered) < min(2, len(known))
                 if is_connected or not is_alone:  # other rounds do not count

@@ -46,7 +46,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     clock = JobClock(job, settings.scheduler, settings.walltime_s, environ)
     launch = Launch(argv, settings, environ, job, clock, script)
     if settings.idle_timeout_s is not None and launch.writes_state:
-        raise RequestError("--idle-timeout is for other programs; ddp_hpc.train has --hang-timeout")
+        raise RequestError("--idle-timeout cannot be used with ddp_hpc.train; use its option --hang-timeout")
     if launch.run_dir is None or not settings.scheduler.has_queue:
         return launch.run({}, None).code
     _warn_about_walltime(settings, job, clock)
@@ -135,7 +135,7 @@ def _warn_about_walltime(settings: Settings, job: RunningJob, clock: JobClock) -
     ):
         complain(
             f"{scheduler.title} does not report the walltime of job {job.job_id}; "
-            f"the {settings.walltime_s:.0f} s of the directives are used",
+            f"assuming the {settings.walltime_s:.0f} s of the directives in the script",
             kind="warning",
         )
 

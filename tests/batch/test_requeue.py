@@ -109,10 +109,7 @@ def test_a_refused_start_does_not_count_as_an_attempt(job: Sandbox) -> None:
     runs = folder(job, attempts="1 7 0 1000\n", state="running 10\n")
     done = run(job, f"{REFUSED}say running 20; exit 1")
     assert done.returncode == 2
-    assert (
-        b"ddp-hpc: this start was refused and does not count as an attempt; no other job is sub"
-        in done.stdout
-    )
+    assert b"ddp-hpc: the ranks refused to start, so this start does not count as an attempt" in done.stdout
     assert b"the run is at step 20\n" in done.stdout
     assert (calls(job, "scontrol"), calls(job, "sbatch")) == ([], [])
     assert (runs / "attempts").read_text() == "1 7 0 1000\n"

@@ -106,7 +106,7 @@ def test_a_node_that_dies_is_replaced_in_the_same_job(
     # Before each start, the same launch line has checked the nodes. All have the name of this machine.
     results = json.loads((run_dir / "node_check" / "results.json").read_text())
     assert [rank["problems"] for rank in results["ranks"]] == [[], []]
-    assert log.count("the check of nodes: the ranks report host names") == 2
+    assert log.count("node check: the ranks report host names") == 2
 
 
 @pytest.mark.soak

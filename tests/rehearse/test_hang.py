@@ -37,5 +37,5 @@ def test_a_rank_that_hangs_in_a_rehearsal_is_named_and_the_run_completes(
     assert done.exit_code == 0, log
     assert "rank 1 on node2 is in train.py:10 (<module>)" in log
     assert "rank 0 on node1 waits in train.py:11 (<module>: barrier)" in log
-    assert "ddp-hpc: restart 1 of 3 in this job, since attempt 1 failed: no output" in log
+    assert "ddp-hpc: restart 1 of 3 in this job, because attempt 1 failed: no output" in log
     assert "complete\n" in log

@@ -265,7 +265,7 @@ def test_if_the_first_node_is_no_longer_watched_a_line_says_so(cluster3: Cluster
     run = submit_program(cluster3, tmp_path, ["python", PLAIN, 100, 10], step_s=0.1, render=render)
     wait_for("10 steps", lambda: len(recorded(tmp_path)) >= 10, 60)
     assert run.kill("ddp_hpc.supervisor.guard", node_rank=2)
-    run.wait_for_words("the srun that watches this node from another one has ended with exit code 137")
+    run.wait_for_words("the srun that monitors this node from another one has exited with code 137")
     end = run.end(120)
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert [number for number, _, _ in run.attempts] == [1]

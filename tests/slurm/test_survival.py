@@ -68,7 +68,7 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     again, job, step = run.attempts[1]
     assert (again, job) == (2, run.job)
     restart = f"ddp-hpc: restart 1 of 3 in this job, from step {step}"
-    assert f"{restart}, since attempt 1 failed: {lost}" in run.log
+    assert f"{restart}, because attempt 1 failed: {lost}" in run.log
 
 
 @pytest.mark.soak

@@ -69,7 +69,7 @@ def test_a_wrong_option_ends_a_torchrun_job_without_restarts(cluster: Cluster, t
     output = cluster.job_output(job)
     assert (end.state, end.exit_code) == ("FAILED", 2), output
     assert 1 <= output.count("--no-such-option") <= 4, output  # the launch line, and each of the two ranks
-    assert "this start was refused and does not count as an attempt" in output
+    assert "the ranks refused to start, so this start does not count as an attempt" in output
 
 
 def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> None:

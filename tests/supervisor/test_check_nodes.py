@@ -125,7 +125,7 @@ def test_a_problem_of_all_nodes_is_said_in_one_line(job: Sandbox) -> None:
     done = run(job, nodes="n[1-3]", spare_nodes=1)
     assert (done.returncode, count(job, "starts"), count(job, "checks")) == (0, 1, 1)
     assert done.stderr.decode() == (
-        f"warning: the check of nodes: {problem.text}, on 2 of 2 nodes; no node is replaced because of this\n"
+        f"warning: node check: {problem.text}, on 2 of 2 nodes; no node is replaced\n"
     )
 
 
@@ -133,8 +133,8 @@ def test_if_the_check_cannot_run_the_ranks_are_started(job: Sandbox) -> None:
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts")) == (0, 1)
     assert done.stderr.decode() == (
-        "warning: the check of nodes: it could not run: srun exited with code 3 without results; no node is "
-        "replaced because of this\n"
+        "warning: node check: it could not run: srun exited with code 3 without results; no node is "
+        "replaced\n"
     )
 
 
@@ -178,7 +178,7 @@ def test_a_job_whose_walltime_ends_during_the_check_is_not_run_again(job: Sandbo
     done = run(job, node_check="replace", left_s=20.0)
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")[1:]) == (1, 0, [])
     assert (
-        b"error: this job had too little time to check its nodes and stopped before its ranks were started; "
+        b"error: this job had too little time to check its nodes, and stopped before its ranks were started; "
         b"increase the walltime, then resume with: cd "
     ) in done.stderr
 
@@ -201,7 +201,7 @@ def test_a_job_that_gets_a_node_again_that_had_failed_is_not_run_again(job: Sand
     done = run(job, node_check="replace")
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")) == (1, 0, [])
     assert (
-        "error: this job was allocated a node that had failed before and stopped before its ranks were "
+        "error: this job was allocated a node that had failed before, and stopped before its ranks were "
         f"started: node n2: {GPU.text}"
     ) in done.stderr.decode()
 
@@ -277,8 +277,8 @@ def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
     done = killed_once(job)
     assert (count(job, "checks"), count(job, "starts")) == (1, 1)
     assert (
-        b"not started again: the launcher was killed, and its ranks may still be running, since the check of "
-        b"nodes, which ends them, is incomplete: " in done.stdout
+        b"not started again: the launcher was killed, and its ranks may still be running, because the "
+        b"node check, which kills them, was incomplete: " in done.stdout
     )
 
 

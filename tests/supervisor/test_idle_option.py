@@ -49,4 +49,4 @@ def test_a_supervisor_of_ddp_hpc_train_refuses_the_limit(sandbox: Sandbox) -> No
     )
     done = sandbox.run(f"exec {line}\n", SLURM_JOB_ID="7", DDP_HPC_RUN_DIR=str(sandbox.work / "run"))
     assert done.returncode == 2, done.stderr
-    assert b"--idle-timeout is for other programs; ddp_hpc.train has --hang-timeout" in done.stderr
+    assert b"--idle-timeout cannot be used with ddp_hpc.train; use its option --hang-timeout" in done.stderr

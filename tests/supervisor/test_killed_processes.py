@@ -75,5 +75,5 @@ def test_a_rank_that_ignores_sigterm_is_killed_and_named(directory: Path) -> Non
     supervisor = start(directory, after="")
     os.kill(pid_of(directory, "launcher"), signal.SIGKILL)
     _, err = supervisor.communicate(timeout=60)
-    assert b"warning: killed after the end of the launcher: bash -c trap " in err
+    assert b"warning: killed processes that outlived the launcher: bash -c trap " in err
     assert is_over(pid_of(directory, "rank"))

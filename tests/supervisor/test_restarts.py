@@ -67,7 +67,7 @@ def test_a_program_that_is_killed_after_a_checkpoint_is_started_again_in_the_sam
     assert (done.returncode, starts(job), calls(job, "scontrol")) == (0, 2, [])
     assert attempts(job) == ["1 7 0", "2 7 0"]
     assert (folder(job) / "state").read_text().startswith("done ")
-    assert b"ddp-hpc: restart 1 of 3 in this job, since attempt 1 failed: exit code 137\n" in done.stdout
+    assert b"ddp-hpc: restart 1 of 3 in this job, because attempt 1 failed: exit code 137\n" in done.stdout
 
 
 def test_a_job_records_when_its_launchers_began_and_ended_and_its_last_checkpoint(job: Sandbox) -> None:
@@ -111,16 +111,14 @@ def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_
     done = run(job, f"{COUNT} ((n)) || {TOUCH} exit 3")
     assert (done.returncode, starts(job), calls(job, "scontrol")) == (3, 2, [])
     assert (folder(job) / "state").read_text() == (
-        "failed 0 the run fails after the same checkpoint each time: exit code 3\n"
+        "failed 0 the run has failed twice after the same checkpoint: exit code 3\n"
     )
-    why = (
-        "the same failure has occurred twice: the run fails after the same checkpoint each time: exit code 3"
-    )
+    why = "the run has failed twice after the same checkpoint: exit code 3"
     assert f"the ranks are not started again: {why}\n".encode() in done.stdout
     cost = run_cost(folder(job), is_running=False)
     assert cost is not None
     assert cost.not_restarted == why
-    assert b"error: the run fails after the same checkpoint each time: exit code 3\n" in done.stderr
+    assert b"error: the run has failed twice after the same checkpoint: exit code 3\n" in done.stderr
 
 
 def test_kills_after_the_same_checkpoint_are_not_taken_for_an_error_of_the_program(job: Sandbox) -> None:
@@ -169,7 +167,7 @@ def test_a_training_that_has_lost_a_rank_resumes_in_the_same_job(job: Sandbox) -
     done = training(job, f"((n)) && {{ say done 60; exit 0; }}; {lost}")
     assert (done.returncode, calls(job, "scontrol")) == (0, [])
     assert attempts(job) == ["1 7 0", "2 7 30"]
-    assert b"restart 1 of 3 in this job, from step 30, since attempt 1 failed: rank 1 ended" in done.stdout
+    assert b"restart 1 of 3 in this job, from step 30, because attempt 1 failed: rank 1 ended" in done.stdout
 
 
 @pytest.mark.parametrize("then", ["kill -9 $$", "exit 75"])
@@ -201,7 +199,7 @@ def test_a_training_that_fails_in_the_same_step_again_is_not_resumed_by_a_job(jo
     done = training(job, failed)
     assert (done.returncode, starts(job), calls(job, "scontrol")) == (1, 2, [])
     assert (folder(job) / "state").read_text() == (
-        "failed 31 the run fails in step 35 each time: rank 1 ended\n"
+        "failed 31 the run has failed twice in step 35: rank 1 ended\n"
     )
 
 

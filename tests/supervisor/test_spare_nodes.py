@@ -98,7 +98,7 @@ def test_a_node_that_has_never_answered_is_not_lost_but_named(
 ) -> None:
     assert NodeWatch(["n1", "n2", "behind a firewall"]).look_again() == []
     assert (
-        "no answer yet from behind a firewall; the loss of such a node is not noticed"
+        "no answer yet from behind a firewall; the loss of a node that has never answered cannot be detected"
         in capfd.readouterr().out
     )
 
