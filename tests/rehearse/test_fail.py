@@ -32,7 +32,7 @@ PROFILES = {
 # Lines about simulated nodes and processes of stand-ins, which mean nothing to the user.
 NOISE = (
     "no answer yet",
-    "killed after the end of the launcher",
+    "killed processes that outlived the launcher",
     "not names of nodes",
     "the srun that watches",
 )
@@ -64,8 +64,8 @@ def test_the_last_rank_is_killed(rehearse: Rehearse, script: Script) -> None:
 @pytest.mark.parametrize(
     ("launcher", "expected"),
     [
-        ("srun", "since attempt 1 failed: rank 1 on node2 was killed by SIGKILL"),
-        ("mpiexec", "since attempt 1 failed: rank 1 on node2 was killed by SIGKILL"),
+        ("srun", "because attempt 1 failed: rank 1 on node2 was killed by SIGKILL"),
+        ("mpiexec", "because attempt 1 failed: rank 1 on node2 was killed by SIGKILL"),
         ("torchrun", "failed (exitcode: -9)"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_lost_node_is_replaced_by_the_spare_one(
     second, third = (name.format(node) for node in ("node2", "node3"))
     assert f"rehearse: {second} no longer answers, and its ranks are stopped (--fail node)\n" in log
     assert f"ddp-hpc: no answer from {second}; replaced by {third}\n" in log
-    assert f"ddp-hpc: restart 1 of 3 in this job, since attempt 1 failed: {second} does not answer\n" in log
+    assert f"ddp-hpc: restart 1 of 3 in this job, because attempt 1 failed: {second} does not answer\n" in log
     assert [line for line in log.splitlines() if any(noise in line for noise in NOISE)] == []
     assert log.count("has completed") == 2
 
