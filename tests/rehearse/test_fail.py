@@ -33,8 +33,8 @@ PROFILES = {
 NOISE = (
     "no answer yet",
     "killed processes that outlived the launcher",
-    "not names of nodes",
-    "the srun that watches",
+    "not nodes of this job",
+    "the srun that monitors",
 )
 
 
