@@ -29,8 +29,13 @@ PROFILES = {
     "torchrun": "generic_slurm",
     "mpiexec": 'extends = "generic_pbs"\nchecked = "2026-11-28"\n[launch]\ndialect = "hydra"\n',
 }
-# Warnings about simulated nodes and processes of stand-ins, which mean nothing to the user.
-NOISE = ("no answer yet", "warning:")
+# Lines about simulated nodes and processes of stand-ins, which mean nothing to the user.
+NOISE = (
+    "no answer yet",
+    "killed processes that outlived the launcher",
+    "not nodes of this job",
+    "the srun that monitors",
+)
 
 
 def rendered(launch: Launch, directory: Path, launcher: str, *options: str) -> Path:
