@@ -37,9 +37,11 @@ class Times:
     idle_snapshot_s: float = 0.0
     """Time in which the device did nothing and the host saved a snapshot; part of `snapshot_s`."""
     idle_host_s: float = 0.0
-    """Time in which the device did nothing because the host launched the next kernel too late."""
+    """Time in which the device did nothing before the host began to launch the next kernel."""
+    idle_launch_s: float = 0.0
+    """Time in which the device did nothing during the call that launched the next kernel."""
     idle_kernel_s: float = 0.0
-    """Time in which the device did nothing although the next kernel was already launched."""
+    """Time in which the device did nothing after this call, although the next kernel was launched."""
     idle_other_s: float = 0.0
     """Time in which the device did nothing before a kernel whose launch was not recorded."""
 
@@ -70,7 +72,7 @@ def present(times: Sequence[Times], names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one rank, recorded as `ProfilerStep#number`."""
+    """One step of one rank, marked by the events of `RankTrace.steps_from`."""
 
     number: int
     start_s: float
@@ -207,6 +209,9 @@ class RankTrace:
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
     path_links: PathLinks | None = None
+    steps_from: str = "ProfilerStep#"
+    """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
+    is empty, there are none, and the only step is the whole recording."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +275,7 @@ class CriticalPath:
     num_ranks: int
     """The number of ranks that the path includes."""
     late_s: float
-    """How much later `begin_rank` began the step than the first rank did."""
+    """How much later `begin_rank` began the step than `end_rank` did, at least 0."""
     rows: tuple[PathRow, ...]
     """The path's times by rank, kind and name, the longest first."""
 
@@ -303,3 +308,8 @@ class Capture:
     warnings: tuple[str, ...] = ()
     """Warnings that a reader must see before the findings, such as the names of truncated files."""
     path: CriticalPath | None = None
+
+    @property
+    def whole(self) -> str:
+        """What the times are the parts of: `step`, or `recording` if the traces contain no steps."""
+        return "step" if any(trace.steps_from for trace in self.ranks) else "recording"

@@ -11,7 +11,7 @@ import numpy as np
 from ddp_hpc.trace.analysis_results import Collective, Op, RankTrace, Span, Step
 from ddp_hpc.trace.device_summary import summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Columns, nanoseconds
-from ddp_hpc.trace.event_names import ALL_STEPS, STEP, annotated_kind
+from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind
 from ddp_hpc.trace.events_by_kind import Call, RankEvents, add_events
 from ddp_hpc.trace.intervals import parents
 from ddp_hpc.trace.parse_events import Reading, read_events
@@ -42,7 +42,7 @@ def read_rank(path: Path) -> RankTrace:
     base_us = min((first for first in firsts if first is not None), default=0.0)
     steps = measure(rank_events, base_us)
     zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
-    collectives = _collectives(rank_events.calls, base_us, zero_s, steps, rank_events.lacks_device)
+    collectives = _collectives(rank_events.calls, base_us, zero_s, steps)
     spans = _spans(steps, zero_s)
     notes = reading.notes + (_notes(rank_events, steps, len(spans)) if reading.num_events else [])
     host = reading.head.get("host_name")
@@ -71,6 +71,7 @@ def read_rank(path: Path) -> RankTrace:
         busy=device.busy,
         launches=device.launches,
         path_links=device.path_links,
+        steps_from=steps.separator,
     )
 
 
@@ -116,17 +117,14 @@ def _device_name(head: dict[str, Any]) -> str:
     return ", ".join(sorted(name for name in names if isinstance(name, str)))
 
 
-def _collectives(
-    calls: list[Call], base_us: float, zero_s: float, steps: Steps, lacks_device: bool
-) -> tuple[Collective, ...]:
-    # If collectives run on a device, the host annotations give only their launch times.
-    on_device = any(call.on_device for call in calls) or lacks_device
+def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps) -> tuple[Collective, ...]:
+    on_device = any(call.on_device for call in calls)
     # NCCL implements all-to-all with the kernels of send and receive.
     on_host = {call.kind for call in calls if not call.on_device}
     is_all_to_all = "all_to_all" in on_host and not on_host & {"send", "recv", "send_recv"}
     collectives = []
     for call in sorted(calls, key=lambda call: call.start_us):
-        if call.on_device == on_device:
+        if call.on_device == on_device and not call.is_launch:
             start_ns = int(nanoseconds(call.start_us - base_us))
             start_s = zero_s + start_ns * 1e-9
             step = steps.step_of(start_ns)
@@ -198,8 +196,16 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
         )
     if not steps.numbers:
         notes.append("the trace contains no operators, kernels or regions")
-    elif not steps.marked:
-        notes.append("profiler.step() was not called, so the whole recording is treated as one step")
+    elif steps.separator == UPDATE:
+        notes.append(
+            f"profiler.step() was not called, so a step lasts from the end of one {UPDATE} to that of the "
+            "next, and the time before the first one is not counted"
+        )
+    elif not steps.separator:
+        from_launch = ", from the first launch to the end of the last kernel," if steps.device else ""
+        notes.append(
+            f"profiler.step() was not called, so the whole recording{from_launch} is treated as one step"
+        )
     if rank_events.lacks_device:
         notes.append(
             "calls to the device's runtime were recorded, but not the device's activity, so all times are "

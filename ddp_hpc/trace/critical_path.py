@@ -41,6 +41,7 @@ _Spans: TypeAlias = tuple[list[int], list[int], list[int]]
 
 _REASONS = {"data": "for data", "snapshot": "for a snapshot"}
 LATE, QUEUED, _UNKNOWN = "for a late launch", "to start, although queued", "for an unrecorded launch"
+IN_CALL = "in the launch call"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class StepEvents:
     ends: list[int]
     moment: list[int]
     """The start of the call that launched each event."""
+    returned: list[int]
+    """The end of this call."""
     is_known: list[bool]
     """Whether this call was recorded."""
     region: list[str]
@@ -97,6 +100,7 @@ def step_events(
         starts=np.maximum(starts[chosen], begin).tolist(),
         ends=ends[chosen].tolist(),
         moment=activity.launches.moment[chosen].tolist(),
+        returned=activity.launches.returned[chosen].tolist(),
         is_known=activity.launches.is_known[chosen].tolist(),
         region=activity.region[chosen].tolist(),
         label=[labels[i] for i in label[chosen]],
@@ -161,9 +165,10 @@ class _Finder:
                     moment, event = begun, running
                     continue
             else:
-                for reason, dur in self._waits(finished, moment, event, is_late):
-                    times[WAIT, reason] += dur
-                    counts[WAIT, reason] += 1
+                for reason, dur in self._waits(finished, moment, event):
+                    if dur:
+                        times[WAIT, reason] += dur
+                        counts[WAIT, reason] += 1
             if before < 0 or (previous := events.collective[before]) >= 0:
                 break
             times[events.label[before]] += finished - events.starts[before]
@@ -187,21 +192,26 @@ class _Finder:
                 return i
         return None
 
-    def _waits(self, begin: int, end: int, event: int | None, is_late: bool) -> Iterator[tuple[str, int]]:
+    def _waits(self, begin: int, end: int, event: int | None) -> Iterator[tuple[str, int]]:
         """Yields the reasons for waiting from `begin` to `end`, with times in nanoseconds."""
-        rest = end - begin
-        is_known = event is None or self._events.is_known[event]
-        if rest and is_known and not is_late:
-            yield QUEUED, rest
-            return
-        for name, spans in self._events.waited_for.items():
-            waited = min(_covered(spans, end) - _covered(spans, begin), rest)
-            if waited:
-                yield _REASONS[name], waited
+        events = self._events
+        launched = returned = end
+        region = ""
+        if event is not None:
+            if not events.is_known[event]:
+                yield _UNKNOWN, end - begin
+                return
+            launched = min(max(events.moment[event], begin), end)
+            returned = min(max(events.returned[event], begin), end)
+            region = events.region[event]
+        rest = launched - begin
+        for name, spans in events.waited_for.items():
+            waited = min(_covered(spans, launched) - _covered(spans, begin), rest)
+            yield _REASONS[name], waited
             rest -= waited
-        if rest:
-            region = "" if event is None else self._events.region[event]
-            yield (LATE + (f" ({region})" if region else "") if is_known else _UNKNOWN), rest
+        yield LATE + (f" ({region})" if region else ""), rest
+        yield IN_CALL, returned - launched
+        yield QUEUED, end - returned
 
 
 def _covered(spans: _Spans, moment: int) -> int:
@@ -227,7 +237,7 @@ def _parts(
 def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> CriticalPath | None:
     """Returns the critical path of the step for which the ranks have links, or None without links.
 
-    The path ends on the rank whose step ends last.
+    The path ends on the rank whose step ends last, and is not longer than this rank's step.
     """
     linked = {trace.rank: trace for trace in ranks if trace.path_links}
     if not linked:
@@ -245,13 +255,13 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
         before = rows.get(key, replace(part, dur_s=0.0, count=0))
         rows[key] = replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
     begin_rank = followed[-1].rank
-    first_s = min(_begin_s(trace, step) for trace in linked.values())
+    late_s = _begin_s(linked[begin_rank], step) - _begin_s(linked[last_rank], step)
     return CriticalPath(
         step=step,
         begin_rank=begin_rank,
         end_rank=last_rank,
         num_ranks=len({part.rank for part in followed}),
-        late_s=_begin_s(linked[begin_rank], step) - first_s,
+        late_s=max(0.0, late_s),
         rows=tuple(sorted(rows.values(), key=lambda row: -row.dur_s)),
     )
 
@@ -267,28 +277,35 @@ def _end_s(trace: RankTrace, step: int) -> float:
 def _followed(
     linked: dict[int, RankTrace], matched: Sequence[Matched], step: int, rank: int
 ) -> Iterator[PathRow]:
-    """Yields the parts of the path, from its end to its start."""
+    """Yields the parts of the path, from its end to the start of the step on the rank on which it ends."""
     matched_by = {id(call): collective for collective in matched for call in collective.calls.values()}
     index = {id(call): i for trace in linked.values() for i, call in enumerate(trace.collectives)}
     seen: set[tuple[int, int]] = set()
     links = linked[rank].path_links
     link = links.end if links and links.step == step else None
+    begin_s, now_s = _begin_s(linked[rank], step), _end_s(linked[rank], step)
     while link is not None:
+        length_s = sum(part.dur_s for part in link.parts)
+        # The order of the parts is not known, so if a link begins before the step, all of them are shortened.
+        inside = min(1.0, (now_s - begin_s) / length_s) if length_s else 1.0
         for part in link.parts:
-            yield PathRow(**vars(part), rank=rank)
+            yield PathRow(part.kind, part.name, part.dur_s * inside, part.count, rank)
+        now_s -= length_s
         at = link.previous
-        if at < 0 or (rank, at) in seen:
+        if at < 0 or now_s <= begin_s or (rank, at) in seen:
             return
         seen.add((rank, at))
         call = linked[rank].collectives[at]
         collective = matched_by.get(id(call))
-        dur_s = call.dur_s
         if collective is not None and collective.last != rank and collective.last in linked:
             # The transfer began when the last rank started the collective, so the path continues there.
-            following = index[id(collective.calls[collective.last])]
+            last = collective.calls[collective.last]
             there = linked[collective.last].path_links
-            if there and there.step == step and following in there.before:
-                rank, at, dur_s = collective.last, following, collective.transfer_s
-        yield PathRow(COMMUNICATION, call.kind, dur_s, 1, rank)
+            if there and there.step == step and index[id(last)] in there.before and last.start_s < now_s:
+                rank, at, call = collective.last, index[id(last)], last
+        yield PathRow(COMMUNICATION, call.kind, now_s - max(call.start_s, begin_s), 1, rank)
+        now_s = call.start_s
+        if now_s <= begin_s:
+            return
         here = linked[rank].path_links
         link = here.before.get(at) if here else None

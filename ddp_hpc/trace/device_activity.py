@@ -28,6 +28,8 @@ class Launches:
     """The number of the launching thread, or `UNKNOWN`."""
     moment: Longs
     """The start of the call or, if it was not recorded, of the event itself, in nanoseconds."""
+    returned: Longs
+    """The end of the call or, if it was not recorded, the start of the event itself."""
 
     @property
     def is_known(self) -> npt.NDArray[np.bool_]:
@@ -36,7 +38,7 @@ class Launches:
 
 
 def find_launches(
-    wanted: Longs, starts: Longs, correlation: Longs, threads: npt.NDArray[np.intc], moments: Longs
+    wanted: Longs, starts: Longs, correlation: Longs, threads: npt.NDArray[np.intc], calls: Intervals
 ) -> Launches:
     """Returns the launch of each event of a device.
 
@@ -45,19 +47,20 @@ def find_launches(
         starts: the starts of the events.
         correlation: the correlation IDs of the calls, shape (calls,).
         threads: the threads of the calls.
-        moments: the starts of the calls.
+        calls: the starts and ends of the calls. If several have the same ID, the first one is used.
     """
     if not len(correlation):
         unknown = np.full(len(wanted), UNKNOWN, np.int64)
-        return Launches(unknown, unknown, starts)
-    order = np.argsort(correlation, kind="stable")
+        return Launches(unknown, unknown, starts, starts)
+    order = np.lexsort((calls[0], correlation))
     at = np.minimum(np.searchsorted(correlation, wanted, sorter=order), len(order) - 1)
     call = order[at]
     is_known = (wanted >= 0) & (correlation[call] == wanted)
     return Launches(
         np.where(is_known, call, UNKNOWN),
         np.where(is_known, threads[call], UNKNOWN),
-        np.where(is_known, moments[call], starts),
+        np.where(is_known, calls[0][call], starts),
+        np.where(is_known, calls[1][call], starts),
     )
 
 
@@ -97,10 +100,11 @@ def step_windows(steps: Intervals, launches: Launches, ends: Longs) -> Intervals
 def idle_gaps(
     busy: Intervals, events: Intervals, launches: Launches, whole: tuple[int, int]
 ) -> dict[str, Intervals]:
-    """Returns the times in which the device does nothing: `idle_host`, `idle_kernel` and `idle_other`.
+    """Returns the times in which the device does nothing, divided by the launch of the event that ends them.
 
-    A gap has the cause `idle_host` if the event that ends it was launched after the gap had begun, and
-    `idle_kernel` if it was launched before. These are HTA's rules for a stream, applied to the device.
+    `idle_host` is the time before the host launches this event, `idle_launch` the time during the call that
+    launches it, and `idle_kernel` the time after the call. If the launch was not recorded, the whole gap is
+    `idle_other`.
 
     Args:
         busy: the union of the events, not empty.
@@ -109,13 +113,18 @@ def idle_gaps(
         whole: the start and the end of all steps. After its last event, the device waits for the host.
     """
     starts, ends = busy
-    # If several events begin at the end of a gap, the one that was launched first determines the cause.
+    # If several events begin at the end of a gap, the one that was launched first ends it.
     order = np.lexsort((launches.moment, events[0]))
     first = order[np.searchsorted(events[0][order], starts)]
     ran_dry = np.append(min(whole[0], int(starts[0])), ends)
     resumed = np.append(starts, max(whole[1], int(ends[-1])))
+    launched = np.clip(np.append(launches.moment[first], resumed[-1]), ran_dry, resumed)
+    returned = np.clip(np.append(launches.returned[first], resumed[-1]), launched, resumed)
     is_known = np.append(launches.is_known[first], True)
-    is_late = np.append(launches.moment[first] > ran_dry[:-1], True)
-    is_late[0] = True  # the device was idle before its first event
-    causes = {"idle_host": is_known & is_late, "idle_kernel": is_known & ~is_late, "idle_other": ~is_known}
-    return {cause: (ran_dry[mask], resumed[mask]) for cause, mask in causes.items()}
+    gaps = {
+        "idle_host": (ran_dry, launched),
+        "idle_launch": (launched, returned),
+        "idle_kernel": (returned, resumed),
+    }
+    gaps = {cause: (begins[is_known], ends[is_known]) for cause, (begins, ends) in gaps.items()}
+    return gaps | {"idle_other": (ran_dry[~is_known], resumed[~is_known])}

@@ -8,7 +8,13 @@ STEP, ALL_STEPS = "ProfilerStep#", "ProfilerStep*"
 """The name of a step in traces of torch's profiler, and the name of all steps in its key averages."""
 
 AUTOGRAD = "autograd::engine::evaluate_function"
-"""The beginning of the names of the operators in which autograd's threads run a backward pass."""
+"""The beginning of the names of the operators in which autograd runs the nodes of a backward pass."""
+
+UPDATE = "Optimizer.step"
+"""The beginning of the names of the annotations of torch's optimizers."""
+
+# Before torch 1.9, only the nodes themselves were recorded.
+_NODE = re.compile(rf"{AUTOGRAD}.*|\w+Backward\d*|torch::autograd::AccumulateGrad")
 
 # The first name of each region is that of ddp-hpc; the others are written by torch and common trainers.
 _REGIONS = {
@@ -50,7 +56,9 @@ _KINDS = {
     "recv": "recv",
     "sendrecv": "send_recv",
 }
-_BACKEND_ANNOTATION = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
+_BACKEND_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
+_ON_HOST = ("gloo", "mpi")
+"""The backends whose annotations last as long as the collective; the others annotate only its launch."""
 _KERNEL = re.compile(
     r"(?:nccl|rccl|oneccl|xccl)\w*?"
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|SendRecv|Reduce|Send|Recv)",
@@ -95,7 +103,18 @@ def region_of(name: str) -> str | None:
 def annotated_kind(name: str) -> str | None:
     """Returns the collective of an annotation such as `gloo:all_reduce`, or None."""
     match = _BACKEND_ANNOTATION.match(name)
-    return kind_of(match[1]) if match else None
+    return kind_of(match[2]) if match else None
+
+
+def runs_on_host(name: str) -> bool:
+    """Returns whether an annotation is a collective that lasts as long as the annotation."""
+    match = _BACKEND_ANNOTATION.match(name)
+    return match is not None and match[1] in _ON_HOST
+
+
+def is_node(category: str, name: str) -> bool:
+    """Returns whether an event is a node of autograd's graph in a backward pass."""
+    return category == "cpu_op" and _NODE.fullmatch(name) is not None
 
 
 def kernel_kind(name: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ _OLD_CATEGORIES = {
     "Memset": "gpu_memset",
     "Runtime": "cuda_runtime",
 }
+_MTIA_WAITS = ("event_wait", "event_record")
+"""Events in the queues of an MTIA that do no work."""
 _RUNTIMES = ("_runtime", "_driver")
 """The ends of the categories of calls that launch work: cuda_runtime, cuda_driver, xpu_runtime."""
 _DEVICE_TYPES = {
@@ -79,6 +81,8 @@ class Call:
     start_us: float
     dur_us: float
     on_device: bool
+    is_launch: bool = False
+    """Whether the times are those of a call on the host that only launches the collective."""
 
 
 @dataclass
@@ -123,8 +127,12 @@ def add_events(events: list[Event], rank_events: RankEvents, world_size: int) ->
     for category in of:
         if category.endswith(_RUNTIMES):
             _add_linked(rank_events.launches, of[category])
+    for event in of.pop("mtia_ccp_events", ()):
+        if event.name not in _MTIA_WAITS:
+            event.cat = "gpu_memcpy" if event.name == "dma_request" else "kernel"
+            of[event.cat].append(event)
     calls = [
-        _call(event, kind, world_size, on_device=False)
+        replace(_call(event, kind, world_size, on_device=False), is_launch=not names.runs_on_host(event.name))
         for event in of["user_annotation"]
         if (kind := names.annotated_kind(event.name))
     ]

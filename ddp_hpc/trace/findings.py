@@ -42,10 +42,11 @@ PART_NAMES = {
 }
 """The names of the parts of a step in sentences."""
 _CAUSES = {
-    "idle_host_s": "because the host launches the next kernel too late",
+    "idle_host_s": "before the host launches the next kernel",
+    "idle_launch_s": "during the call that launches the next kernel",
     "idle_data_s": "while the host waits for data",
     "idle_snapshot_s": "while the host saves a snapshot",
-    "idle_kernel_s": "although the next kernel is queued, for example because it waits for another stream",
+    "idle_kernel_s": "after this call, for example because the next kernel waits for another stream",
     "idle_other_s": "before kernels whose launch was not recorded",
 }
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}

@@ -23,6 +23,8 @@ _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
 _IN_CLOSURE = ("backward", "forward")
 
 _MOST_DIGITS = 18
+_LEAST_UPDATES = 3
+"""The number of calls of an optimizer from which on they separate steps."""
 
 # If the device is idle while the host is in one of these regions, the region is the cause.
 _WAITED_FOR = ("data", "snapshot")
@@ -31,7 +33,7 @@ _WAITED_FOR = ("data", "snapshot")
 _IDLE_PARTS = {
     "data_s": ("idle_data_s",),
     "snapshot_s": ("idle_snapshot_s",),
-    "idle_s": ("idle_host_s", "idle_kernel_s", "idle_other_s"),
+    "idle_s": ("idle_host_s", "idle_launch_s", "idle_kernel_s", "idle_other_s"),
 }
 
 _Mask = npt.NDArray[np.bool_]
@@ -60,10 +62,10 @@ class Steps:
     ends: Longs
     times: tuple[Times, ...]
     regions: dict[str, Intervals]
-    """Sorted intervals that do not overlap. Those of a device last from the first to the last kernel of a
-    step that the region launched. The intervals of `data` are those of the host."""
-    marked: bool
-    """False if profiler.step() was not called, and the whole recording is treated as one step."""
+    """Sorted intervals. Those of a device last as long as it runs only kernels of one region. The intervals
+    of `data` are those of the host."""
+    separator: str
+    """The value of RankTrace.steps_from."""
     outside_share: float = 0.0
     """The part of the device's busy time that is before the first or after the last step."""
     unlinked_share: float = 0.0
@@ -94,7 +96,8 @@ class _Named:
     @cached_property
     def region(self) -> npt.NDArray[np.object_]:
         """The region in REGIONS that each event's name denotes; empty for other names."""
-        return np.array([names.region_of(name) or "" for _, name in self.names], object)[self.name]
+        regions = ["backward" if names.is_node(*pair) else names.region_of(pair[1]) for pair in self.names]
+        return np.array([region or "" for region in regions], object)[self.name]
 
     def intervals(self, mask: _Mask) -> Intervals:
         return self.starts[mask], self.ends[mask]
@@ -104,21 +107,23 @@ def measure(rank_events: RankEvents, base_us: float) -> Steps:
     """Returns the steps of a rank with the times of their parts."""
     host = _Named(rank_events.host, base_us)
     device = _Named(rank_events.device, base_us)
-    numbers, steps, marked = _windows(host, device)
-    is_comm = host.where(lambda category, name: category != "cpu_op" and names.annotated_kind(name))
-    is_step = host.where(lambda _, name: name.startswith(names.STEP))
+    numbers, steps, separator = _windows(host, device)
+    is_comm = host.where(lambda category, name: category != "cpu_op" and names.runs_on_host(name))
+    is_step = host.where(lambda _, name: separator and name.startswith(separator))
     # The threads of a communication backend are excluded, since they only sum received data.
     own = np.isin(host.thread, np.setdiff1d(host.thread[is_comm], host.thread[is_step]), invert=True)
-    regions = _regions(host, own, steps)
+    # What other threads prefetch or save in the background delays no step.
+    main = np.isin(host.thread, host.thread[is_step]) if is_step.any() else own
+    regions = _regions(host, own, main)
     if len(device.name):
-        return _measure_device(rank_events, base_us, host, device, numbers, steps, marked, regions)
+        return _measure_device(rank_events, base_us, host, device, numbers, steps, separator, main, regions)
     is_op = own & host.where(lambda category, _: category == "cpu_op")
     waits = host.where(lambda _, name: names.waits(name))
     sets = {"step": steps, **regions}
     sets["compute"] = union(host.intervals(is_op & ~waits))
     sets["waits"] = union(host.intervals(is_op & waits))
     sets["comm"] = union(host.intervals(is_comm))
-    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, marked)
+    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, separator)
 
 
 def _measure_device(
@@ -128,7 +133,8 @@ def _measure_device(
     device: _Named,
     numbers: tuple[int, ...],
     steps: Intervals,
-    marked: bool,
+    separator: str,
+    main: _Mask,
     on_host: dict[str, Intervals],
 ) -> Steps:
     calls = rank_events.launches
@@ -137,15 +143,18 @@ def _measure_device(
         device.starts,
         calls.correlation,
         calls.thread,
-        calls.start_ns(base_us),
+        (calls.start_ns(base_us), calls.start_ns(base_us) + calls.dur_ns()),
     )
-    steps = step_windows(steps, launches, device.ends) if marked else steps
+    if separator:
+        steps = step_windows(steps, launches, device.ends)
+    else:  # without the start of the program
+        steps = launches.moment.min(keepdims=True), device.ends.max(keepdims=True)
     waited_for = {region: on_host[region] for region in _WAITED_FOR}
     activity = DeviceActivity(
         events=(device.starts, device.ends),
         busy=union((device.starts, device.ends)),
         launches=launches,
-        region=_regions_of_launches(host, launches),
+        region=_regions_of_launches(host, launches, main),
         waited_for=waited_for,
     )
     is_collective = device.where(lambda category, _: category == COLLECTIVE)
@@ -156,14 +165,15 @@ def _measure_device(
     sets |= {f"idle_{region}": intervals for region, intervals in waited_for.items()}
     whole = int(steps[0].min()), int(steps[1].max())
     sets |= idle_gaps(activity.busy, activity.events, launches, whole)
-    regions = {"data": on_host["data"]}
     for region in _INNER_FIRST:
         if region != "data":
-            kernels = device.intervals(is_kernel & (activity.region == region))
-            sets[region], regions[region] = union(kernels), _one_per_step(kernels, steps)
+            sets[region] = union(device.intervals(is_kernel & (activity.region == region)))
+    is_in_region = is_kernel & ~np.isin(activity.region, ("", "data"))
+    regions = _blocks(device.intervals(is_in_region), activity.region[is_in_region], steps)
+    regions["data"] = on_host["data"]
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
-        numbers, *steps, _times_on_device(sets, steps), regions, marked,
+        numbers, *steps, _times_on_device(sets, steps), regions, separator,
         outside_share=_outside_share(activity.busy, steps),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
         device=activity,
@@ -178,7 +188,7 @@ def _outside_share(busy: Intervals, steps: Intervals) -> float:
     return 1 - counted_ns / busy_ns if busy_ns else 0.0
 
 
-def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.object_]:
+def _regions_of_launches(host: _Named, launches: Launches, main: _Mask) -> npt.NDArray[np.object_]:
     """Returns the region in which each event of the device was launched; empty outside of all regions."""
     regions, masks = [*_IN_CLOSURE, *_INNER_FIRST], []
     optimizer = host.intervals(host.region == "optimizer")
@@ -188,15 +198,13 @@ def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.obj
             mask[mask] = is_within(host.intervals(mask), optimizer)
         masks.append(is_inside(launches, host.thread[mask], host.intervals(mask)))
     # Everything that autograd's threads launch, including the hooks of DDP, belongs to the backward pass.
-    autograd = host.where(lambda category, name: category == "cpu_op" and name.startswith(names.AUTOGRAD))
-    is_main = host.where(lambda category, name: category != "cpu_op" and name.startswith(names.STEP))
-    threads = np.setdiff1d(host.thread[autograd], host.thread[is_main])
-    masks.append(np.isin(launches.thread, threads) & (len(threads) > 0) & np.any(is_main))
+    threads = np.setdiff1d(host.thread[host.where(names.is_node)], host.thread[main])
+    masks.append(np.isin(launches.thread, threads))
     return np.select(masks, [*regions, "backward"], "")
 
 
-def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, bool]:
-    """Returns numbers and intervals of the steps in order, and whether the trace contains steps."""
+def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, str]:
+    """Returns numbers and intervals of the steps in order, and the value of RankTrace.steps_from."""
     windows: dict[int, tuple[int, int]] = {}
     for at in np.flatnonzero(host.where(lambda _, name: name.startswith(names.STEP))):
         number = host.names[host.name[at]][1].removeprefix(names.STEP)
@@ -205,33 +213,53 @@ def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, 
     if windows:
         ordered = sorted(windows.items(), key=lambda step: step[1])
         starts, ends = (np.array([step[1][side] for step in ordered], np.int64) for side in (0, 1))
-        return tuple(number for number, _ in ordered), (starts, ends), True
+        return tuple(number for number, _ in ordered), (starts, ends), names.STEP
+    updates = np.unique(host.ends[host.where(lambda _, name: name.startswith(names.UPDATE))])
+    if len(updates) >= _LEAST_UPDATES:
+        return tuple(range(1, len(updates))), (updates[:-1], updates[1:]), names.UPDATE
     starts = np.concatenate([host.starts, device.starts])
     if not len(starts):
-        return (), NO_INTERVALS, False
+        return (), NO_INTERVALS, ""
     ends = np.concatenate([host.ends, device.ends])
-    return (0,), (starts.min(keepdims=True), ends.max(keepdims=True)), False
+    return (0,), (starts.min(keepdims=True), ends.max(keepdims=True)), ""
 
 
-def _regions(events: _Named, own: _Mask, steps: Intervals) -> dict[str, Intervals]:
-    """Returns the intervals of each region: those of its annotations or, without these, of its operators."""
-    is_op = events.where(lambda category, _: category == "cpu_op")
-    regions = {}
-    for region in REGIONS:
-        mask = own & (events.region == region)
-        if (mask & ~is_op).any():
-            regions[region] = union(events.intervals(mask & ~is_op))
-        else:
-            regions[region] = _one_per_step(events.intervals(mask), steps)
+def _regions(events: _Named, own: _Mask, main: _Mask) -> dict[str, Intervals]:
+    """Returns the intervals of each region: those of its annotations and operators."""
+    regions = {
+        region: union(events.intervals((main if region in _WAITED_FOR else own) & (events.region == region)))
+        for region in REGIONS
+    }
+    is_node = own & events.where(names.is_node)
+    passes = [
+        _passes(events, is_node, events.thread == thread) for thread in np.unique(events.thread[is_node])
+    ]
+    regions["backward"] = union(_joined([regions["backward"], *passes]))
     return regions
 
 
-def _one_per_step(pieces: Intervals, steps: Intervals) -> Intervals:
-    """Returns one interval per step: from the start of its first piece to the end of its last piece."""
-    starts, ends = pieces
-    inside = [(starts >= start) & (starts < end) for start, end in zip(*steps, strict=True)]
-    spans = [(starts[mask].min(), ends[mask].max()) for mask in inside if mask.any()]
-    return union((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
+def _passes(events: _Named, is_node: _Mask, on_thread: _Mask) -> Intervals:
+    """Joins the nodes that a thread runs one after the other, since autograd is at work between them."""
+    starts, ends = union(events.intervals(is_node & on_thread))
+    begun = np.sort(events.starts[on_thread])
+    begins = np.searchsorted(begun, starts[1:]) > np.searchsorted(begun, ends[:-1])
+    return starts[np.append(True, begins)], ends[np.append(begins, True)]
+
+
+def _joined(parts: list[Intervals]) -> Intervals:
+    starts, ends = (np.concatenate(sides) for sides in zip(*parts, strict=True))
+    return starts, ends
+
+
+def _blocks(kernels: Intervals, region: npt.NDArray[np.object_], steps: Intervals) -> dict[str, Intervals]:
+    """Returns for each region the times in which the device runs kernels of no other region."""
+    order = np.argsort(kernels[0], kind="stable")
+    (starts, ends), region = (side[order] for side in kernels), region[order]
+    step = np.searchsorted(steps[0], starts, side="right")
+    is_first = np.append(True, (region[1:] != region[:-1]) | (step[1:] != step[:-1]))[: len(starts)]
+    finishes = np.maximum.reduceat(ends, np.flatnonzero(is_first)) if len(starts) else ends
+    begins, region = starts[is_first], region[is_first]
+    return {name: (begins[region == name], finishes[region == name]) for name in REGIONS}
 
 
 def _times_on_host(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:
@@ -259,9 +287,10 @@ def _times_on_device(sets: dict[str, Intervals], steps: Intervals) -> tuple[Time
     compute = covers["compute"]
     parts = [(region, covers[region]) for region in _INNER_FIRST if region != "data"]
     parts += [("other", compute), ("comm_exposed", covers["comm"]), ("memcpy", covers["memcpy"])]
-    # If a kernel was already launched, the device does not wait for the host before it starts this kernel.
-    parts += [(cause, covers[cause]) for cause in ("idle_kernel", "idle_data", "idle_snapshot", "idle_host")]
-    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute, "idle_other")
+    # While the host launches a kernel or has launched it, the device does not wait for data.
+    causes = ("idle_launch", "idle_kernel", "idle_other", "idle_data", "idle_snapshot")
+    parts += [(cause, covers[cause]) for cause in causes]
+    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute, "idle_host")
 
 
 def _sum_up(
