@@ -1,187 +1,314 @@
 """`python benchmarks/trace_oracle.py TRACE...`: compares the report's times with another computation.
 
-The other computation uses no code of `ddp_hpc.trace`. It reads the whole trace as JSON, finds the launch of
-each kernel by its correlation ID, and walks over all moments at which something starts or ends. A kernel
-belongs to the innermost annotation or operator around its launch that names a region, or to the backward pass
-if a thread of autograd launched it. While nothing runs, the device waits for the event that starts next:
-between kernels if that was already launched, for data if the host is in its DataLoader, else for the host.
-docs/how-to/read-traces.md names public traces of GPUs.
+The other computation uses no code of `ddp_hpc`. It reads the whole trace as JSON, and divides each step with
+sets of intervals, in which a moment that several events cover is counted once. A kernel belongs to the
+innermost annotation or operator with the name of a region around the call that launched it, or to the
+backward pass if a thread of autograd made this call. While nothing runs on the device, it waits for the event
+that starts next: for the host until the call that launches this event begins, in the call until it returns,
+and then for the device. docs/how-to/read-traces.md names public traces, and describes the parts of a step.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import re
 import sys
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PARTS = ("wall", "compute", "forward", "backward", "optimizer", "comm_exposed", "comm_hidden", "memcpy")
-CAUSES = ("idle_data", "idle_host", "idle_kernel", "idle_other")
-WORDS = {"optimizer": ("optimizer", "zero_grad"), "backward": ("backward", "autograd::engine::eval")}
-WORDS |= {"forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward")}
+Spans = list[tuple[float, float]]
+Thread = tuple[Any, Any]
+
+PARTS = ("snapshot", "optimizer", "backward", "forward", "other")
+"""The parts of computation. If kernels of several of them run at once, the moment belongs to the first."""
+REGIONS = ("data", *PARTS[:-1])
+CAUSES = ("idle_data", "idle_snapshot", "idle_host", "idle_launch", "idle_kernel", "idle_other")
+COLUMNS = ("wall", "data", *PARTS, "comm_exposed", "comm_hidden", "memcpy", "idle", *CAUSES)
+
+FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
+NODE = re.compile(r"autograd::engine::evaluate_function.*|\w+Backward\d*|torch::autograd::AccumulateGrad")
+COLLECTIVE = re.compile(r".*(nccl|rccl|oneccl|multimem_all_reduce|deep_ep::)", re.IGNORECASE)
+OLD = {"operator": "cpu_op", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "runtime": "cuda_runtime"}
+END = float("inf")
 
 
-OLD = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
-OLD["Runtime"] = "cuda_runtime"  # categories of torch before 1.11
+def union(spans: Iterable[tuple[float, float]]) -> Spans:
+    merged: Spans = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
 
 
-def region_of(name: str) -> str | None:
-    name = name.strip("# ").lower()
-    for region, words in WORDS.items():
-        if name.startswith(words) and (region != "forward" or name.split("#")[0].strip() in words):
-            return region
-    return None
+def common(some: Spans, others: Spans) -> Spans:
+    found, i, j = [], 0, 0
+    while i < len(some) and j < len(others):
+        start, end = max(some[i][0], others[j][0]), min(some[i][1], others[j][1])
+        found += [(start, end)] if start < end else []
+        i, j = (i + 1, j) if some[i][1] < others[j][1] else (i, j + 1)
+    return found
 
 
-Activity = tuple[float, float, float, str, bool]
+def without(some: Spans, others: Spans) -> Spans:
+    edges = [0.0, *(edge for span in others for edge in span), END]
+    return common(some, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
-def activities(events: list[dict[str, Any]]) -> list[Activity]:
-    """Returns start, end, launch and kind of each device event, and whether its launch was recorded."""
-    calls = {}
-    spans = defaultdict(list)  # the regions of each thread
-    autograd, main = set(), set()
-    for event in events:
-        category, thread = str(event.get("cat")), (event.get("pid"), event.get("tid"))
-        if category.endswith(("_runtime", "_driver")):
-            calls.setdefault(event.get("args", {}).get("correlation"), (thread, event["ts"]))
-        elif category in ("cpu_op", "user_annotation") and event.get("ph") == "X":
-            if region := region_of(event["name"]):
-                spans[thread].append((event["ts"], event["ts"] + event["dur"], region))
-            if event["name"].startswith("autograd::engine::eval"):
-                autograd.add(thread)
-            if event["name"].startswith("ProfilerStep#"):
-                main.add(thread)
-    found = []
-    for event in events:
-        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+def length(spans: Spans) -> float:
+    return sum(end - start for start, end in spans)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel or a copy, and the call that launched it, if that was recorded."""
+
+    start: float
+    end: float
+    kind: str
+    call: tuple[float, float, Thread] | None
+
+
+@dataclass
+class Trace:
+    host: dict[Thread, list[tuple[float, float, str, str]]] = field(default_factory=lambda: defaultdict(list))
+    work: list[Work] = field(default_factory=list)
+    steps: Spans = field(default_factory=list)
+    main: set[Thread] = field(default_factory=set)
+    """The threads that mark the steps, or all threads."""
+
+
+def region_of(name: str, category: str) -> str:
+    word = name.strip("# ").partition("#")[0].strip().lower()
+    if category == "cpu_op" and NODE.fullmatch(name):
+        return "backward"
+    if word in REGIONS:
+        return word
+    if word in ("enumerate(dataloader)", "dataloader", "data_load"):
+        return "data"
+    if word in ("optimizer.step", "optimizer.zero_grad", "zero_grad"):
+        return "optimizer"
+    return "forward" if name in FORWARD else ""
+
+
+def read(path: Path) -> Trace:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        document = json.loads(file.read().decode("utf-8", "replace"), strict=False)
+    trace, device, calls = Trace(), [], {}
+    for event in document if isinstance(document, list) else document["traceEvents"]:
+        if event.get("ph") != "X" or "ts" not in event:
             continue
-        start = event["ts"]
-        thread, launch = calls.get(event["args"].get("correlation"), (None, start))
-        around = [span for span in spans.get(thread, ()) if span[0] <= launch < span[1]]
-        kind = min(around, key=lambda span: span[1] - span[0])[2] if around else "other"
-        if not around and main and thread in autograd - main:
-            kind = "backward"
-        if event["cat"] != "kernel":
-            kind = "memcpy"
-        elif any(word in event["name"].lower() for word in ("nccl", "multimem_all_reduce")):
-            kind = "comm"
-        found.append((start, start + event["dur"], launch, kind, thread is not None))
-    return sorted(found)
+        start, name, args = float(event["ts"]), str(event.get("name")), event.get("args") or {}
+        end, thread = start + float(event.get("dur") or 0), (event.get("pid"), event.get("tid"))
+        category = str(event.get("cat")).lower()
+        category = OLD.get(category, category)
+        if category in ("cpu_op", "user_annotation"):
+            trace.host[thread].append((start, end, name, category))
+        elif category in ("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events"):
+            copies = category.startswith("gpu_mem") or name == "dma_request"
+            kind = "memcpy" if copies else "comm" if COLLECTIVE.match(name) else "kernel"
+            if name not in ("event_wait", "event_record"):
+                device.append((start, end, kind, args.get("correlation")))
+        elif category.endswith(("_runtime", "_driver")) and "correlation" in args:
+            first = calls.setdefault(args["correlation"], (start, end, thread))
+            calls[args["correlation"]] = min(first, (start, end, thread))
+    trace.work = [Work(start, end, kind, calls.get(number)) for start, end, kind, number in device]
+    mark_steps(trace)
+    return trace
 
 
-def gaps(found: list[Activity], events: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
-    """Returns start, end and cause of the times in which the device did nothing."""
-    data = [
-        (event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event.get("ph") == "X"
-        and event.get("cat") in ("user_annotation", "cpu_op")
-        and event["name"].strip("# ").lower().split("#")[0] in ("data", "dataloader", "enumerate(dataloader)")
+def mark_steps(trace: Trace) -> None:
+    """Finds the steps: those of the profiler, else the times between the ends of Optimizer.step."""
+    for prefix, least in (("ProfilerStep#", 1), ("Optimizer.step", 3)):
+        marks = [
+            (start, end, thread)
+            for thread, events in trace.host.items()
+            for start, end, name, _ in events
+            if name.startswith(prefix)
+        ]
+        if len(marks) >= least:
+            ends = sorted(end for _, end, _ in marks)
+            between = list(itertools.pairwise(ends))
+            trace.steps = sorted(mark[:2] for mark in marks) if least == 1 else between
+            trace.main = {thread for _, _, thread in marks}
+            return
+    trace.main = set(trace.host)
+
+
+def innermost(events: list[tuple[float, float, str, str]]) -> list[tuple[float, float, str]]:
+    """Divides the time of a thread into pieces with the region of the innermost event that has one."""
+    marked = [(start, end, region) for start, end, *name in events if (region := region_of(*name))]
+    pieces: list[tuple[float, float, str]] = []
+    around: list[tuple[float, float, str]] = []
+    at = -END
+    for start, end, region in [*sorted(marked, key=lambda mark: (mark[0], -mark[1])), (END, END, "")]:
+        while around and around[-1][1] <= start:
+            pieces.append((at, around[-1][1], around[-1][2]))
+            at = max(at, around.pop()[1])
+        if around:
+            pieces.append((at, start, around[-1][2]))
+        at = start
+        around.append((start, end, region))
+    return [piece for piece in pieces if piece[0] < piece[1]]
+
+
+def windows(trace: Trace) -> Spans:
+    """Returns the steps. On a device, one begins once all work that was launched before it has ended."""
+    if not trace.work:
+        times = [event[:2] for events in trace.host.values() for event in events]
+        return trace.steps or [(min(start for start, _ in times), max(end for _, end in times))]
+    launched = sorted((work.call[0] if work.call else work.start, work.end) for work in trace.work)
+    if not trace.steps:
+        return [(launched[0][0], max(end for _, end in launched))]
+    done = [
+        max((end for moment, end in launched if moment < start), default=-END) for start, _ in trace.steps
     ]
-    idle, reach = [], float("-inf")
-    for start, end, launch, _, known in sorted(found, key=lambda one: (one[0], one[2])):
-        if start > reach:
-            late = launch > reach
-            idle.append((reach, start, "idle_other" if not known else "idle_host" if late else "idle_kernel"))
-        reach = max(reach, end)
-    split = []
-    for begin, end, cause in [*idle, (reach, float("inf"), "idle_host")]:
-        around = (
-            sorted(one for one in data if one[0] < end and one[1] > begin) if cause != "idle_kernel" else []
+    begins = [max(begin, end) for (begin, _), end in zip(trace.steps, done, strict=True)]
+    ends = [
+        min(following, max(end, finished))
+        for (_, end), following, finished in zip(
+            trace.steps, [*begins[1:], END], [*done[1:], max(end for _, end in launched)], strict=True
         )
-        for first, last in around:
-            split.append((begin, max(begin, first), cause))
-            split.append((max(begin, first), max(begin, min(last, end)), "idle_data"))
-            begin = max(begin, min(last, end))
-        split.append((begin, end, cause))
-    return split
+    ]
+    return [(begin, max(begin, end)) for begin, end in zip(begins, ends, strict=True)]
 
 
-def idle_times(split: list[tuple[float, float, str]], steps: list[list[float]]) -> dict[str, float]:
-    """Returns the mean idle time per step by cause, in milliseconds."""
-    total: dict[str, float] = defaultdict(float)
-    for begin, end, cause in split:
-        for first, last in steps:
-            total[cause] += max(0.0, min(end, last) - max(begin, first))
-    return {cause: total[cause] / len(steps) * 1e-3 for cause in CAUSES}
+def divide_device(
+    trace: Trace, pieces: dict[Thread, list[tuple[float, float, str]]]
+) -> list[dict[str, float]]:
+    autograd = {thread for thread, events in trace.host.items() if any(is_node(event) for event in events)}
+    autograd -= trace.main
+    spans: dict[str, Spans] = defaultdict(list)
+    for work in trace.work:
+        region = ""
+        if work.kind == "kernel" and work.call:
+            moment, _, thread = work.call
+            at = bisect_right(pieces.get(thread, []), (moment, END, "")) - 1
+            region = "backward" if thread in autograd else ""
+            if at >= 0 and pieces[thread][at][1] > moment:
+                region = pieces[thread][at][2]
+        part = region if region in PARTS else "other"
+        spans[part if work.kind == "kernel" else work.kind].append((work.start, work.end))
+    sets = {name: union(some) for name, some in spans.items()}
+    computing = union(span for part in PARTS for span in sets.get(part, []))
+    comm, copies = sets.get("comm", []), sets.get("memcpy", [])
+    waits = {
+        region: union(piece[:2] for thread in trace.main for piece in pieces[thread] if piece[2] == region)
+        for region in ("data", "snapshot")
+    }
+    causes = gaps(trace.work, waits)
+    rows = []
+    for window in windows(trace):
+        whole = [window]
+        row = claim({part: common(sets.get(part, []), whole) for part in PARTS})
+        row["comm_exposed"] = length(without(common(comm, whole), computing))
+        row["comm_hidden"] = length(common(common(comm, whole), computing))
+        row["memcpy"] = length(without(common(copies, whole), union(computing + comm)))
+        row |= {cause: length(common(causes[cause], whole)) for cause in CAUSES}
+        row["data"], row["snapshot"] = row["idle_data"], row["snapshot"] + row["idle_snapshot"]
+        row["idle"] = sum(row[cause] for cause in CAUSES[2:])
+        rows.append(row | {"wall": length(whole)})
+    return rows
 
 
-def windows(events: list[dict[str, Any]], found: list[Activity]) -> list[list[float]]:
-    """Returns the device's steps. Each begins once the host has begun it and all earlier work has ended."""
-    steps = sorted(
-        (event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event.get("ph") == "X"
-        and str(event.get("name")).startswith("ProfilerStep#")
-        and event.get("cat") != "gpu_user_annotation"
-    )
-    if not steps:
-        host = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")]
-        times = [(e["ts"], e["ts"] + e["dur"]) for e in host] + [one[:2] for one in found]
-        return [[min(one[0] for one in times), max(one[1] for one in times)]]
-    made: list[list[float]] = []
-    for number, (begin, end) in enumerate(steps):
-        after = steps[number + 1][0] if number + 1 < len(steps) else float("inf")
-        begin = max([begin, *(one[1] for one in found if one[2] < begin)])
-        last = max([end, *(one[1] for one in found if one[2] < after)])
-        made.append([max(begin, made[-1][1]) if made else begin, last])
-    nexts = [*(begin for begin, _ in made[1:]), float("inf")]
-    return [[begin, min(end, after)] for (begin, end), after in zip(made, nexts, strict=True)]
+def gaps(works: list[Work], waits: dict[str, Spans]) -> dict[str, Spans]:
+    """Returns the times in which the device does nothing, by cause."""
+    found: dict[str, Spans] = {cause: [] for cause in CAUSES}
+    reach = -END
+    launch = {work: work.call[0] if work.call else work.start for work in works}
+    end = Work(END, END, "", (END, END, (0, 0)))
+    for work in [*sorted(works, key=lambda work: (work.start, launch[work])), end]:
+        if work.start > reach:
+            if work.call:
+                launched = min(max(work.call[0], reach), work.start)
+                returned = min(max(work.call[1], launched), work.start)
+                found["idle_host"].append((reach, launched))
+                found["idle_launch"].append((launched, returned))
+                found["idle_kernel"].append((returned, work.start))
+            else:
+                found["idle_other"].append((reach, work.start))
+        reach = max(reach, work.end)
+    found = {cause: union(spans) for cause, spans in found.items()}
+    for region in ("data", "snapshot"):
+        found[f"idle_{region}"] = common(found["idle_host"], waits[region])
+        found["idle_host"] = without(found["idle_host"], waits[region])
+    return found
 
 
-def divide(found: list[Activity], steps: list[list[float]]) -> dict[str, float]:
-    """Returns the mean time per step of each part, in milliseconds."""
-    total: dict[str, float] = defaultdict(float)
-    changes = sorted([(one[0], 1, one[3]) for one in found] + [(one[1], -1, one[3]) for one in found])
-    changes += [(edge, 0, "") for step in steps for edge in step]
-    running: dict[str, int] = defaultdict(int)
-    starts = [step[0] for step in steps]
-    before = None
-    for moment, change, kind in sorted(changes):
-        if before is not None and moment > before:
-            at = bisect_right(starts, before) - 1
-            if at >= 0 and before < steps[at][1]:
-                now = {name for name, number in running.items() if number}
-                kernels = now - {"comm", "memcpy"}
-                region = next((r for r in ("optimizer", "backward", "forward") if r in kernels), None)
-                names = ["wall", *(["compute"] if kernels else []), *([region] if region else [])]
-                if "comm" in now:
-                    names.append("comm_hidden" if kernels else "comm_exposed")
-                elif "memcpy" in now and not kernels:
-                    names.append("memcpy")
-                for name in names:
-                    total[name] += moment - before
-        running[kind] += change
-        before = moment
-    return {part: total[part] / len(steps) * 1e-3 for part in PARTS}
+def is_node(event: tuple[float, float, str, str]) -> bool:
+    return event[3] == "cpu_op" and NODE.fullmatch(event[2]) is not None
+
+
+def claim(parts: dict[str, Spans]) -> dict[str, float]:
+    """Returns the length of each part without the parts before it."""
+    row, claimed = {}, []
+    for part, spans in parts.items():
+        row[part] = length(without(spans, claimed))
+        claimed = union(claimed + spans)
+    return row
+
+
+def divide_host(trace: Trace, pieces: dict[Thread, list[tuple[float, float, str]]]) -> list[dict[str, float]]:
+    regions: dict[str, Spans] = defaultdict(list)
+    comm, computing = [], []
+    for thread, events in trace.host.items():
+        collectives = [event[:2] for event in events if event[2].startswith(("gloo:", "mpi:"))]
+        comm += collectives
+        if collectives and trace.main != set(trace.host) and thread not in trace.main:
+            continue  # a thread of the communication library
+        computing += [
+            event[:2]
+            for event in events
+            if event[3] == "cpu_op" and not event[2].startswith(("c10d::", "record_param_comms"))
+        ]
+        for start, end, region in pieces[thread]:
+            if thread in trace.main or region not in ("data", "snapshot"):
+                regions[region].append((start, end))
+        # Between two nodes, autograd is at work if the thread does nothing else.
+        nodes, begun = union(event[:2] for event in events if is_node(event)), sorted(e[0] for e in events)
+        for (_, end), (start, _) in itertools.pairwise(nodes):
+            if begun[bisect_right(begun, end)] >= start:
+                regions["backward"].append((end, start))
+    exposed = without(union(comm), union(computing))
+    sets = {"comm_exposed": exposed, "data": regions["data"]} | {part: regions[part] for part in PARTS[:-1]}
+    sets["other"] = computing
+    rows = []
+    for window in windows(trace):
+        row = claim({name: common(union(spans), [window]) for name, spans in sets.items()})
+        row["idle"] = length([window]) - sum(row.values())
+        row["comm_hidden"] = length(common(union(comm), [window])) - row["comm_exposed"]
+        rows.append(row | {"wall": length([window])})
+    return rows
+
+
+def truth(path: Path) -> dict[str, float]:
+    """Returns the mean time of each part of a step, in seconds."""
+    trace = read(path)
+    pieces = {thread: innermost(events) for thread, events in trace.host.items()}
+    rows = (divide_device if trace.work else divide_host)(trace, pieces)
+    return {name: sum(row.get(name, 0.0) for row in rows) / len(rows) * 1e-6 for name in COLUMNS}
 
 
 def main(paths: list[str]) -> None:
     from ddp_hpc.trace.summarize_run import read_capture
 
     worst = 0.0
-    columns = (*PARTS, *CAUSES)
-    print(f"{'trace':44}{'':7}", *(f"{part:>12}" for part in columns), "  ms per step")
+    print(f"{'trace':44}{'':7}", *(f"{name:>12}" for name in COLUMNS), "  ms per step")
     for path in map(Path, paths):
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            events = json.load(file)["traceEvents"]
-        for event in events:
-            event["cat"] = OLD.get(event.get("cat"), event.get("cat"))
-        found = activities(events)
-        steps = windows(events, found)
-        want = divide(found, steps) | idle_times(gaps(found, events), steps)
-        times = read_capture(path).mean
-        computing = ("forward_s", "backward_s", "optimizer_s", "snapshot_s", "other_s")
-        got = {part: getattr(times, f"{part}_s") * 1e3 for part in columns if part != "compute"}
-        got["compute"] = sum(getattr(times, name) for name in computing) * 1e3
-        off = max(abs(want[part] - got[part]) / want["wall"] for part in columns)
+        want, times = truth(path), read_capture(path).mean
+        got = {name: float(getattr(times, f"{name}_s")) for name in COLUMNS}
+        off = max(abs(want[name] - got[name]) / want["wall"] for name in COLUMNS)
         worst = max(worst, off)
-        print(f"{path.name[:43]:44}{'oracle':7}", *(f"{want[part]:12.3f}" for part in columns))
-        print(f"{'':44}{'report':7}", *(f"{got[part]:12.3f}" for part in columns), f"  off by {off:.2%}")
+        for who, each in (("oracle", want), ("report", got)):
+            print(f"{path.name[:43]:44}{who:7}", *(f"{each[name] * 1e3:12.3f}" for name in COLUMNS))
+        print(f"{'':44}off by {off:.2%}")
     print(f"largest difference: {worst:.2%} of a step")
     sys.exit(worst > 0.02)
 

@@ -310,6 +310,6 @@ class Capture:
     path: CriticalPath | None = None
 
     @property
-    def whole(self) -> str:
-        """What the times are the parts of: `step`, or `recording` if the traces contain no steps."""
-        return "step" if any(trace.steps_from for trace in self.ranks) else "recording"
+    def has_steps(self) -> bool:
+        """Whether the traces contain steps; otherwise, each is treated as one step."""
+        return any(trace.steps_from for trace in self.ranks)

@@ -283,29 +283,29 @@ def _followed(
     seen: set[tuple[int, int]] = set()
     links = linked[rank].path_links
     link = links.end if links and links.step == step else None
-    begin_s, now_s = _begin_s(linked[rank], step), _end_s(linked[rank], step)
+    rest_s = next((own.times.wall_s for own in linked[rank].steps if own.number == step), 0.0)
     while link is not None:
         length_s = sum(part.dur_s for part in link.parts)
         # The order of the parts is not known, so if a link begins before the step, all of them are shortened.
-        inside = min(1.0, (now_s - begin_s) / length_s) if length_s else 1.0
+        inside = min(1.0, rest_s / length_s) if length_s else 1.0
         for part in link.parts:
             yield PathRow(part.kind, part.name, part.dur_s * inside, part.count, rank)
-        now_s -= length_s
+        rest_s -= length_s
         at = link.previous
-        if at < 0 or now_s <= begin_s or (rank, at) in seen:
+        if at < 0 or rest_s <= 0 or (rank, at) in seen:
             return
         seen.add((rank, at))
         call = linked[rank].collectives[at]
+        dur_s = call.dur_s
         collective = matched_by.get(id(call))
         if collective is not None and collective.last != rank and collective.last in linked:
             # The transfer began when the last rank started the collective, so the path continues there.
             last = collective.calls[collective.last]
             there = linked[collective.last].path_links
-            if there and there.step == step and index[id(last)] in there.before and last.start_s < now_s:
-                rank, at, call = collective.last, index[id(last)], last
-        yield PathRow(COMMUNICATION, call.kind, now_s - max(call.start_s, begin_s), 1, rank)
-        now_s = call.start_s
-        if now_s <= begin_s:
-            return
+            from_start_s = call.dur_s + call.start_s - last.start_s
+            if there and there.step == step and index[id(last)] in there.before and from_start_s > 0:
+                rank, at, dur_s = collective.last, index[id(last)], from_start_s
+        yield PathRow(COMMUNICATION, call.kind, min(dur_s, rest_s), 1, rank)
+        rest_s -= dur_s
         here = linked[rank].path_links
-        link = here.before.get(at) if here else None
+        link = here.before.get(at) if here and rest_s > 0 else None

@@ -20,6 +20,7 @@ from ddp_hpc.trace.analysis_results import (
     Times,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
+from ddp_hpc.trace.event_names import UPDATE
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -46,8 +47,12 @@ _CAUSES = {
     "idle_launch_s": "during the call that launches the next kernel",
     "idle_data_s": "while the host waits for data",
     "idle_snapshot_s": "while the host saves a snapshot",
-    "idle_kernel_s": "after this call, for example because the next kernel waits for another stream",
+    "idle_kernel_s": "after the launch of the next kernel, for example because it waits for another stream",
     "idle_other_s": "before kernels whose launch was not recorded",
+}
+_STEPS = {
+    UPDATE: f"A step, from the end of one {UPDATE} to that of the next, takes",
+    "": "The recording, in which no steps are marked, takes",
 }
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
@@ -68,7 +73,8 @@ def findings(
 ) -> list[str]:
     """Returns the findings of a capture, the length of a step first. `overall` is the mean step."""
     wall_s = overall.wall_s or 1.0
-    sentences = [_step(overall, wall_s)]
+    whole = "a step" if ranks[0].steps_from else "the recording"
+    sentences = [_step(overall, wall_s, ranks[0].steps_from)]
     if straggler:
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. Without this delay, a step "
@@ -85,24 +91,24 @@ def findings(
             if is_own(ranks)
             else "More workers of the DataLoader, or a faster file format, can shorten it."
         )
-        sentences.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of a step. {advice}")
-    sentences += _idle(ranks, overall, wall_s)
+        sentences.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of {whole}. {advice}")
+    sentences += _idle(ranks, overall, wall_s, whole)
     if path and path.rows:
-        sentences.append(_critical_path(path))
+        sentences.append(_critical_path(path, ranks))
     return sentences + list(_communication(ranks, overall, collectives))
 
 
-def _step(overall: Times, wall_s: float) -> str:
+def _step(overall: Times, wall_s: float, steps_from: str) -> str:
     shares = sorted(
         ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
     )
     parts = ", ".join(
         f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
     )
-    return f"A step takes {duration(overall.wall_s)}: {parts}."
+    return f"{_STEPS.get(steps_from, 'A step takes')} {duration(overall.wall_s)}: {parts}."
 
 
-def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> Iterator[str]:
+def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str) -> Iterator[str]:
     idle_s = overall.device_idle_s
     if idle_s < _MUCH_IDLE * wall_s:
         return
@@ -112,10 +118,15 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> Iterator
     )
     with_data = ", idle or waiting for data" if overall.idle_data_s >= _LITTLE * wall_s else ""
     share = f"{idle_s / wall_s:.0%}{with_data}"
-    yield f"The device does nothing for {duration(idle_s)} of a step ({share}): {named}."
+    yield f"The device does nothing for {duration(idle_s)} of {whole} ({share}): {named}."
     launches = [trace.launches for trace in ranks if trace.launches]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
         yield _late_launches(ranks, launches, overall.idle_host_s)
+    if overall.idle_launch_s >= _MUCH_IDLE * wall_s:
+        yield (
+            "A launch takes long if it first loads the code of the kernel, or copies memory that is not "
+            "pinned. Record later steps, and use pin_memory=True in the DataLoader."
+        )
 
 
 def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], waited_s: float) -> str:
@@ -124,21 +135,22 @@ def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], 
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
-            f"The device waits for the host {counted(num_waits, 'time')} per step, for "
+            f"The device waits for the host {counted(num_waits, 'time')}{_per_step(ranks)}, for "
             f"{duration(waited_s / num_waits)} on average. During these waits, the host does something other "
             "than launching kernels; open a trace at https://ui.perfetto.dev to see what it does."
         )
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     num_short = statistics.fmean(stats.num_short for stats in launches)
     option = " (--compile reduce-overhead)" if is_own(ranks) else ""
+    share = f"{num_short / num_kernels:.0%}"
     return (
-        f"The host launches {num_kernels:,.0f} kernels per step, and {num_short / num_kernels:.0%} of them "
-        "are shorter than the call that launches them. Larger batches, torch.compile or CUDA graphs"
+        f"The host launches {num_kernels:,.0f} kernels{_per_step(ranks)}, and {share} of them are shorter "
+        "than the call that launches them. Larger batches, torch.compile or CUDA graphs"
         f"{option} reduce the work of the host."
     )
 
 
-def _critical_path(path: CriticalPath) -> str:
+def _critical_path(path: CriticalPath, ranks: Sequence[RankTrace]) -> str:
     total_s = path.total_s or 1.0
     times: defaultdict[str, float] = defaultdict(float)
     for row in path.rows:
@@ -148,9 +160,10 @@ def _critical_path(path: CriticalPath) -> str:
         for way, time_s in sorted(times.items(), key=lambda item: -item[1])
         if time_s >= _LITTLE * total_s
     )
+    step = f"step {path.step}" if ranks[0].steps_from else "the recording"
     text = (
-        f"The critical path of step {path.step}, the chain of work and waits that determines when the step "
-        f"ends, takes {duration(path.total_s)}: {shares}."
+        f"The critical path of {step}, the chain of work and waits that determines its end, takes "
+        f"{duration(path.total_s)}: {shares}."
     )
     if path.begin_rank != path.end_rank or path.num_ranks > 1:
         text += (
@@ -159,9 +172,11 @@ def _critical_path(path: CriticalPath) -> str:
         )
     if path.late_s >= _MUCH * total_s:
         text += (
-            f" Rank {path.begin_rank} began this step {duration(path.late_s)} after the rank that began "
-            "first; the path does not include this time."
+            f" Rank {path.begin_rank} began this step {duration(path.late_s)} after rank {path.end_rank}; "
+            "the path does not include this time."
         )
+    if _are_missing(ranks):
+        text += " Ranks of which no trace was given may have delayed the step, too."
     return text
 
 
@@ -173,6 +188,14 @@ def _way(row: PathRow) -> str:
     return "waiting for late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
 
 
+def _per_step(ranks: Sequence[RankTrace]) -> str:
+    return " per step" if ranks[0].steps_from else ""
+
+
+def _are_missing(ranks: Sequence[RankTrace]) -> bool:
+    return len(ranks) < max(trace.world_size for trace in ranks)
+
+
 def _communication(
     ranks: Sequence[RankTrace], overall: Times, collectives: Sequence[CollectiveRow]
 ) -> Iterator[str]:
@@ -181,10 +204,10 @@ def _communication(
     row = collectives[0]
     of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
     num_calls = row.num_calls / max(len(trace.steps) for trace in ranks)
-    calls = f"{num_calls:.3g} per step with a median of {duration(row.median_s)}"
+    calls = f"{num_calls:.3g}{_per_step(ranks)} with a median of {duration(row.median_s)}"
     if row.is_transfer_known:
         # A rank without a trace can have started a collective after all of the others.
-        at_most = "at most " if len(ranks) < max(trace.world_size for trace in ranks) else ""
+        at_most = "at most " if _are_missing(ranks) else ""
         bandwidth = f" with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
         detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
         yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."

@@ -69,8 +69,8 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
         ("ranks", ranks),
         ("hosts", _some(list(dict.fromkeys(trace.host for trace in capture.ranks)))),
         ("device", _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))),
-        ("steps", _range(steps)),
-        ("mean step", duration(capture.mean.wall_s)),
+        ("steps", _range(steps) if capture.has_steps else "none"),
+        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
         ("events", f"{sum(trace.num_events for trace in capture.ranks):,}"),
     ]
 

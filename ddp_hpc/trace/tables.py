@@ -17,6 +17,7 @@ _CAUSES = {
     "idle_host_s": "late launch",
     "idle_data_s": "data",
     "idle_snapshot_s": "snapshot",
+    "idle_launch_s": "launch call",
     "idle_kernel_s": "kernel queued",
     "idle_other_s": "not recorded",
 }
@@ -53,7 +54,8 @@ def mean_steps(captures: Sequence[Capture]) -> Table:
     rows: list[Row] = [
         {"name": capture.name, "step": capture.mean.wall_s} | vars(capture.mean) for capture in captures
     ]
-    return Table([Column("name", "mean step, ms", _name), Column("step", "step", _ms), *_parts(rows)], rows)
+    title = ("mean step, ms", "step") if captures[0].has_steps else ("recording, ms", "total")
+    return Table([Column("name", title[0], _name), Column("step", title[1], _ms), *_parts(rows)], rows)
 
 
 def ranks(capture: Capture) -> Table:
@@ -104,7 +106,7 @@ def launches(capture: Capture) -> Table:
     """Returns the launch statistics of each rank that has some."""
     count = "{:,.0f}".format
     columns = [
-        Column("name", "launches per step"),
+        Column("name", "launches per step" if capture.has_steps else "launches"),
         Column("num_calls", "launch calls", count),
         Column("num_kernels", "kernels", count),
         Column("num_late", "launched late", count),
@@ -120,7 +122,9 @@ def critical_path(capture: Capture) -> Table:
     """Returns the parts of the critical path of a step, the longest first."""
     path = capture.path
     columns = [
-        Column("name", f"critical path of step {path.step}" if path else "", _name),
+        Column(
+            "name", f"critical path{f' of step {path.step}' if path and capture.has_steps else ''}", _name
+        ),
         Column("rank", "rank"),
         Column("dur_s", "ms", _ms),
         Column("share", "share", "{:.0%}".format),
@@ -167,7 +171,8 @@ def collectives(capture: Capture) -> Table:
 
 
 def _num_steps(capture: Capture) -> str:
-    return counted(max(len(trace.steps) for trace in capture.ranks), "step")
+    num_steps = max(len(trace.steps) for trace in capture.ranks)
+    return counted(num_steps, "step") if capture.has_steps else "the recording"
 
 
 def kernels(capture: Capture) -> Table:

@@ -44,7 +44,8 @@ def _head(capture: Capture) -> str:
     devices = sorted({trace.device_name for trace in capture.ranks if trace.device_name})
     return (
         f"{capture.name}: {len(capture.ranks)} of {counted(capture.world_size, 'rank')}, "
-        f"{most}{counted(steps[-1], 'step')}{each}, on {capture.ranks[0].device}"
+        + (f"{most}{counted(steps[-1], 'step')}{each}" if capture.has_steps else "no steps")
+        + f", on {capture.ranks[0].device}"
         + (f" ({', '.join(devices)})" if devices else "")
         + (f", hosts: {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}" if hosts else "")
     )

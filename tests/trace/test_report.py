@@ -131,19 +131,25 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
     events += [event("kernel", "gemm", 320, 80, correlation=1)]
     write(tmp_path / "t.json", events)
     ended = _report("t.json", "--json", "t.out", cwd=tmp_path)
-    assert "The device does nothing for 320 us of a step (80%): 320 us because the host" in ended.stdout
-    assert "ends, takes 400 us: 80% waiting for late launches, 20% computation." in ended.stdout
+    assert (
+        "The device does nothing for 320 us of a step (80%): 300 us before the host launches the next "
+        "kernel, 10 us during the call that launches the next kernel, 10 us after the launch of the next "
+    ) in ended.stdout
+    assert (
+        "end, takes 400 us: 75% waiting for late launches, 20% computation, 2% waiting in the launch call"
+    ) in ended.stdout
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
-    assert "idle device, ms total late launch" in lines
-    assert "t.json 0.32 0.32" in lines
+    assert "idle device, ms total late launch launch call kernel queued" in lines
+    assert "t.json 0.32 0.30 0.01 0.01" in lines
     assert "rank 0 1 1 1 0 10.0 10.0" in lines, "launch calls, kernels, late, short, call and delay"
     path = lines.index("critical path of step 3 rank ms share count")
     assert lines[path + 1 : path + 3] == [
-        "wait for a late launch (forward) 0 0.32 80% 1",
+        "wait for a late launch (forward) 0 0.30 75% 1",
         "gemm 0 0.08 20% 1",
     ]
     (capture,) = json.loads((tmp_path / "t.out").read_text())["captures"]
-    assert capture["mean"]["idle_host_s"] == capture["mean"]["device_idle_s"] == pytest.approx(320e-6)
+    assert capture["mean"]["idle_host_s"] == pytest.approx(300e-6)
+    assert capture["mean"]["device_idle_s"] == pytest.approx(320e-6)
     assert capture["path"]["rows"][1]["name"] == "gemm"
     assert capture["ranks"][0]["launches"]["num_kernels"] == 1
 
