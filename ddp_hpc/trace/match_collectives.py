@@ -13,7 +13,8 @@ from ddp_hpc.trace.event_names import busbw_factor
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """The collectives that end on no rank before all ranks have started them."""
-_LEAST_CLOCK_S = 1e-3
+LEAST_CLOCK_S = 1e-3
+"""The least difference between the clocks of two hosts that is corrected."""
 
 _Kind: TypeAlias = tuple[str, str, int, int]
 
@@ -89,7 +90,7 @@ def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str
     for host, values in sorted(differences.items()):
         offset_s = statistics.median(values)
         spread_s = statistics.median(abs(value - offset_s) for value in values)
-        if abs(offset_s) > max(_LEAST_CLOCK_S, 3 * spread_s):
+        if abs(offset_s) > max(LEAST_CLOCK_S, 3 * spread_s):
             offsets[host] = offset_s
             side = "ahead of" if offset_s > 0 else "behind"
             notes.append(

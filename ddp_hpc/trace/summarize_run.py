@@ -22,7 +22,7 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.critical_path import critical_path
 from ddp_hpc.trace.findings import findings
-from ddp_hpc.trace.match_collectives import Matched, aligned, match, rows
+from ddp_hpc.trace.match_collectives import LEAST_CLOCK_S, Matched, aligned, match, rows
 from ddp_hpc.trace.trace_files import read_ranks, trace_files
 
 _SLOW = 0.05
@@ -124,7 +124,7 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
     """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
-    # The median over the steps is used, so that a single slow step has no effect.
+    # The median over the steps is used, so that steps in which another rank is slow have no effect.
     excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
     own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
     rank = max(own, key=lambda rank: own[rank])
@@ -153,15 +153,23 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     significant time.
 
     The waiting time of a rank is the time by which its call of a collective is longer than that of the last
-    rank.
+    rank. It is not longer than the last rank is late: if the network is slow, calls that begin at the same
+    time have different lengths, too.
     """
-    num_steps = max(len(trace.steps) for trace in ranks)
-    waited: defaultdict[int, float] = defaultdict(float)
+    by_step: defaultdict[int, defaultdict[int | None, float]] = defaultdict(lambda: defaultdict(float))
     for collective in matched:
-        others = [call.dur_s for rank, call in collective.calls.items() if rank != collective.last]
-        waited[collective.last] += (statistics.median(others) - collective.transfer_s) / num_steps
-    if not waited:
+        others = [call for rank, call in collective.calls.items() if rank != collective.last]
+        waited_s = statistics.median(call.dur_s for call in others) - collective.transfer_s
+        late_s = collective.calls[collective.last].start_s - statistics.median(o.start_s for o in others)
+        step = collective.calls[collective.last].step
+        by_step[collective.last][step] += min(waited_s, max(0.0, late_s) + LEAST_CLOCK_S)
+    if not by_step:
         return None
+    num_steps = max(len(trace.steps) for trace in ranks)
+    waited = {
+        rank: statistics.median_low([*own.values(), *[0.0] * (num_steps - len(own))])
+        for rank, own in by_step.items()
+    }
     rank = max(waited, key=lambda rank: waited[rank])
     if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
         return None
@@ -177,14 +185,15 @@ def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
     """Returns, for each rank, how much longer it takes for a part of a step than the median of the other
     ranks.
 
-    The differences are in seconds and medians over the steps.
+    The differences are in seconds and medians over the steps, the lower one of two: a rank is slow only if it
+    is slow in most of the steps.
     """
     by_step: defaultdict[int, list[float]] = defaultdict(list)
     for trace in ranks:
         for step in trace.steps:
             insort(by_step[step.number], getattr(step.times, part))
     return {
-        trace.rank: statistics.median(
+        trace.rank: statistics.median_low(
             own - _median_without(by_step[step.number], own) if len(by_step[step.number]) > 1 else 0.0
             for step in trace.steps
             for own in [getattr(step.times, part)]

@@ -354,6 +354,30 @@ def test_a_slow_rank_is_found_and_a_single_slow_step_is_ignored(tmp_path):
     assert read_capture(once).straggler is None
 
 
+def test_a_rank_that_is_slow_in_half_of_the_steps_is_not_named(tmp_path):
+    for rank in range(4):
+        late = [{"forward": 160, "wait": 0} if rank == 2 and number < 2 else {} for number in range(4)]
+        events = [e for number in range(4) for e in step(number, 400.0 * number, **late[number])]
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    assert read_capture(tmp_path).straggler is None
+
+
+@pytest.mark.parametrize(
+    ("starts", "steps"), [((0, 0, 0, 60_000), (0,)), ((0, 0, 0, 0), (0, 1, 2))], ids=["once", "network"]
+)
+def test_a_single_delay_and_a_slow_network_name_no_rank(tmp_path, starts, steps):
+    """In a slow network, the calls of a collective begin together, but end at different times."""
+    for rank, start in enumerate(starts):
+        events = []
+        for number in range(3):
+            begun = 1e5 * number + (start if number in steps else 0)
+            end = 1e5 * number + 70_000 + (20_000 if rank != 3 and number in steps and not start else 0)
+            events += [annotation(f"ProfilerStep#{number}", 1e5 * number, end - 1e5 * number)]
+            events += [all_reduce(begun, end - begun)]
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    assert read_capture(tmp_path).straggler is None
+
+
 def test_the_transfer_time_is_that_of_the_rank_that_started_last(tmp_path):
     row = read_capture(_run(tmp_path, rank2={"forward": 130, "wait": 10})).collectives[0]
     assert row.median_s == pytest.approx(90 * US)
