@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers: TypeAlias = npt.NDArray[np.number]
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
+ANNOTATION, OPERATOR = "annotation", "operator"
 
 
 @dataclass(frozen=True)
@@ -108,13 +115,51 @@ class Collective:
 
 @dataclass(frozen=True)
 class Op:
-    """An operator or a kernel, summed over all calls in the recording of a rank."""
+    """An operator, summed over all calls in the recording of a rank."""
 
     name: str
     num_calls: int
     total_s: float
     self_s: float
     """Time without the operators that it called, as in torch's key averages."""
+    device_s: float = 0.0
+    """Time of the kernels that it and the operators that it called launched."""
+    device_self_s: float = 0.0
+    """Time of the kernels that it launched itself."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel or copy that was launched in an operator, summed over the recording of a rank."""
+
+    name: str
+    operator: str
+    """The innermost operator or annotation around the launch; empty if unknown."""
+    kind: str
+    """What the kernel does, such as `matrix products`, or its collective."""
+    num_calls: int
+    total_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class NamedEvents:
+    """Operators, annotations and kernels of a rank with their names, for the timeline."""
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    """For each name, OPERATOR, ANNOTATION, or the kind of the kernel."""
+    name: Numbers
+    """For each event, the index of its name."""
+    start_s: Numbers
+    dur_s: Numbers
+    level: Numbers
+    """The number of operators around an operator."""
+    launch_s: Numbers
+    """When the launch of a kernel began; for other events, when they began."""
+    thread: Numbers
+    """The number of the thread of the host, or -1 if it is unknown."""
+    num_omitted: int
+    """The number of further events, which are not part of this."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +234,8 @@ class RankTrace:
     collectives: tuple[Collective, ...]
     ops: tuple[Op, ...]
     """Operators by self time, the longest first."""
-    kernels: tuple[Op, ...]
-    """Kernels and copies on the device, by total time."""
+    kernels: tuple[Kernel, ...]
+    """Kernels and copies on the device, the longest first."""
     peak_bytes: dict[str, int]
     """Peak of allocated memory per device: {"cpu": ..., "cuda:0": ...}."""
     num_events: int
@@ -207,6 +252,7 @@ class RankTrace:
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
     path_links: PathLinks | None = None
+    named: NamedEvents | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,12 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.idle(ranks, capture.rank_means), tables.critical_path(capture), tables.launches(capture)
         ),
         "collectives": tables.collectives(capture),
-        "top": _without_empty(tables.kernels(capture), tables.operators(capture)),
+        "top": _without_empty(
+            tables.kinds(capture),
+            tables.kernels(capture),
+            tables.kernels_by_operator(capture),
+            tables.operators(capture),
+        ),
     }
 
 
