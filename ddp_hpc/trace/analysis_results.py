@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-
-Numbers: TypeAlias = npt.NDArray[np.number]
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 ANNOTATION, OPERATOR = "annotation", "operator"
@@ -124,8 +119,6 @@ class Op:
     """Time without the operators that it called, as in torch's key averages."""
     device_s: float = 0.0
     """Time of the kernels that it and the operators that it called launched."""
-    device_self_s: float = 0.0
-    """Time of the kernels that it launched itself."""
 
 
 @dataclass(frozen=True)
@@ -141,25 +134,18 @@ class Kernel:
     total_s: float
 
 
-@dataclass(frozen=True, eq=False)
-class NamedEvents:
-    """Operators, annotations and kernels of a rank with their names, for the timeline."""
+class NamedEvent(NamedTuple):
+    """An operator, an annotation or a kernel on the timeline of a rank."""
 
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
-    """For each name, OPERATOR, ANNOTATION, or the kind of the kernel."""
-    name: Numbers
-    """For each event, the index of its name."""
-    start_s: Numbers
-    dur_s: Numbers
-    level: Numbers
+    kind: str
+    """OPERATOR, ANNOTATION, or the kind of the kernel."""
+    name: str
+    start_s: float
+    dur_s: float
+    level: int = 0
     """The number of operators around an operator."""
-    launch_s: Numbers
-    """When the launch of a kernel began; for other events, when they began."""
-    thread: Numbers
-    """The number of the thread of the host, or -1 if it is unknown."""
-    num_omitted: int
-    """The number of further events, which are not part of this."""
+    callers: str = ""
+    """The annotations and operators in which a kernel was launched, from the outermost to the innermost."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +238,9 @@ class RankTrace:
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
     path_links: PathLinks | None = None
-    named: NamedEvents | None = field(default=None, compare=False)
+    clock_ns: int = 0
+    """The time to which the timestamps in the file are relative, on the common clock of the capture."""
+    named: tuple[NamedEvent, ...] = ()
 
 
 @dataclass(frozen=True)

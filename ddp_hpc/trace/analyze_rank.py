@@ -26,7 +26,7 @@ _FAR_NS = 2**63
 _IN_NAME = re.compile(r"rank[-_]?(\d+)(?:[-_]of[-_](\d+))?|(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
 
 
-def read_rank(path: Path, most_named: int = 20_000) -> RankTrace:
+def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     """Reads the trace of one rank. The rank is -1 if neither the trace nor the file name contains it.
 
     `most_named` limits the kernels, and also the operators, that the timeline shows by name.
@@ -47,10 +47,11 @@ def read_rank(path: Path, most_named: int = 20_000) -> RankTrace:
     zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
     collectives = _collectives(rank_events.calls, base_us, zero_s, steps, rank_events.lacks_device)
     spans = _spans(steps, zero_s)
-    notes = reading.notes + (_notes(rank_events, steps, len(spans)) if reading.num_events else [])
+    tree = call_tree(rank_events, base_us, steps)
+    named = named_events(rank_events, base_us, zero_s, steps, tree, most_named)
+    notes = reading.notes + (_notes(rank_events, steps, len(spans), most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
-    tree = call_tree(rank_events, base_us, steps)
     device = summarize(rank_events, steps, base_us, zero_s, len(collectives))
     return RankTrace(
         rank=rank,
@@ -75,7 +76,8 @@ def read_rank(path: Path, most_named: int = 20_000) -> RankTrace:
         busy=device.busy,
         launches=device.launches,
         path_links=device.path_links,
-        named=named_events(rank_events, base_us, zero_s, steps, tree, most_named),
+        clock_ns=_zero_ns(reading.head),
+        named=named,
     )
 
 
@@ -170,18 +172,16 @@ def _ops(columns: Columns, tree: CallTree, device_durations: Longs) -> tuple[Op,
     calls = np.bincount(key[counted], minlength=size)
     totals = np.bincount(key[counted], durations[counted] * 1e-9, size)
     selves = np.bincount(key, own * 1e-9, size)
-    launched, with_called = (each * 1e-9 for each in tree.device_ns(device_durations))
-    device_totals = np.bincount(key[counted], with_called[counted], size)
-    device_selves = np.bincount(key, launched, size)
+    device_totals = np.bincount(key[counted], tree.device_ns(device_durations)[counted] * 1e-9, size)
     ops = [
-        Op(name, int(calls[i]), *(float(of[i]) for of in (totals, selves, device_totals, device_selves)))
+        Op(name, int(calls[i]), *(float(of[i]) for of in (totals, selves, device_totals)))
         for name, i in numbers.items()
         if not annotated_kind(name)
     ]
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
 
 
-def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
+def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: int) -> list[str]:
     notes = []
     dropped = sum(part.num_dropped for part in (rank_events.host, rank_events.device, rank_events.launches))
     if dropped or rank_events.num_calls_dropped:
@@ -209,4 +209,9 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
         )
     if num_spans > _MOST_SPANS:
         notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
+    if max(len(rank_events.host), len(rank_events.device)) > most_named:
+        notes.append(
+            f"the timeline shows only {most_named} operators and as many kernels by name: those of the "
+            "middle step, and the longest ones of other steps"
+        )
     return notes

@@ -19,7 +19,7 @@ _WORDS = (
     ("softmax and reductions", "^triton_(red|per)"),
     ("elementwise", "^triton_|rotary|rope_|quantize|_quant_kernel"),
     ("embedding and indexing", "split_embedding|moe::\\w+::routing"),
-    ("optimizer", "adam|adagrad|\\bsgd|lamb_|optimizer"),
+    ("parameter updates", "adam|adagrad|\\bsgd|lamb_|optimizer"),
     ("attention", "flash|fmha|attn|attention|\\bsage_|\\bmha_|\\bmla_"),
     ("convolution", "(?<!_type)conv|winograd|wgrad|dgrad|fprop|igemm|implicit_?gemm|scudnn"),
     ("convolution", "(cask|cutlass)_cudnn|batched_transpose_\\d+x\\d+|im2d?2?col"),

@@ -102,14 +102,14 @@ def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str
 def _moved(trace: RankTrace, by_s: float) -> RankTrace:
     if not by_s:
         return trace
-    named = trace.named
     return replace(
         trace,
         steps=tuple(replace(step, start_s=step.start_s + by_s) for step in trace.steps),
         spans=tuple(replace(span, start_s=span.start_s + by_s) for span in trace.spans),
         collectives=tuple(replace(call, start_s=call.start_s + by_s) for call in trace.collectives),
         busy=tuple((start_s + by_s, end_s + by_s) for start_s, end_s in trace.busy),
-        named=named and replace(named, start_s=named.start_s + by_s, launch_s=named.launch_s + by_s),
+        clock_ns=trace.clock_ns + round(by_s * 1e9),
+        named=tuple(event._replace(start_s=event.start_s + by_s) for event in trace.named),
     )
 
 

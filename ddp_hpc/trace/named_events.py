@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvents
+from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
+from ddp_hpc.trace.event_columns import Columns
 from ddp_hpc.trace.event_names import STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import RankEvents
 from ddp_hpc.trace.intervals import Ints, Longs, parents
 from ddp_hpc.trace.kernel_kinds import kernel_category
 from ddp_hpc.trace.step_times import Steps
-
-MOST_LEVELS = 4
-"""Operators that more others enclose are not in the timeline."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,22 @@ class CallTree:
     launcher: Ints
     """What directly encloses the launch of each event of the device."""
 
-    def device_ns(self, durations: Longs) -> tuple[Longs, Longs]:
-        """Returns the time of the kernels that each event of the host launched itself, and with callees."""
-        own, total = np.zeros((2, len(self.above)), np.int64)
-        np.add.at(own, self.launcher[self.launcher >= 0], durations[self.launcher >= 0])
-        launcher = self.launcher
+    def device_ns(self, durations: Longs) -> Longs:
+        """Returns the time of the kernels that each event of the host and those inside it launched."""
+        total, launcher = np.zeros(len(self.above), np.int64), self.launcher
         while (known := launcher >= 0).any():
             launcher, durations = launcher[known], durations[known]
             np.add.at(total, launcher, durations)
             launcher = self.above[launcher]
-        return own, total
+        return total
+
+    def enclosing(self, at: int) -> list[int]:
+        """Returns an event of the host and all that enclose it, the outermost one first."""
+        found: list[int] = []
+        while at >= 0:
+            found.insert(0, at)
+            at = int(self.above[at])
+        return found
 
 
 def call_tree(rank_events: RankEvents, base_us: float, steps: Steps) -> CallTree:
@@ -73,51 +79,48 @@ def kernels(rank_events: RankEvents, tree: CallTree, most: int) -> tuple[Kernel,
 
 def named_events(
     rank_events: RankEvents, base_us: float, zero_s: float, steps: Steps, tree: CallTree, most: int
-) -> NamedEvents:
+) -> tuple[NamedEvent, ...]:
     """Returns at most `most` kernels, and as many operators and annotations of the host.
 
-    Those of the step in the middle come first, and then the longest ones of the other steps.
+    If there are more, these are those of the step in the middle, and the longest ones of the other steps.
     """
     host, device = rank_events.host, rank_events.device
-    (begun, lasted), (started, ran) = ((each.start_ns(base_us), each.dur_ns()) for each in (host, device))
+    begun, started, ran = host.start_ns(base_us), device.start_ns(base_us), device.dur_ns()
     middle = len(steps.numbers) // 2
     first, last = (int(side[middle]) for side in (steps.starts, steps.ends)) if steps.numbers else (0, 0)
-    chosen = _choose(ran, (started >= first) & (started < last), most)
+    kernels = _choose(ran, (started >= first) & (started < last), most)
     is_preferred = (begun >= first) & (begun < last)
-    launcher = tree.launcher[chosen]
+    launcher = tree.launcher[kernels]
     while len(launcher := launcher[launcher >= 0]):
         is_preferred[launcher] = True
         launcher = np.unique(tree.above[launcher])
-    is_operator = np.array([category == "cpu_op" for category, _ in host.names], bool)[host.name]
     is_listed = [not (name.startswith(STEP) or annotated_kind(name)) for _, name in host.names]
-    level = _levels(tree, is_operator)
-    shown = np.flatnonzero(np.array(is_listed, bool)[host.name] & (lasted > 0) & (level < MOST_LEVELS))
-    calls = shown[_choose(lasted[shown], is_preferred[shown], most)]
-    launches = steps.device.launches if steps.device else None
-    operator = {kernel.name: kernel.operator for kernel in reversed(kernels(rank_events, tree, len(ran)))}
-    kinds = [OPERATOR if category == "cpu_op" else ANNOTATION for category, _ in host.names]
-    return NamedEvents(
-        names=tuple(name for _, name in (*host.names, *device.names)),
-        kinds=(*kinds, *(kernel_category(name, operator[name]) for _, name in device.names)),
-        name=np.append(host.name[calls], device.name[chosen] + len(host.names)),
-        start_s=zero_s + np.append(begun[calls], started[chosen]) * 1e-9,
-        dur_s=np.append(lasted[calls], ran[chosen]) * 1e-9,
-        level=np.append(np.where(is_operator, level, 0)[calls], np.zeros(len(chosen), np.intc)),
-        launch_s=zero_s + np.append(begun[calls], launches.moment[chosen] if launches else []) * 1e-9,
-        thread=np.append(host.thread[calls], launches.thread[chosen] if launches else []).astype(np.intc),
-        num_omitted=len(shown) - len(calls) + len(ran) - len(chosen),
-    )
+    listed = np.flatnonzero(np.array(is_listed, bool)[host.name])
+    calls = listed[_choose(host.dur_ns()[listed], is_preferred[listed], most)]
+    categories, names = zip(*host.names, strict=True) if host.names else ((), ())
+    events = []
+    for at, start_s, dur_s in _rows(calls, host, base_us, zero_s):
+        kind = OPERATOR if categories[host.name[at]] == "cpu_op" else ANNOTATION
+        around = tree.enclosing(int(tree.above[at])) if kind == OPERATOR else []
+        level = sum(categories[host.name[one]] == "cpu_op" for one in around)
+        events.append(NamedEvent(kind, names[host.name[at]], start_s, dur_s, level))
+    kind_of, kernel_names = cache(kernel_category), [name for _, name in device.names]
+    for at, start_s, dur_s in _rows(kernels, device, base_us, zero_s):
+        callers = [names[host.name[one]] for one in tree.enclosing(int(tree.launcher[at]))]
+        kind = kind_of(name := kernel_names[device.name[at]], callers[-1] if callers else "")
+        path = " > ".join(caller for caller in callers if not caller.startswith(STEP))
+        events.append(NamedEvent(kind, name, start_s, dur_s, callers=path))
+    return tuple(events)
+
+
+def _rows(
+    chosen: Longs, columns: Columns, base_us: float, zero_s: float
+) -> Iterator[tuple[int, float, float]]:
+    """Returns index, start and duration of the chosen events."""
+    starts, durations = zero_s + columns.start_ns(base_us)[chosen] * 1e-9, columns.dur_ns()[chosen] * 1e-9
+    return zip(chosen.tolist(), starts.tolist(), durations.tolist(), strict=True)
 
 
 def _choose(durations: Longs, is_preferred: npt.NDArray[np.bool_], most: int) -> Longs:
     """Returns the indices of at most `most` events: the preferred ones, and then the longest ones."""
     return np.sort(np.lexsort((durations, is_preferred))[-most:])
-
-
-def _levels(tree: CallTree, is_operator: npt.NDArray[np.bool_]) -> Ints:
-    """Returns the number of operators that enclose each event of the host."""
-    level, above = np.zeros(len(tree.above), np.intc), tree.above
-    while (known := above >= 0).any():
-        level += known & is_operator[above]
-        above = np.where(known, tree.above[above], -1)
-    return level

@@ -205,8 +205,7 @@ def operators(capture: Capture) -> Table:
         if row["name"] != ALL_STEPS
         and (row["name"].startswith("autograd::") or not region_of(row["name"]))
     ]  # fmt: skip
-    device = [Column("device_self_s", "own kernels ms", _ms), Column("device_s", "all kernels ms", _ms)]
-    device = device if any(row["device_s"] for row in rows) else []
+    device = [Column("device_s", "kernels ms", _ms)] if any(row["device_s"] for row in rows) else []
     return Table([first, calls, Column("self_s", "self ms", _ms), *others, *device], rows)
 
 

@@ -20,8 +20,8 @@ from ddp_hpc.trace.analyze_rank import read_rank
 _SUFFIXES = (".json", ".json.gz")
 _SMALL_BYTES = 4 << 20
 """Traces below this total size are read faster than processes can be started."""
-_MOST_NAMED, _LEAST_NAMED = 20_000, 2000
-"""Limits of the events that a rank keeps by name; the limit of all ranks is ten times the first one."""
+_MOST_NAMED, _LEAST_NAMED = 30_000, 1000
+"""Limits of the kernels, and of the operators, that the timeline shows by name: of all ranks, and of one."""
 _SAME_RUN_S = 300.0
 """Limit for the time between the recordings of one run, including differences between clocks."""
 
@@ -98,7 +98,7 @@ def read_ranks(
 
 
 def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
-    most = max(_LEAST_NAMED, min(_MOST_NAMED, 10 * _MOST_NAMED // len(files)))
+    most = max(_LEAST_NAMED, _MOST_NAMED // len(files))
     if min(num_processes, len(files)) == 1 or sum(file.stat().st_size for file in files) < _SMALL_BYTES:
         for file in files:
             yield file, _read(file, most)
