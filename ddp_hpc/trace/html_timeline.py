@@ -239,7 +239,7 @@ def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: f
         "marker": {
             "color": COLORS["comm_exposed"] if category == _COLLECTIVE else COLORS.get(category, _BUSY_COLOR),
             "opacity": 0.6 if category == _COLLECTIVE else 1,
-            "line": {"width": 0},
+            "line": {"width": 1 if category == ANNOTATION else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],

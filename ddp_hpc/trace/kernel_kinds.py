@@ -44,6 +44,8 @@ def kernel_category(name: str, operator: str = "") -> str:
     `operator` is the operator that launched it, which decides if the name of the kernel says nothing.
     """
     if collective := kernel_kind(name):
-        return (annotated_kind(operator) or collective) if collective == "collective" else collective
+        # NCCL has kernels for several collectives, and implements all_to_all with send and receive.
+        is_vague = collective in ("collective", "send_recv")
+        return (is_vague and annotated_kind(operator)) or collective
     matches = (kind for text in (name, operator) for kind, words in _RULES if words.search(text))
     return next(matches, "other")

@@ -47,6 +47,7 @@ def test_a_kernel_whose_name_says_nothing_has_the_kind_of_its_operator():
     assert kernel_category("_ZN12_GLOBAL__N_11kE", "aten::addmm") == "matrix products"
     assert kernel_category("ncclDevKernel_Generic(Storage<4096>)", "nccl:all_reduce") == "all_reduce"
     assert kernel_category("ncclDevKernel_Generic(Storage<4096>)") == "collective"
+    assert kernel_category("ncclKernel_SendRecv_RING_SIMPLE", "nccl:all_to_all") == "all_to_all"
 
 
 def test_kernels_are_those_of_the_innermost_operator_around_their_launch(tmp_path):
