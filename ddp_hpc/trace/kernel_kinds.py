@@ -24,15 +24,19 @@ _WORDS = (
     ("convolution", "(?<!_type)conv|winograd|wgrad|dgrad|fprop|igemm|implicit_?gemm|scudnn"),
     ("convolution", "(cask|cutlass)_cudnn|batched_transpose_\\d+x\\d+|im2d?2?col"),
     ("normalization", "norm(?!twoops|ops)|bn_[fb]w|gammabeta|welford|miopenbn|rowwisemoments"),
+    ("normalization", "fusedparamscuda|internalgradientscuda"),
     ("copies", "^mem(cpy|set)|(direct|float\\d+)_?copy|catarray|transpose|nchw_?(to|2)nhwc|nhwc_?(to|2)nchw"),
-    ("copies", "copy_(async|kernel)|kv_?cache|reshape_and_cache|::copy_|::cat\\b|contiguous"),
+    ("copies", "copy_(async|kernel|tensor)|kv_?cache|reshape_and_cache|::copy_|::cat\\b|contiguous"),
     ("matrix products", "gemm|gemv|matmul|cijk_|\\bbmm|::(add|b|badd)?mm\\b|nvjet|xmma|wgmma|splitkreduce"),
     ("matrix products", "cublas|dot_kernel|::linear\\b"),
     ("embedding and indexing", "embedding|_embs_|ind(ex|ices)|gather|scatter|permute|masked_|routing|topk"),
-    ("embedding and indexing", "sort|unique|histogram|scan|cub::device(?!reduce)"),
+    (
+        "embedding and indexing",
+        "sort|unique|histogram|scan|bitmatrix|mapping|expand_to|cub::device(?!reduce)",
+    ),
     ("softmax and reductions", "softmax|reduce|pool|loss|lpnorm|normtwo|argm(ax|in)|finalize"),
     ("elementwise", "elementwise|multi_tensor_apply|fill|dropout|distribution|activation|act_and_mul"),
-    ("elementwise", "silu|gelu|relu|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
+    ("elementwise", "silu|gelu|relu|swiglu|cast_|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
 )
 _RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")

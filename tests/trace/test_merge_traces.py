@@ -51,17 +51,17 @@ def test_all_events_are_kept_with_ids_that_are_unique_across_ranks(tmp_path):
         ]
         write(tmp_path / "in" / f"rank{rank}.json", events, rank, 2)
     events = merged(tmp_path / "in", tmp_path / "all.json.gz")
-    assert len(events) == 2 * 9
-    (first, second) = (events[:9], events[9:])
+    assert len(events) == 2 * 10
+    (first, second) = (events[:10], events[10:])
     for field in ("pid", "tid"):
         assert not {event[field] for event in first} & {event[field] for event in second}
         assert all(0 < event[field] < 2**31 for event in events)
     flows = [[event["id"] for event in of_rank if event["ph"] in "sf"] for of_rank in (first, second)]
     assert flows[0] == [flows[0][0]] * 2 != flows[1] == [flows[1][0]] * 2
     names = [event["args"] for event in events if event["name"] == "process_name"]
-    assert names == [{"name": "rank 0: python"}, {"name": "rank 1: python"}]
+    assert names == [{"name": f"rank {rank}: {name}"} for rank in range(2) for name in ("python", "GPU 0")]
     sorts = [event["args"]["sort_index"] for event in events if event["name"] == "process_sort_index"]
-    assert sorts == [event["pid"] for event in events if event["name"] == "process_name"]
+    assert sorts == [of_rank[0]["pid"] for of_rank in (first, second)]
     (operator, _) = (event for event in events if event["name"] == "aten::mm")
     assert (operator["args"], operator["dur"], operator["cat"]) == ({"Input Dims": [[3]]}, 50, "cpu_op")
 
