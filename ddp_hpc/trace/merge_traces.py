@@ -64,6 +64,10 @@ def _moved(trace: RankTrace, number: int, num_ranks: int, by_us: float) -> Itera
             if event.get("ph") == "M" and isinstance(args := event.get("args"), dict):
                 if event.get("name") == "process_name":
                     args["name"] = f"rank {trace.rank}: {args.get('name')}"
+                elif event.get("name") == "process_labels":
+                    # Perfetto does not show Kineto's labels, such as `GPU 0`, so they become the name.
+                    name = f"rank {trace.rank}: {args.get('labels')}"
+                    event |= {"name": "process_name", "args": {"name": name}}
                 elif event.get("name") == "process_sort_index":
                     args["sort_index"] = event["pid"]
         yield events

@@ -46,6 +46,7 @@ def test_all_events_are_kept_with_ids_that_are_unique_across_ranks(tmp_path):
         ]
         events += [*launch(5, 20, "sgemm", 40, 8), *flow(5, 20), metadata("process_name", name="python")]
         events += [
+            metadata("process_labels", labels="GPU 0"),
             metadata("process_sort_index", sort_index=7),
             {**event("Trace", "x", 0, 1), "pid": "Spans"},
         ]

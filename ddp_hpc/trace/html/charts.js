@@ -20,9 +20,10 @@ for (const [id, figure] of Object.entries(figures)) {
 // half of it on each side. Bars that a search or a click has found take precedence, and all others are pale.
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
+  const labels = 180; // about their width, in pixels
   let found = null;
   const inSight = ([from, to]) => figure.data.map((trace, number) =>
-    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, div.clientWidth / (to - from)));
+    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, (div.clientWidth - labels) / (to - from)));
   let drawn = String(whole);
   Plotly.newPlot(div, inSight(whole), figure.layout, { ...config, doubleClick: false });
   const redraw = () => Plotly.react(div, inSight(div.layout.xaxis.range), div.layout);
