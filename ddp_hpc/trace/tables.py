@@ -184,7 +184,9 @@ def kinds(capture: Capture) -> Table:
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = _columns(capture, Column("name", "kernels", _name), "ms")
-    return Table([first, Column("kind", "kind"), *others], _sums(capture, "kernels", ("name",), "total_s"))
+    return Table(
+        [first, Column("kind", "kind"), *others], _sums(capture, "kernels", ("name", "kind"), "total_s")
+    )
 
 
 def kernels_by_operator(capture: Capture) -> Table:

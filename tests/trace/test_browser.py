@@ -227,6 +227,8 @@ def test_a_search_finds_names_and_shows_one_after_the_other(named):
     assert shown_range(named)[0] == pytest.approx(0.6 - 4 * 0.007)
     named.page.get_by_role("button", name="next").press("Enter")
     assert shown_range(named) == pytest.approx(first)
+    search.fill("matrix products")
+    assert output.text_content() == "3 found"
     search.fill("")
     assert output.text_content() == ""
 

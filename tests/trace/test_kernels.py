@@ -76,6 +76,13 @@ def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
     assert [row[0] for row in rows] == ["matrix products", "copies", "elementwise"]
 
 
+def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
+    events = [annotation("nccl:all_reduce", 0, 20), *launch(1, 5, "ncclDevKernel_Generic", 30, 40)]
+    events += [annotation("nccl:broadcast", 50, 20), *launch(2, 55, "ncclDevKernel_Generic", 80, 10)]
+    rows = tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
+    assert [(row["kind"], row["num_calls"]) for row in rows] == [("all_reduce", 1), ("broadcast", 1)]
+
+
 def test_the_driver_is_called_by_the_runtime_and_not_by_itself(tmp_path):
     events = [event("cpu_op", "aten::mm", 0, 50), event("cuda_runtime", "cudaLaunchKernelExC", 5, 20)]
     events += [event("cuda_driver", "cuLaunchKernelEx", 10, 5, correlation=1)]

@@ -56,8 +56,8 @@ function drawTimeline(div, figure) {
   const search = controls.querySelector("input");
   const find = () => {
     const sought = search.value.trim().toLowerCase();
-    found = sought && figure.data.map(({ meta }) => {
-      const has = meta.texts.map((text) => text.toLowerCase().includes(sought));
+    found = sought && figure.data.map(({ name, meta }) => {
+      const has = meta.texts.map((text) => `${text}\n${name}`.toLowerCase().includes(sought));
       return meta.what.map((what, i) => has[what] || Boolean(meta.callers && has[meta.callers[i]]));
     });
     matches = figure.data.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
