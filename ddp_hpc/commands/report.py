@@ -40,6 +40,13 @@ _PATH = click.Path(path_type=Path)
     "--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers to this file as JSON."
 )
 @click.option(
+    "--perfetto",
+    "merged_file",
+    type=_PATH,
+    metavar="FILE.json.gz",
+    help="Merge the traces of all ranks, with corrected clocks, into one file for https://ui.perfetto.dev.",
+)
+@click.option(
     "--processes",
     type=click.IntRange(1),
     metavar="N",
@@ -50,6 +57,7 @@ def command(
     others: tuple[Path, ...],
     page_file: Path | None,
     json_file: Path | None,
+    merged_file: Path | None,
     processes: int | None,
 ) -> None:
     """Report where a training run spent its time, based on the traces of its ranks or on its run directory.
@@ -75,12 +83,12 @@ def command(
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     from ddp_hpc.trace import report_files as files
 
-    files.check_outputs(page_file, json_file)
+    files.check_outputs(page_file, json_file, merged_file)
     if _is_run_without_traces(directory):
-        if others:
+        if others or merged_file:
             raise RequestError(
-                f"{directory} is a run directory, and --compare needs traces; leave it out, or give the "
-                "--trace-dir of a training"
+                f"{directory} is a run directory, and --compare and --perfetto need traces; leave them out, "
+                "or give the --trace-dir of a training"
             )
         _report_run(directory, page_file, json_file)
         return
@@ -97,6 +105,11 @@ def command(
     else:
         write_atomically(page_file, html_page.page(captures, sentences).encode(), "report")
         click.echo(f"{page_file}: the report on {counted(len(captures[0].ranks), 'rank')}", err=True)
+    if merged_file is not None:
+        from ddp_hpc.trace.merge_traces import write_merged
+
+        write_merged(merged_file, captures[0].ranks)
+        click.echo(f"{merged_file}: the merged traces", err=True)
     if json_file is not None:
         _write_numbers(json_file, documents.numbers_of(captures, sentences))
 

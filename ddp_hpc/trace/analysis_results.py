@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
+ANNOTATION, OPERATOR = "annotation", "operator"
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,42 @@ class Collective:
 
 @dataclass(frozen=True)
 class Op:
-    """An operator or a kernel, summed over all calls in the recording of a rank."""
+    """An operator, summed over all calls in the recording of a rank."""
 
     name: str
     num_calls: int
     total_s: float
     self_s: float
     """Time without the operators that it called, as in torch's key averages."""
+    device_s: float = 0.0
+    """Time of the kernels that it and the operators that it called launched."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel or copy that was launched in an operator, summed over the recording of a rank."""
+
+    name: str
+    operator: str
+    """The innermost operator or annotation around the launch; empty if unknown."""
+    kind: str
+    """What the kernel does, such as `matrix products`, or its collective."""
+    num_calls: int
+    total_s: float
+
+
+class NamedEvent(NamedTuple):
+    """An operator, an annotation or a kernel on the timeline of a rank."""
+
+    kind: str
+    """OPERATOR, ANNOTATION, or the kind of the kernel."""
+    name: str
+    start_s: float
+    dur_s: float
+    level: int = 0
+    """The number of operators around an operator."""
+    callers: str = ""
+    """The annotations and operators in which a kernel was launched, from the outermost to the innermost."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +222,8 @@ class RankTrace:
     collectives: tuple[Collective, ...]
     ops: tuple[Op, ...]
     """Operators by self time, the longest first."""
-    kernels: tuple[Op, ...]
-    """Kernels and copies on the device, by total time."""
+    kernels: tuple[Kernel, ...]
+    """Kernels and copies on the device, the longest first."""
     peak_bytes: dict[str, int]
     """Peak of allocated memory per device: {"cpu": ..., "cuda:0": ...}."""
     num_events: int
@@ -209,6 +240,9 @@ class RankTrace:
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
     path_links: PathLinks | None = None
+    clock_ns: int = 0
+    """The time to which the timestamps in the file are relative, on the common clock of the capture."""
+    named: tuple[NamedEvent, ...] = ()
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
     is empty, there are none, and the only step is the whole recording."""

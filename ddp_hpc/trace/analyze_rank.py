@@ -13,7 +13,8 @@ from ddp_hpc.trace.device_summary import summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Columns, nanoseconds
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind
 from ddp_hpc.trace.events_by_kind import Call, RankEvents, add_events
-from ddp_hpc.trace.intervals import parents
+from ddp_hpc.trace.intervals import Longs
+from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
 
@@ -25,8 +26,10 @@ _FAR_NS = 2**63
 _IN_NAME = re.compile(r"rank[-_]?(\d+)(?:[-_]of[-_](\d+))?|(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
 
 
-def read_rank(path: Path) -> RankTrace:
+def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     """Reads the trace of one rank. The rank is -1 if neither the trace nor the file name contains it.
+
+    `most_named` limits the kernels, and also the operators, that the timeline shows by name.
 
     Raises:
         OSError: the file cannot be opened.
@@ -44,7 +47,9 @@ def read_rank(path: Path) -> RankTrace:
     zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
     collectives = _collectives(rank_events.calls, base_us, zero_s, steps)
     spans = _spans(steps, zero_s)
-    notes = reading.notes + (_notes(rank_events, steps, len(spans)) if reading.num_events else [])
+    tree = call_tree(rank_events, base_us, steps)
+    named = named_events(rank_events, base_us, zero_s, steps, tree, most_named)
+    notes = reading.notes + (_notes(rank_events, steps, len(spans), most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
     device = summarize(rank_events, steps, base_us, zero_s, len(collectives))
@@ -60,8 +65,8 @@ def read_rank(path: Path) -> RankTrace:
         ),
         spans=spans[:_MOST_SPANS],
         collectives=collectives,
-        ops=_ops(rank_events.host),
-        kernels=_kernels(rank_events.device),
+        ops=_ops(rank_events.host, tree, rank_events.device.dur_ns()),
+        kernels=kernels(rank_events, tree, _MOST_OPS),
         peak_bytes=rank_events.peak_bytes,
         num_events=reading.num_events,
         notes=tuple(notes),
@@ -71,6 +76,8 @@ def read_rank(path: Path) -> RankTrace:
         busy=device.busy,
         launches=device.launches,
         path_links=device.path_links,
+        clock_ns=_zero_ns(reading.head),
+        named=named,
         steps_from=steps.separator,
     )
 
@@ -143,14 +150,14 @@ def _spans(steps: Steps, zero_s: float) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: span.start_s))
 
 
-def _ops(columns: Columns) -> tuple[Op, ...]:
+def _ops(columns: Columns, tree: CallTree, device_durations: Longs) -> tuple[Op, ...]:
     """Returns operators by self time, computed as in torch's key averages; tests/trace compares the two."""
     # All steps (`ProfilerStep#3`) are one entry. Collectives are omitted, since they have a separate table.
     names = [ALL_STEPS if name.startswith(STEP) else name for _, name in columns.names]
     numbers: dict[str, int] = {}
     key = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.intc)[columns.name]
     durations = columns.dur_ns()
-    above = parents(columns.thread, columns.start_ns(columns.first_us() or 0.0), durations)
+    above = tree.above
     inner = np.flatnonzero(above >= 0).astype(np.intc)
     own = durations.copy()
     np.subtract.at(own, above[inner], durations[inner])
@@ -163,30 +170,16 @@ def _ops(columns: Columns) -> tuple[Op, ...]:
     calls = np.bincount(key[counted], minlength=size)
     totals = np.bincount(key[counted], durations[counted] * 1e-9, size)
     selves = np.bincount(key, own * 1e-9, size)
+    device_totals = np.bincount(key[counted], tree.device_ns(device_durations)[counted] * 1e-9, size)
     ops = [
-        Op(name, int(calls[i]), float(totals[i]), float(selves[i]))
+        Op(name, int(calls[i]), *(float(of[i]) for of in (totals, selves, device_totals)))
         for name, i in numbers.items()
         if not annotated_kind(name)
     ]
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
 
 
-def _kernels(columns: Columns) -> tuple[Op, ...]:
-    """Returns kernels and copies by total time. If two of them overlap on a stream, neither has called the
-    other.
-    """
-    size = len(columns.names)
-    calls = np.bincount(columns.name, minlength=size)
-    totals = np.bincount(columns.name, columns.dur_ns() * 1e-9, size)
-    by_name: dict[str, Op] = {}
-    for i, (_, name) in enumerate(columns.names):
-        before = by_name.get(name, Op(name, 0, 0.0, 0.0))
-        total_s = before.total_s + float(totals[i])
-        by_name[name] = Op(name, before.num_calls + int(calls[i]), total_s, total_s)
-    return tuple(sorted(by_name.values(), key=lambda op: -op.total_s)[:_MOST_OPS])
-
-
-def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
+def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: int) -> list[str]:
     notes = []
     dropped = sum(part.num_dropped for part in (rank_events.host, rank_events.device, rank_events.launches))
     if dropped or rank_events.num_calls_dropped:
@@ -222,4 +215,9 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
         )
     if num_spans > _MOST_SPANS:
         notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
+    if max(len(rank_events.host), len(rank_events.device)) > most_named:
+        notes.append(
+            f"the timeline shows only {most_named} operators and as many kernels by name: those of the "
+            "middle step, and the longest ones of other steps"
+        )
     return notes

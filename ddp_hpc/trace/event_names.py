@@ -67,7 +67,7 @@ _KERNEL = re.compile(
 # Kernels of torch's symmetric memory (CUDASymmetricMemoryOps.cu) and of DeepEP (tokens to experts).
 _OTHER_KERNEL = re.compile(
     r"(?:multimem|one_shot|two_shot|symm_mem)_(all_reduce|all_gather|reduce_scatter)"
-    r"|deep_ep::\w+::(dispatch|combine)\b"
+    r"|(?:deep_ep|dpsk::ep)::\w+::(dispatch|combine|cached_notify|notify_dispatch)\b"
 )
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms", "c10d_functional::")
 

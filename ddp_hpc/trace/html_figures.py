@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.trace.analysis_results import PARTS, Capture, Times, present
+from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, PARTS, Capture, Times, present
+from ddp_hpc.trace.kernel_kinds import KINDS
 
 Figure: TypeAlias = dict[str, Any]
 """A plotly figure's `data` and `layout`, and its `height` in pixels; it is as wide as the page."""
@@ -26,6 +27,9 @@ COLORS = {
     "memcpy": "#f0e442",
     "idle": "#a6a6a6",
 }
+# Tol's muted palette, for what kernels do, and two grays for the host.
+_KIND_COLORS = "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #8c96a3 #c5ccd6"
+COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION), _KIND_COLORS.split(), strict=True))
 _LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communication, hidden"}
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 MANY_RANKS = 32

@@ -15,7 +15,7 @@ from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
 
 _MAX_NAMED = 8
 _MAX_NAME = 80
-_MAX_ROWS = 25
+_MAX_ROWS, _MAX_FOUND_ROWS = 25, 200
 
 
 def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
@@ -32,7 +32,8 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     return document(
         "traces.html.j2", figures, captures=captures, sections=sections, sentences=sentences,
         mean_table=tables.mean_steps(captures), legend=_legend(captures), many_ranks=MANY_RANKS,
-        max_rows=_MAX_ROWS, warnings=[warning for capture in captures for warning in capture.warnings],
+        max_rows=_MAX_ROWS, max_found_rows=_MAX_FOUND_ROWS,
+        warnings=[warning for capture in captures for warning in capture.warnings],
     )  # fmt: skip
 
 
@@ -52,7 +53,12 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.idle(ranks, capture.rank_means), tables.critical_path(capture), tables.launches(capture)
         ),
         "collectives": tables.collectives(capture),
-        "top": _without_empty(tables.kernels(capture), tables.operators(capture)),
+        "top": _without_empty(
+            tables.kinds(capture),
+            tables.kernels(capture),
+            tables.kernels_by_operator(capture),
+            tables.operators(capture),
+        ),
     }
 
 

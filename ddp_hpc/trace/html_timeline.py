@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import format_bytes
-from ddp_hpc.trace.analysis_results import PARTS, REGIONS, Capture, RankTrace, Times
-from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
+from ddp_hpc.trace.analysis_results import (
+    ANNOTATION,
+    OPERATOR,
+    PARTS,
+    REGIONS,
+    Capture,
+    RankTrace,
+    Times,
+)
+from ddp_hpc.trace.event_names import region_of, shortened
+from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds
+from ddp_hpc.trace.kernel_kinds import KINDS
 
 _Steps: TypeAlias = tuple[tuple[int, float, float], ...]
 
 MAX_RANKS = 32
-MAX_SPANS = 10_000
+MAX_SPANS, _NAMED_PER_SPAN = 10_000, 6
+_MAX_NAME = 160
 _MAX_MARKS = 200
 _WAITS = ("comm_exposed_s", "idle_s")
 _LABELED_RANKS = 8
@@ -34,6 +45,8 @@ class Lane:
     title: str
     """What the lane shows, and whether the times are those of the host or of the device."""
     categories: tuple[str, ...]
+    num_levels: int = 1
+    """The height of the lane, in which operators are below those that called them."""
 
 
 @dataclass(frozen=True)
@@ -53,31 +66,37 @@ class Timeline:
 @dataclass(frozen=True)
 class _Bar:
     category: str
-    """The name of a region, `collective`, or `device busy`."""
+    """A region, the kind of a kernel, `annotation`, `operator`, `collective` or `device busy`."""
     row: int
     start_s: float
     dur_s: float
     step: int | None
     what: str
+    level: int = 0
+    callers: str | None = None
+    """Where a kernel was launched; None for bars without names."""
 
 
 def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
-    """Returns a timeline of at most `MAX_RANKS` ranks and the `max_spans` longest bars."""
+    """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
     drawn, notes = _choose_ranks(capture)
     bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row)]
     if len(bars) > max_spans:
         num_omitted = len(bars) - max_spans
         bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
         notes.append(f"The {num_omitted:,} shortest of {num_omitted + max_spans:,} spans are not shown")
+    named = [bar for row, trace in enumerate(drawn) for bar in _named(trace, row, len(drawn))]
+    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.dur_s)
     begins = [bar.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
     steps = _steps(drawn, zero_s)
     ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
-    lanes = _lanes(capture, {bar.category for bar in bars})
+    num_levels = 1 + max((bar.level for bar in bars), default=0)
+    lanes = _lanes(capture, {bar.category for bar in bars}, num_levels)
     data = [
         _trace(category, lanes, some, zero_s)
-        for category in (*REGIONS, _COLLECTIVE, _BUSY)
+        for category in (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, *KINDS)
         if (some := [bar for bar in bars if bar.category == category])
     ]
     layout = base_layout() | {
@@ -93,28 +112,35 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     }
     ranks = tuple(trace.rank for trace in drawn)
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
-    height = (lane_px * len(lanes) + 8) * len(drawn) + 90
+    height = (lane_px * _num_units(lanes) + 8) * len(drawn) + 90
     figure = {"data": data, "layout": layout, "height": height, "ranks": ranks}
     return Timeline(figure, ranks, steps, lanes, tuple(notes))
 
 
-def _lanes(capture: Capture, categories: set[str]) -> tuple[Lane, ...]:
+def _lanes(capture: Capture, categories: set[str], num_levels: int) -> tuple[Lane, ...]:
     """Returns the lanes that contain bars."""
+    named = [Lane("host: annotations", (ANNOTATION,)), Lane("host: operators", (OPERATOR,), num_levels)]
     if any(trace.busy for trace in capture.ranks):
         lanes = [
             Lane("host: data", ("data",)),
+            *named,
             Lane("device: regions", tuple(region for region in REGIONS if region != "data")),
+            Lane("device: kernels", KINDS),
             Lane("device: collectives", (_COLLECTIVE,)),
             Lane("device: busy", (_BUSY,)),
         ]
     else:
-        lanes = [Lane("host: regions", REGIONS), Lane("host: collectives", (_COLLECTIVE,))]
+        lanes = [Lane("host: regions", REGIONS), Lane("host: collectives", (_COLLECTIVE,)), *named]
     return tuple(lane for lane in lanes if categories & {*lane.categories}) or tuple(lanes[:1])
 
 
-def _offset(lanes: Sequence[Lane], number: int) -> float:
-    """Returns the position of a lane relative to the middle of its row, whose height is 1."""
-    return (number + 0.5) / len(lanes) * 0.9 - 0.45
+def _num_units(lanes: Sequence[Lane]) -> int:
+    return sum(lane.num_levels for lane in lanes)
+
+
+def _offset(lanes: Sequence[Lane], number: int, level: float) -> float:
+    """Returns the position of a level of a lane relative to the middle of its row, whose height is 1."""
+    return (_num_units(lanes[:number]) + level + 0.5) / _num_units(lanes) * 0.9 - 0.45
 
 
 def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]:
@@ -125,7 +151,11 @@ def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]
             "ticktext": [f"rank {trace.rank}" for trace in drawn],
         }
     return {
-        "tickvals": [row + _offset(lanes, i) for row in range(len(drawn)) for i in range(len(lanes))],
+        "tickvals": [
+            row + _offset(lanes, i, (lane.num_levels - 1) / 2)
+            for row in range(len(drawn))
+            for i, lane in enumerate(lanes)
+        ],
         "ticktext": [
             f"rank {trace.rank}, {lane.title}" if not i else lane.title
             for trace in drawn
@@ -168,40 +198,55 @@ def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
         if span.name in REGIONS:
             yield _Bar(span.name, row, span.start_s, span.dur_s, span.step, span.name)
     for call in trace.collectives:
-        what = [plain(call.kind)]
+        what = [cut(call.kind, 60)]
         what += [format_bytes(call.bytes)] if call.bytes else []
         what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
         yield _Bar(_COLLECTIVE, row, call.start_s, call.dur_s, call.step, ", ".join(what))
-    steps = [(step.start_s, step.start_s + step.times.wall_s, step.number) for step in trace.steps]
     for start_s, end_s in trace.busy:
-        at = bisect_right(steps, (start_s, math.inf, 0)) - 1
-        step = steps[at][2] if at >= 0 and start_s < steps[at][1] else None
-        yield _Bar(_BUSY, row, start_s, end_s - start_s, step, _BUSY)
+        yield _Bar(_BUSY, row, start_s, end_s - start_s, _step_at(trace, start_s), _BUSY)
+
+
+def _step_at(trace: RankTrace, at_s: float) -> int | None:
+    at = bisect_right(trace.steps, at_s, key=lambda step: step.start_s) - 1
+    step = trace.steps[at] if at >= 0 else None
+    return step.number if step and at_s < step.start_s + step.times.wall_s else None
+
+
+def _named(trace: RankTrace, row: int, num_rows: int) -> Iterator[_Bar]:
+    num_levels = 4 if num_rows <= 2 else 2 if num_rows <= _LABELED_RANKS else 1
+    for kind, name, start_s, dur_s, level, callers in trace.named:
+        # On a host without a device, regions have a lane of their own.
+        if level < num_levels and not (kind == ANNOTATION and not trace.busy and region_of(name)):
+            text, step = shortened(name, _MAX_NAME), _step_at(trace, start_s)
+            yield _Bar(kind, row, start_s, dur_s, step, text, level, callers[-_MAX_NAME:])
 
 
 def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
     number = next(i for i, lane in enumerate(lanes) if category in lane.categories)
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: dict[str, int] = {}
+    callers = [texts.setdefault(bar.callers, len(texts)) for bar in bars if bar.callers is not None]
+    named = {"callers": callers} if callers else {}
     return {
         "type": "bar",
         "orientation": "h",
         "name": category,
-        "width": 0.72 / len(lanes),
+        "width": 0.72 / _num_units(lanes),
         "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
         "x": [milliseconds(bar.dur_s) for bar in bars],
-        "y": [round(bar.row + _offset(lanes, number), 3) for bar in bars],
+        "y": [round(bar.row + _offset(lanes, number, bar.level), 3) for bar in bars],
         # Concurrent collectives overlap, so their bars are translucent.
         "marker": {
             "color": COLORS["comm_exposed"] if category == _COLLECTIVE else COLORS.get(category, _BUSY_COLOR),
             "opacity": 0.6 if category == _COLLECTIVE else 1,
-            "line": {"width": 0},
+            "line": {"width": 1 if category == ANNOTATION else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],
             "what": [texts.setdefault(bar.what, len(texts)) for bar in bars],
             "texts": list(texts),
             "lane": lanes[number].title,
+            **named,
         },
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,10 @@ def numbers_of(captures: Sequence[Capture], sentences: Sequence[str]) -> dict[st
 
 
 def _fields(capture: Capture) -> dict[str, Any]:
-    fields = asdict(capture)
+    fields = asdict(replace(capture, ranks=tuple(replace(trace, named=()) for trace in capture.ranks)))
     fields["mean"] |= {"wall_s": capture.mean.wall_s, "device_idle_s": capture.mean.device_idle_s}
     for trace in fields["ranks"]:
         # Omit these fields: the collectives, the steps and the critical path contain the same times.
-        for name in ("spans", "busy", "path_links"):
+        for name in ("spans", "busy", "path_links", "named"):
             del trace[name]
     return fields

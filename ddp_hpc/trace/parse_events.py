@@ -71,16 +71,21 @@ def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
     Raises:
         OSError: the file cannot be opened.
     """
-    return _Reader(reading).read(path)
+    return _Reader(reading, Event).read(path)
+
+
+def read_whole_events(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Like `read_events`, with all fields of the events."""
+    return _Reader(Reading(), dict[str, Any]).read(path)
 
 
 class _Reader:
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, kind: Any) -> None:
         self._reading = reading
-        self._events = msgspec.json.Decoder(list[Event])
-        self._event = msgspec.json.Decoder(Event)
+        self._events = msgspec.json.Decoder(list[kind])
+        self._event = msgspec.json.Decoder(kind)
 
-    def read(self, path: Path) -> Iterator[list[Event]]:
+    def read(self, path: Path) -> Iterator[list[Any]]:
         text, begun, least_bytes = b"", False, 0
         for block in unpacked(path, _BLOCK_BYTES, self._reading.cut_off):
             text += block
@@ -114,7 +119,7 @@ class _Reader:
         if self._reading.num_unreadable:
             self._reading.notes.append(f"{counted(self._reading.num_unreadable, 'event')} could not be read")
 
-    def _take(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _take(self, text: bytes) -> tuple[list[Any], bytes]:
         """Returns the complete events, and the text after them."""
         cuts = [*_BETWEEN.finditer(text, max(0, len(text) - _TAIL_BYTES))] or [*_BETWEEN.finditer(text)]
         # A cut inside an event leaves a bracket or a string open, so text that can be decoded was cut
@@ -129,7 +134,7 @@ class _Reader:
             return [], text
         return self._salvage(text[: cuts[-1].start()]), text[cuts[-1].end() :]
 
-    def _take_last(self, text: bytes) -> list[Event]:
+    def _take_last(self, text: bytes) -> list[Any]:
         """Returns the events of the last piece, and reads the fields that follow the array."""
         stripped = text.strip()
         if stripped[:1] == b"]":  # all events have been returned
@@ -156,7 +161,7 @@ class _Reader:
                 continue
         return self._salvage(text)
 
-    def _decode(self, text: bytes) -> list[Event]:
+    def _decode(self, text: bytes) -> list[Any]:
         """Decodes events; raises one of _NO_JSON if the text is not valid JSON."""
         whole = b"[" + text + b"]"
         try:
@@ -169,14 +174,14 @@ class _Reader:
         self._reading.num_events += len(events)
         return events
 
-    def _salvage(self, text: bytes) -> list[Event]:
+    def _salvage(self, text: bytes) -> list[Any]:
         """Returns the valid events in text that is not valid JSON as a whole."""
         pieces = [piece for piece in _BETWEEN.split(text) if b'"ph"' in piece]
         events = [event for piece in pieces if (event := self._decode_one(piece)) is not None]
         self._reading.num_events += len(events)
         return events
 
-    def _decode_one(self, piece: bytes | msgspec.Raw) -> Event | None:
+    def _decode_one(self, piece: bytes | msgspec.Raw) -> Any | None:
         try:
             return self._event.decode(piece)
         except (*_NO_JSON, UnicodeDecodeError):

@@ -14,15 +14,21 @@ from ddp_hpc.base.version import __version__
 
 PAGE_BEGINS = b"<!DOCTYPE html>\n<!-- ddp-hpc report -->"
 _JSON_BEGINS = b'{\n "name": "report"'
+MERGED_NAME = "ddp-hpc-report"
+"""The name in the gzip header of merged traces, by which they are recognized."""
+_MERGED_BEGINS = b"\x1f\x8b\x08\x08\0\0\0\0\x04\xff" + MERGED_NAME.encode()
 
 
-def check_outputs(page: Path | None, numbers: Path | None) -> None:
+def check_outputs(page: Path | None, numbers: Path | None, merged: Path | None = None) -> None:
     """Checks the output files before anything is read. Only earlier reports are overwritten.
 
     Raises:
         RequestError: an output cannot be written, or would overwrite another file.
     """
     given = {"-o": (page, PAGE_BEGINS), "--json": (numbers, _JSON_BEGINS)}
+    given["--perfetto"] = (merged, _MERGED_BEGINS)
+    if merged and merged.suffix != ".gz":
+        raise RequestError(f"--perfetto {merged} is compressed with gzip; give a name that ends in .json.gz")
     seen: dict[Path, str] = {}
     for option, (path, begins) in given.items():
         if path is None:

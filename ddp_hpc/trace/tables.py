@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import counted, format_bytes
-from ddp_hpc.trace.analysis_results import COLUMNS, Capture, PathRow, RankTrace, Times, present
+from ddp_hpc.trace.analysis_results import COLUMNS, Capture, PathRow, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
 
@@ -175,52 +177,69 @@ def _num_steps(capture: Capture) -> str:
     return counted(num_steps, "step") if capture.has_steps else "the recording"
 
 
+def kinds(capture: Capture) -> Table:
+    """Returns the time of the kernels and copies of each kind."""
+    rows = _sums(capture, "kernels", ("kind",), "total_s")
+    whole_s = sum(row["total_s"] for row in rows) or 1.0
+    rows = [row | {"share": row["total_s"] / whole_s} for row in rows]
+    columns = _columns(capture, Column("kind", "kinds of kernels"), "ms")
+    return Table([*columns, Column("share", "share", "{:.1%}".format)], rows)
+
+
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
-    return _operators(capture, "kernels", "kernels", has_self_time=False)
+    first, *others = _columns(capture, Column("name", "kernels", _name), "ms")
+    return Table(
+        [first, Column("kind", "kind"), *others], _sums(capture, "kernels", ("name", "kind"), "total_s")
+    )
+
+
+def kernels_by_operator(capture: Capture) -> Table:
+    """Returns the kernels and copies of each operator, those with the longest time first."""
+    first, *others = _columns(capture, Column("operator", "operators and their kernels", _name), "ms")
+    rows = [row for row in _sums(capture, "kernels", ("operator", "name"), "total_s") if row["operator"]]
+    return Table([first, Column("name", "kernel", _name), *others], rows)
 
 
 def operators(capture: Capture) -> Table:
-    """Returns the operators of the host with the longest self time."""
-    return _operators(capture, "ops", "operators (host)", has_self_time=True)
-
-
-def _operators(capture: Capture, kind: str, title: str, *, has_self_time: bool) -> Table:
-    """Returns the mean per rank, and the rank with the maximum.
-
-    A kernel does not call other kernels, so its self time equals its total time.
-    """
-    columns = [Column("name", f"{title} in {_num_steps(capture)}", _name)]
-    several = len(capture.ranks) > 1
-    columns.append(Column("num_calls", "calls per rank" if several else "calls"))
-    columns += [Column("self_s", "self ms", _ms)] if has_self_time else []
-    columns.append(Column("total_s", "total ms per rank" if several else "total ms", _ms))
-    if several:
-        columns.append(Column("largest_s", f"most {'self ' if has_self_time else ''}ms on a rank", _ms))
-        columns.append(Column("largest_rank", "rank"))
-    return Table(columns, _sums_over_ranks(capture.ranks, kind))
-
-
-def _sums_over_ranks(traces: Sequence[RankTrace], kind: str) -> list[Row]:
-    """Returns the `ops` or `kernels` of all ranks.
+    """Returns the operators of the host with the longest self time.
 
     Regions are omitted, because they are shown elsewhere and include the times of operators.
     """
-    by_name: dict[str, list[tuple[float, int, int, float]]] = {}
-    for trace in traces:
-        for op in getattr(trace, kind):
-            if op.name == ALL_STEPS or (region_of(op.name) and not op.name.startswith("autograd::")):
-                continue
-            by_name.setdefault(op.name, []).append((op.self_s, trace.rank, op.num_calls, op.total_s))
-    rows: list[Row] = [
-        {
-            "name": name,
-            "num_calls": round(sum(calls for _, _, calls, _ in own) / len(traces)),
-            "self_s": sum(self_s for self_s, _, _, _ in own) / len(traces),
-            "total_s": sum(total_s for _, _, _, total_s in own) / len(traces),
-            "largest_s": max(own)[0],
-            "largest_rank": max(own)[1],
-        }
-        for name, own in by_name.items()
-    ]
-    return sorted(rows, key=lambda row: -row["self_s"])
+    first, calls, *others = _columns(capture, Column("name", "operators (host)", _name), "self ms")
+    rows = [
+        row for row in _sums(capture, "ops", ("name",), "self_s")
+        if row["name"] != ALL_STEPS
+        and (row["name"].startswith("autograd::") or not region_of(row["name"]))
+    ]  # fmt: skip
+    device = [Column("device_s", "kernels ms", _ms)] if any(row["device_s"] for row in rows) else []
+    return Table([first, calls, Column("self_s", "self ms", _ms), *others, *device], rows)
+
+
+def _columns(capture: Capture, first: Column, unit: str) -> list[Column]:
+    """Returns the columns of `_sums`."""
+    columns = [replace(first, title=f"{first.title} in {_num_steps(capture)}")]
+    if len(capture.ranks) == 1:
+        return [*columns, Column("num_calls", "calls"), Column("total_s", "total ms", _ms)]
+    columns += [Column("num_calls", "calls per rank"), Column("total_s", "total ms per rank", _ms)]
+    return [*columns, Column("largest_s", f"most {unit} on a rank", _ms), Column("largest_rank", "rank")]
+
+
+def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
+    """Returns the mean per rank of the `kernels` or `ops` that agree in `by`, and the rank with the most."""
+    groups: defaultdict[tuple[str, ...], list[tuple[int, Row]]] = defaultdict(list)
+    for trace in capture.ranks:
+        for item in getattr(trace, field):
+            values = dict(vars(item))
+            groups[tuple(values[name] for name in by)].append((trace.rank, values))
+    rows = []
+    for own in groups.values():
+        of_rank: defaultdict[int, float] = defaultdict(float)
+        for rank, values in own:
+            of_rank[rank] += values[order]
+        largest_s, rank = max((value, rank) for rank, value in of_rank.items())
+        summed = [name for name, value in own[0][1].items() if not isinstance(value, str)]
+        means = {name: sum(values[name] for _, values in own) / len(capture.ranks) for name in summed}
+        means["num_calls"] = round(means["num_calls"])
+        rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
+    return sorted(rows, key=lambda row: -row[order])

@@ -28,6 +28,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _launches(tables.launches(capture)),
         _show(tables.critical_path(capture)),
         _show(tables.collectives(capture)),
+        _show(tables.kinds(capture)),
         _show(tables.kernels(capture)),
         _show(tables.operators(capture)),
         _memory(capture),

@@ -20,6 +20,8 @@ from ddp_hpc.trace.analyze_rank import read_rank
 _SUFFIXES = (".json", ".json.gz")
 _SMALL_BYTES = 4 << 20
 """Traces below this total size are read faster than processes can be started."""
+_MOST_NAMED, _LEAST_NAMED = 30_000, 1000
+"""Limits of the kernels, and of the operators, that the timeline shows by name: of all ranks, and of one."""
 _SAME_RUN_S = 300.0
 """Limit for the time between the recordings of one run, including differences between clocks."""
 
@@ -96,16 +98,17 @@ def read_ranks(
 
 
 def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
+    most = max(_LEAST_NAMED, _MOST_NAMED // len(files))
     if min(num_processes, len(files)) == 1 or sum(file.stat().st_size for file in files) < _SMALL_BYTES:
         for file in files:
-            yield file, _read(file)
+            yield file, _read(file, most)
         return
     # The largest files come first, because a large file at the end would delay the result.
     ordered = sorted(files, key=lambda file: -file.stat().st_size)
     with _pool(min(num_processes, len(files))) as pool:
         # submit() starts the readers, which inherit this signal mask, so that only the parent handles Ctrl-C.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        futures: dict[Future[RankTrace | str], Path] = {pool.submit(_read, f): f for f in ordered}
+        futures: dict[Future[RankTrace | str], Path] = {pool.submit(_read, f, most): f for f in ordered}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for future in as_completed(futures):
             try:
@@ -117,10 +120,10 @@ def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path,
                 ) from error
 
 
-def _read(file: Path) -> RankTrace | str:
+def _read(file: Path, most_named: int) -> RankTrace | str:
     """Returns the trace, or the reason why the file cannot be used, so that other files are still read."""
     try:
-        return read_rank(file)
+        return read_rank(file, most_named)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:

@@ -7,6 +7,7 @@ from ddp_hpc.trace.analysis_results import (
     Capture,
     Collective,
     CriticalPath,
+    Kernel,
     LaunchStats,
     Op,
     PathRow,
@@ -58,7 +59,7 @@ def on_device(num_ranks: int = 2, **run: Any) -> Capture:
             device="cuda",
             device_name="NVIDIA A100-SXM4-40GB",
             steps=tuple(replace(one, times=replace(one.times, **idle)) for one in trace.steps),
-            kernels=(Op(KERNEL, 96, 0.05, 0.05),),
+            kernels=(Kernel(KERNEL, "aten::add_", "elementwise", 96, 0.05),),
             busy=tuple((step.start_s + 0.01, step.start_s + 0.2) for step in trace.steps),
             launches=LaunchStats(260, 264, 180, 159, 5e-6, 2e-6),
         )
@@ -149,7 +150,7 @@ def hostile() -> Capture:
             path=HOSTILE,
             collectives=tuple(replace(call, kind=HOSTILE, group=ENDLESS) for call in trace.collectives),
             ops=(Op(HOSTILE, 1, 1.0, 1.0), Op(ENDLESS, 1, 1.0, float("inf")), Op("", 0, 0.0, float("nan"))),
-            kernels=(Op(ENDLESS, 1, 1.0, 1.0),),
+            kernels=(Kernel(ENDLESS, HOSTILE, HOSTILE, 1, 1.0),),
             peak_bytes={HOSTILE: 2**62},
         )
         for trace in plain.ranks

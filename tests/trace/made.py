@@ -48,6 +48,29 @@ def step(
     ]
 
 
+def launch(number: int, at_us: float, name: str, kernel_us: float, ran_us: float, tid: int = 1) -> list[Any]:
+    """The call of the runtime that launches a kernel, and the kernel."""
+    call = event("cuda_runtime", "cudaLaunchKernel", at_us, 2, tid, correlation=number)
+    return [call, event("kernel", name, kernel_us, ran_us, 7, correlation=number)]
+
+
+def training() -> list[Any]:
+    """Two operators of one thread that launch three kernels, and one operator of another thread."""
+    return [
+        annotation("ProfilerStep#3", 0, 1000),
+        annotation("attention block", 10, 300),
+        event("cpu_op", "aten::linear", 20, 100),
+        event("cpu_op", "aten::addmm", 30, 50),
+        *launch(1, 40, "sgemm", 100, 60),
+        *launch(2, 70, "bias", 160, 5),
+        event("cpu_op", "aten::relu", 140, 20),
+        *launch(3, 145, "vectorized_elementwise_kernel", 200, 10),
+        event("cpu_op", "aten::copy_", 0, 900, 2),
+        *launch(4, 60, "direct_copy_kernel", 400, 20, 2),
+        event("kernel", "sgemm", 600, 7, 7, correlation=99),
+    ]
+
+
 def write(
     path: Path,
     events: list[Any],

@@ -7,9 +7,11 @@ from playwright.sync_api import expect
 
 from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.html_timeline import MAX_RANKS
+from ddp_hpc.trace.summarize_run import read_capture
 
 from .browser import chromium, open_page
 from .captures import ENDLESS, HOSTILE, KERNEL, hostile, made, on_device
+from .made import training, write
 
 pytestmark = pytest.mark.check
 expect.set_options(timeout=30_000)  # drawing is slow on a busy machine
@@ -56,6 +58,12 @@ def bad(shown):
 @pytest.fixture(scope="module")
 def gpus(shown):
     return shown(on_device())
+
+
+@pytest.fixture
+def named(shown, tmp_path):
+    """The page of a trace with operators, annotations and kernels."""
+    return shown(read_capture(write(tmp_path / "rank0.json", training())))
 
 
 def bars(opened, chart):
@@ -172,6 +180,68 @@ def test_hovering_shows_rank_step_kind_and_size(four):
     text = label.text_content()
     for part in ("all_reduce, 1.0 MiB, 4 ranks (host)", "rank 0, step 3", " ms from "):
         assert part in text
+
+
+def bar(opened, text):
+    """Returns the first bar that contains the text."""
+    return bars(opened, "timeline0").filter(has_text=text).first
+
+
+def click(opened, text):
+    """Clicks the middle of the bar, and returns what the page has searched and found."""
+    bars(opened, "timeline0").first.scroll_into_view_if_needed()
+    box = bar(opened, text).bounding_box()
+    opened.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    search = opened.page.get_by_role("searchbox", name="find").input_value()
+    return search, opened.page.locator("[data-for=timeline0] output").text_content()
+
+
+def test_bars_contain_their_names_without_namespaces(named):
+    assert named.problems == []
+    texts = [text for text in bars(named, "timeline0").all_text_contents() if text]
+    assert {"attention block", "aten::linear", "aten::copy_"} <= set(texts)
+    assert named.page.locator("#timeline0 .ytick text").all_text_contents() == [
+        "rank 0, host: annotations", "host: operators", "device: kernels", "device: busy",
+    ]  # fmt: skip
+
+
+def test_a_click_on_an_operator_finds_its_kernels(named):
+    assert click(named, "aten::linear") == ("aten::linear", "3 found")
+    paint = "bars => bars.filter(bar => getComputedStyle(bar.querySelector('path')).opacity == 1).length"
+    assert bars(named, "timeline0").evaluate_all(paint) == 3
+
+
+def test_a_click_on_a_kernel_finds_the_operator_that_launched_it(named):
+    assert click(named, "sgemm") == ("aten::addmm", "3 found")
+
+
+def test_a_search_finds_names_and_shows_one_after_the_other(named):
+    search = named.page.get_by_role("searchbox", name="find")
+    search.fill("SGEMM")
+    output = named.page.locator("[data-for=timeline0] output")
+    assert output.text_content() == "2 found"
+    named.page.get_by_role("button", name="next").press("Enter")
+    first = shown_range(named)
+    assert first[0] < 0.1 < 0.16 < first[1] < 0.6
+    named.page.get_by_role("button", name="next").press("Enter")
+    assert shown_range(named)[0] == pytest.approx(0.6 - 4 * 0.007)
+    named.page.get_by_role("button", name="next").press("Enter")
+    assert shown_range(named) == pytest.approx(first)
+    search.fill("matrix products")
+    assert output.text_content() == "3 found"
+    search.fill("")
+    assert output.text_content() == ""
+
+
+def test_hovering_over_a_kernel_shows_what_launched_it(named):
+    bars(named, "timeline0").first.scroll_into_view_if_needed()
+    box = bar(named, "sgemm").bounding_box()
+    named.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = named.page.locator("#timeline0 .hoverlayer .hovertext")
+    label.wait_for()
+    text = label.text_content()
+    assert "sgemm (device, matrix products)" in text
+    assert "launched in attention block > aten::linear > aten::addmm" in text
 
 
 def test_clicking_a_heading_sorts_its_table_and_reverses_the_order(four):

@@ -85,9 +85,15 @@ def test_json_contains_all_numbers(tmp_path):
 
 def test_with_a_page_only_the_names_of_the_files_are_printed(tmp_path):
     _run(tmp_path / "run")
-    ended = _report("run", "-o", "report.html", "--json", "report.json", cwd=tmp_path)
+    files = ["-o", "report.html", "--perfetto", "merged.json.gz", "--json", "report.json"]
+    ended = _report("run", *files, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert ended.stderr == "report.html: the report on 2 ranks\nreport.json: the numbers of the report\n"
+    assert ended.stderr.splitlines() == [
+        "report.html: the report on 2 ranks",
+        "merged.json.gz: the merged traces",
+        "report.json: the numbers of the report",
+    ]
+    assert gzip.decompress((tmp_path / "merged.json.gz").read_bytes()).startswith(b'{"traceEvents":[')
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 

@@ -16,17 +16,22 @@ for (const [id, figure] of Object.entries(figures)) {
   else Plotly.newPlot(div, figure.data, figure.layout, config);
 }
 
-// Redrawing ten thousand bars is slow, so only the visible ones and half that range on each side are drawn.
+// Drawing ten thousand bars is slow, so only the longest ones of each kind are drawn, in the visible range and
+// half of it on each side. Bars that a search or a click has found take precedence, and all others are pale.
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
-  const inSight = ([from, to]) => figure.data.map((trace) => pick(trace, figure.ranks, 1.5 * from - to / 2, 1.5 * to - from / 2));
+  const labels = 180; // about their width, in pixels
+  let found = null;
+  const inSight = ([from, to]) => figure.data.map((trace, number) =>
+    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, (div.clientWidth - labels) / (to - from)));
   let drawn = String(whole);
   Plotly.newPlot(div, inSight(whole), figure.layout, { ...config, doubleClick: false });
+  const redraw = () => Plotly.react(div, inSight(div.layout.xaxis.range), div.layout);
   div.on("plotly_relayout", () => {
     const range = div.layout.xaxis.range;
     if (String(range) === drawn) return;
     drawn = String(range);
-    Plotly.react(div, inSight(range), div.layout);
+    redraw();
   });
   // Plotly's own double-click handler would return to the range that was drawn last.
   div.on("plotly_doubleclick", () => show(...whole));
@@ -34,7 +39,7 @@ function drawTimeline(div, figure) {
   const controls = document.querySelector(`[data-for=${div.id}]`);
   const step = controls.querySelector("select");
   step.addEventListener("change", () => show(...(step.value ? step.value.split(",").map(Number) : whole)));
-  for (const button of controls.querySelectorAll("button")) {
+  for (const button of controls.querySelectorAll("button:not([data-next])")) {
     button.addEventListener("click", () => {
       const [from, to] = div.layout.xaxis.range;
       const { scale, shift } = button.dataset;
@@ -46,18 +51,62 @@ function drawTimeline(div, figure) {
       return show(middle - (scale * (to - from)) / 2, middle + (scale * (to - from)) / 2);
     });
   }
+  let matches = [];
+  let at = -1;
+  const search = controls.querySelector("input");
+  const find = () => {
+    const sought = search.value.trim().toLowerCase();
+    found = sought && figure.data.map(({ name, meta }) => {
+      const has = meta.texts.map((text) => `${text}\n${name}`.toLowerCase().includes(sought));
+      return meta.what.map((what, i) => has[what] || Boolean(meta.callers && has[meta.callers[i]]));
+    });
+    matches = figure.data.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
+    matches.sort((a, b) => a[0] - b[0]);
+    at = -1;
+    controls.querySelector("output").textContent = found && `${numbers.format(matches.length)} found`;
+    redraw();
+  };
+  search.addEventListener("input", find);
+  controls.querySelector("[data-next]").addEventListener("click", () => {
+    const [from, length] = matches[++at % matches.length] ?? [0, 0];
+    if (length) show(from - 4 * length, from + 5 * length);
+  });
+  // A click on an operator finds its kernels, and a click on a kernel the operator that launched it.
+  div.on("plotly_click", ({ points: [{ curveNumber, customdata }] }) => {
+    const { texts, what, callers } = figure.data[curveNumber].meta;
+    search.value = (texts[callers?.[customdata]] || texts[what[customdata]]).split(" > ").pop();
+    find();
+  });
 }
 
-function pick(trace, ranks, from, to) {
-  const kept = [...trace.base.keys()].filter((i) => trace.base[i] <= to && trace.base[i] + trace.x[i] >= from);
+function escaped(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function pick(trace, ranks, found, from, to, pixels) {
+  const { step, what, texts, lane, callers } = trace.meta;
+  let kept = [...trace.base.keys()].filter((i) => trace.base[i] <= to && trace.base[i] + trace.x[i] >= from);
+  const isFound = (i) => Number(found?.[i] ?? 0);
+  const mostBars = callers ? 300 : 1000;
+  if (kept.length > mostBars) kept = kept.sort((a, b) => isFound(b) - isFound(a) || trace.x[b] - trace.x[a]).slice(0, mostBars);
+  if (found) kept.sort((a, b) => isFound(a) - isFound(b));
   const of = (values) => kept.map((i) => values[i]);
-  const { step, what, texts, lane } = trace.meta;
   const number = numbers.format;
   const hovertext = kept.map((i) =>
-    `${texts[what[i]]} (${lane.split(":")[0]})<br>rank ${ranks[Math.round(trace.y[i])]}, ` +
+    `${escaped(texts[what[i]])} (${lane.split(":")[0]}${callers && lane.startsWith("device") ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[i])]}, ` +
     `${step[i] === null ? "outside of steps" : `step ${step[i]}`}<br>` +
-    `${number(trace.x[i])} ms from ${number(trace.base[i])} ms`);
-  return { ...trace, base: of(trace.base), x: of(trace.x), y: of(trace.y), hovertext, hoverinfo: "text", meta: null };
+    `${number(trace.x[i])} ms from ${number(trace.base[i])} ms` +
+    (callers && texts[callers[i]] ? `<br>launched in ${escaped(texts[callers[i]])}` : ""));
+  // A bar contains as much of its name as fits; namespaces are left out.
+  const text = kept.map((i) => {
+    const fits = Math.floor((trace.x[i] * pixels) / 7) - 1;
+    return fits < 3 || trace.name === "device busy" ? "" : escaped(texts[what[i]].replace(/^void |\bat::native::|\(anonymous namespace\)::/g, "").slice(0, fits));
+  });
+  return {
+    ...trace, base: of(trace.base), x: of(trace.x), y: of(trace.y), hovertext, hoverinfo: "text", meta: null, customdata: kept,
+    text, textposition: "inside", insidetextanchor: "start", textangle: 0, constraintext: "none", insidetextfont: { size: 10 },
+    marker: { ...trace.marker, opacity: found ? kept.map((i) => (found[i] ? 1 : 0.12)) : trace.marker.opacity },
+  };
 }
 
 // Clicking a heading sorts the table by it, numbers in descending order; a second click reverses the order.

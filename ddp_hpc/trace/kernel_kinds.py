@@ -1,0 +1,55 @@
+"""Sorts kernels by what they compute, by their names and those of the operators that launched them.
+
+The names are those of cuBLAS, cuDNN, CUTLASS, hipBLASLt (Tensile), MIOpen, Composable Kernel, Triton, FBGEMM,
+vLLM, SGLang and torch itself, as found in public traces.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ddp_hpc.trace.event_names import annotated_kind, kernel_kind
+
+# The first match determines the kind. Kernels of Inductor have the names of all operators that they fuse, and
+# those that compute a convolution as a matrix product have both names.
+_WORDS = (
+    ("attention", "^triton_tem\\w*attention"),
+    ("matrix products", "^triton_tem"),
+    ("normalization", "^triton_(red|per)\\w*(_norm|rsqrt)|rms_?norm"),
+    ("softmax and reductions", "^triton_(red|per)"),
+    ("elementwise", "^triton_|rotary|rope_|quantize|_quant_kernel"),
+    ("embedding and indexing", "split_embedding|moe::\\w+::routing"),
+    ("parameter updates", "adam|adagrad|\\bsgd|lamb_|optimizer"),
+    ("attention", "flash|fmha|attn|attention|\\bsage_|\\bmha_|\\bmla_"),
+    ("convolution", "(?<!_type)conv|winograd|wgrad|dgrad|fprop|igemm|implicit_?gemm|scudnn"),
+    ("convolution", "(cask|cutlass)_cudnn|batched_transpose_\\d+x\\d+|im2d?2?col"),
+    ("normalization", "norm(?!twoops|ops)|bn_[fb]w|gammabeta|welford|miopenbn|rowwisemoments"),
+    ("normalization", "fusedparamscuda|internalgradientscuda"),
+    ("copies", "^mem(cpy|set)|(direct|float\\d+)_?copy|catarray|transpose|nchw_?(to|2)nhwc|nhwc_?(to|2)nchw"),
+    ("copies", "copy_(async|kernel|tensor)|kv_?cache|reshape_and_cache|::copy_|::cat\\b|contiguous"),
+    ("matrix products", "gemm|gemv|matmul|cijk_|\\bbmm|::(add|b|badd)?mm\\b|nvjet|xmma|wgmma|splitkreduce"),
+    ("matrix products", "cublas|dot_kernel|::linear\\b"),
+    ("embedding and indexing", "embedding|_embs_|ind(ex|ices)|gather|scatter|permute|masked_|routing|topk"),
+    (
+        "embedding and indexing",
+        "sort|unique|histogram|scan|bitmatrix|mapping|expand_to|cub::device(?!reduce)",
+    ),
+    ("softmax and reductions", "softmax|reduce|pool|loss|lpnorm|normtwo|argm(ax|in)|finalize"),
+    ("elementwise", "elementwise|multi_tensor_apply|fill|dropout|distribution|activation|act_and_mul"),
+    ("elementwise", "silu|gelu|relu|swiglu|cast_|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
+)
+_RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
+KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
+
+
+def kernel_category(name: str, operator: str = "") -> str:
+    """Returns what a kernel or a copy does: one of KINDS, or a collective such as `all_reduce`.
+
+    `operator` is the operator that launched it, which decides if the name of the kernel says nothing.
+    """
+    if collective := kernel_kind(name):
+        # NCCL has kernels for several collectives, and implements all_to_all with send and receive.
+        is_vague = collective in ("collective", "send_recv")
+        return (is_vague and annotated_kind(operator)) or collective
+    matches = (kind for text in (name, operator) for kind, words in _RULES if words.search(text))
+    return next(matches, "other")

@@ -1,0 +1,125 @@
+"""What kernels do, which operators launched them, and which events the timeline shows by name."""
+
+import pytest
+
+from ddp_hpc.trace import tables
+from ddp_hpc.trace.analyze_rank import read_rank
+from ddp_hpc.trace.kernel_kinds import kernel_category
+from ddp_hpc.trace.summarize_run import read_capture
+
+from .made import annotation, event, launch, training, write
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ampere_sgemm_128x64_nn", "matrix products"),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT64x64x128", "matrix products"),
+        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", "matrix products"),
+        ("triton_tem_fused_addmm_3", "matrix products"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("triton_red_fused_add_addmm_native_layer_norm_4", "normalization"),
+        ("triton_per_fused__softmax_2", "softmax and reductions"),
+        ("triton_poi_fused_addmm_gelu_15", "elementwise"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128> >(Params)", "attention"),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_nhwckrsc_nchw_cudnn", "convolution"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128>(float)", "normalization"),
+        ("vllm::_typeConvert<c10::BFloat16>::exists, void>::type vllm::fused_add_rms_norm", "normalization"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, NormTwoOps> >",
+         "softmax and reductions"),
+        ("void cunn_SoftMaxForward<8, float, float, float>(float*)", "softmax and reductions"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >",
+         "elementwise"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float> >", "parameter updates"),
+        ("void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda()>", "copies"),
+        ("Memcpy HtoD (Pageable -> Device)", "copies"),
+        ("void at::native::indexSelectLargeIndex<float, long>", "embedding and indexing"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
+        ("void dpsk::ep::internode::cached_notify<false>(int, int)", "all_to_all"),
+        ("my_kernel", "other"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_kernel_is_found_by_its_name(name, kind):
+    assert kernel_category(name) == kind
+
+
+def test_a_kernel_whose_name_says_nothing_has_the_kind_of_its_operator():
+    assert kernel_category("_ZN12_GLOBAL__N_11kE", "aten::addmm") == "matrix products"
+    assert kernel_category("ncclDevKernel_Generic(Storage<4096>)", "nccl:all_reduce") == "all_reduce"
+    assert kernel_category("ncclDevKernel_Generic(Storage<4096>)") == "collective"
+    assert kernel_category("ncclKernel_SendRecv_RING_SIMPLE", "nccl:all_to_all") == "all_to_all"
+
+
+def test_kernels_are_those_of_the_innermost_operator_around_their_launch(tmp_path):
+    capture = read_capture(write(tmp_path / "rank0.json", training()).parent)
+    rows = tables.kernels_by_operator(capture).rows
+    assert [
+        (row["operator"], row["name"], row["num_calls"], round(row["total_s"] * 1e6)) for row in rows
+    ] == [
+        ("aten::addmm", "sgemm", 1, 60),
+        ("aten::copy_", "direct_copy_kernel", 1, 20),
+        ("aten::relu", "vectorized_elementwise_kernel", 1, 10),
+        ("aten::addmm", "bias", 1, 5),
+    ]
+    device = {row["name"]: round(row["device_s"] * 1e6) for row in tables.operators(capture).rows}
+    assert device == {
+        "attention block": 75, "aten::linear": 65, "aten::addmm": 65, "aten::relu": 10, "aten::copy_": 20,
+    }  # fmt: skip
+
+
+def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
+    for rank in range(2):
+        write(tmp_path / f"rank{rank}.json", training() + launch(5, 300, "sgemm", 700, 13 * rank), rank, 2)
+    table = tables.kinds(read_capture(tmp_path))
+    rows = [tuple(table.write(column, row) for column in table.columns) for row in table.rows]
+    assert rows[0] == ("matrix products", "4", "0.08", "0.08", "1", "72.4%")
+    assert [row[0] for row in rows] == ["matrix products", "copies", "elementwise"]
+
+
+def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
+    events = [annotation("nccl:all_reduce", 0, 20), *launch(1, 5, "ncclDevKernel_Generic", 30, 40)]
+    events += [annotation("nccl:broadcast", 50, 20), *launch(2, 55, "ncclDevKernel_Generic", 80, 10)]
+    rows = tables.kernels(read_capture(write(tmp_path / "rank0.json", events).parent)).rows
+    assert [(row["kind"], row["num_calls"]) for row in rows] == [("all_reduce", 1), ("broadcast", 1)]
+
+
+def test_the_driver_is_called_by_the_runtime_and_not_by_itself(tmp_path):
+    events = [event("cpu_op", "aten::mm", 0, 50), event("cuda_runtime", "cudaLaunchKernelExC", 5, 20)]
+    events += [event("cuda_driver", "cuLaunchKernelEx", 10, 5, correlation=1)]
+    events += [event("kernel", "k", 30, 5, 7, correlation=1)]
+    (kernel,) = read_rank(write(tmp_path / "rank0.json", events)).kernels
+    assert (kernel.operator, kernel.kind) == ("aten::mm", "matrix products")
+
+
+def test_events_have_names_levels_and_the_operators_around_their_launch(tmp_path):
+    trace = read_rank(write(tmp_path / "rank0.json", training(), base_ns=0))
+    assert {(event.kind, event.name, event.level, event.callers) for event in trace.named} == {
+        ("annotation", "attention block", 0, ""),
+        ("operator", "aten::linear", 0, ""),
+        ("operator", "aten::addmm", 1, ""),
+        ("operator", "aten::relu", 0, ""),
+        ("operator", "aten::copy_", 0, ""),
+        ("matrix products", "sgemm", 0, "attention block > aten::linear > aten::addmm"),
+        ("matrix products", "bias", 0, "attention block > aten::linear > aten::addmm"),
+        ("elementwise", "vectorized_elementwise_kernel", 0, "attention block > aten::relu"),
+        ("copies", "direct_copy_kernel", 0, "aten::copy_"),
+        ("matrix products", "sgemm", 0, ""),
+    }
+    (first,) = (event for event in trace.named if event.name == "aten::addmm")
+    assert (first.start_s, first.dur_s) == pytest.approx((30e-6, 50e-6))
+
+
+def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_path):
+    events = []
+    for number in range(3):
+        at = 1000.0 * number
+        events += [annotation(f"ProfilerStep#{number}", at, 1000)]
+        events += [event("cpu_op", f"aten::op{number}", at, 20 + number)]
+        events += launch(10 * number, at + 5, f"long{number}", at + 100, 200 + number)
+        events += launch(10 * number + 1, at + 8, f"short{number}", at + 400, 1)
+    path = write(tmp_path / "rank0.json", events, base_ns=0)
+    assert {event.name for event in read_rank(path, most_named=3).named} == {
+        "aten::op0", "aten::op1", "aten::op2", "short1", "long1", "long2",
+    }  # fmt: skip
+    assert "shows only 3 operators and as many kernels by name" in read_rank(path, most_named=3).notes[-1]
+    assert read_rank(path).notes == ()
