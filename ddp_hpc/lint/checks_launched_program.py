@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.program_source import ProgramSource
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.request.program import program_of
-from ddp_hpc.request.program_files import text_of
+from ddp_hpc.request.program_files import files_of, text_of
 
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
@@ -22,6 +24,13 @@ _DETECTS_RANKS = re.compile(
     r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|\brank=|"
     r"init_method=['\"](?:tcp|file):"
 )
+
+
+# Parts of commands that give each rank its own GPU, or its own work.
+_OWN_DEVICE = re.compile(r"CUDA_VISIBLE_DEVICES|gpus-per-task|gpu-bind")
+_OWN_WORK = re.compile(r"PROCID|LOCALID|_RANK|TASK_PID")
+# A shorter run loses little if it begins again.
+_LONG_S = 3600
 
 
 @check("RANK016", "warning", "ranks without the variables of torchrun")
@@ -63,3 +72,81 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
             warning,
             resumption.how_to_resume,
         )
+
+
+@check("RANK023", "warning", "all ranks use the first GPU")
+def _one_device(subject: Subject) -> Iterator[Problem]:
+    if subject.gpus_per_node == 1 or any(_OWN_DEVICE.search(line) for line in subject.script.lines):
+        return
+    for start, name, source in _programs(subject):
+        if _has_several_ranks(start) and source.shares_device:
+            what = f"all ranks of a node use the first GPU, because {name} does not select one by LOCAL_RANK"
+            remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
+            yield Problem(start.command.line, what, remedy)
+
+
+@check("RANK024", "warning", "each rank trains on all of the data")
+def _same_data(subject: Subject) -> Iterator[Problem]:
+    for start, name, source in _programs(subject):
+        if not _has_several_ranks(start) or _OWN_WORK.search(start.command.text):
+            continue
+        if source.shares_data:
+            what = f"each rank reads all of the data, because {name} does not divide it"
+            remedy = "give the DataLoader sampler=DistributedSampler(dataset)"
+            yield Problem(start.command.line, what, remedy)
+        elif source.has_one_rank:
+            what = f"several ranks are started, but {name} does not connect them: each trains the same model"
+            remedy = "start it once, or use DistributedDataParallel and DistributedSampler"
+            yield Problem(start.command.line, what, remedy)
+
+
+@check("RANK025", "warning", "all ranks save to the same file")
+def _same_file(subject: Subject) -> Iterator[Problem]:
+    for start, _, source in _programs(subject):
+        if _has_several_ranks(start) and (place := source.save_of_all_ranks):
+            what = f"all ranks save a checkpoint to the same file, in {plain(place)}"
+            yield Problem(start.command.line, what, "save it only if torch.distributed.get_rank() == 0")
+
+
+@check("JOB032", "warning", "a program that saves checkpoints, but does not load them")
+def _not_loaded(subject: Subject) -> Iterator[Problem]:
+    if not subject.scheduler.has_queue or (subject.walltime_s or 0) < _LONG_S or subject.script.supervised:
+        return
+    for start, name, source in _programs(subject):
+        if place := source.save_without_load:
+            what = f"{name} saves checkpoints, in {plain(place)}, but loads none, so each job begins again"
+            yield Problem(
+                start.command.line, what, "load the newest checkpoint at the start, if there is one"
+            )
+
+
+def _has_several_ranks(start: Start) -> bool:
+    if start.is_torchrun:
+        return {start.given("--nproc-per-node"), start.given("--nnodes")} - {None, "1"} != set()
+    if start.program in ("accelerate", "deepspeed"):
+        options = start.options_of(start.program)
+        return "1" not in (options.get("num-processes"), options.get("num-gpus"))
+    return (
+        start.is_launched
+        and not start.launcher_hides_options
+        and (start.num_ranks or start.ranks_per_node or 1) > 1
+    )
+
+
+@lru_cache(maxsize=1)  # the checks of one script
+def _programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
+    """Returns the programs that the script starts, with their names, if all of their modules are available."""
+    found: list[tuple[Start, str, ProgramSource]] = []
+    directory = subject.directory
+    for start in starts(subject) if directory else ():
+        program = program_of(start.words) if ".py" in start.command.text else None
+        if program is None or program.kind != "file" or directory is None:
+            continue
+        if text_of(directory / program.name) is None:
+            continue
+        files = files_of(program, directory)
+        # Packages that can be imported after a change of PYTHONPATH.
+        packages = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
+        if packages.isdisjoint(files.packages_elsewhere):
+            found.append((start, plain(program.name), ProgramSource(files)))
+    return found

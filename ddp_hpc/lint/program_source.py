@@ -1,0 +1,204 @@
+"""Mistakes of PyTorch programs with several ranks, as their source code shows them.
+
+The code is parsed, never run. What cannot be judged counts as right.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ddp_hpc.request.program_files import ProgramFiles
+
+# Packages that divide the data among ranks, select their devices, or save for them.
+_FRAMEWORKS = frozenset(
+    (
+        "accelerate", "catalyst", "colossalai", "composer", "deepspeed", "detectron2", "fairseq", "habitat",
+        "habitat_baselines", "ignite", "keras", "lightning", "lightning_fabric", "lightning_lite", "megatron",
+        "mmcv", "mmengine", "pytorch_lightning", "ray", "speechbrain", "submitit", "tensorflow", "trl",
+    )
+)  # fmt: skip
+# Names that contain the rank, or distinguish one rank from the others.
+_RANK = re.compile(
+    r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node)_?id|^(?:gpu|device)(?:_?id)?$"
+)
+# Words of programs that know of other ranks, select a device or have none, or divide the data.
+_KNOWS_RANKS = (
+    r"(?i)rank|world_?size|distribut|slurm|\bp(?:mi|mix|als)_|ompi_|\bmpi|hvd|horovod|\bddp|fsdp|task_?id|"
+    r"proc_?id|proc\w*_index|\bjax|hostname|getpid|fabric|spawn|multiprocess"
+)
+_SELECTS_DEVICE = (
+    r"(?i)^gloo|set_device|local_?rank|localid|gpu|device_(?:count|ids?|mesh)|visible_dev|cuda:$"
+)
+_DIVIDES_DATA = r"(?i)sampler$|shard|partition|scatter_|replica|iterable|webdataset|^wds$|dali|ffcv|by_node"
+_LOADS = re.compile(
+    r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
+    r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
+)
+_SAVES = re.compile(r"(?is)torch\.save\(.*(?:state|model|check|ckpt|\bnet).*")
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_FLAGS = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.JoinedStr, ast.BinOp)
+
+# The file and the function of a node (the class for `__init__`), and the conditions of its execution.
+_Place = tuple[str, str, tuple[ast.AST, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramSource:
+    """The source code of a program, and of its modules that are available."""
+
+    files: ProgramFiles
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether all ranks of a node use the first GPU."""
+        return self._connects_ranks and self._has("^cuda") and not self._has(_SELECTS_DEVICE)
+
+    @property
+    def shares_data(self) -> bool:
+        """Whether each rank of a parallel program reads all of the data."""
+        loaders = [call for call, _ in self._calls if _name(call.func) == "DataLoader"]
+        shuffles = any(one.arg == "shuffle" for call in loaders for one in call.keywords)
+        operators = (ast.Add, ast.Mult, ast.Sub)
+        parts = (n for n, _ in self._nodes if isinstance(getattr(n, "op", n), (ast.Slice, *operators)))
+        by_rank = any("rank" in word.lower() for part in parts for word in _words(part))
+        return self._connects_ranks and shuffles and not self._has(_DIVIDES_DATA) and not by_rank
+
+    @property
+    def has_one_rank(self) -> bool:
+        """Whether the program trains a model, and cannot know of other ranks."""
+        return self._trains and not self._has(_KNOWS_RANKS)
+
+    @property
+    def save_of_all_ranks(self) -> str:
+        """Where all ranks save a checkpoint to the same file, such as `train.py:70`; empty if nowhere."""
+        for call, (file, function, conditions) in self._saves if self._connects_ranks else ():
+            if function in self._run_by_all and not self._depends_on_rank(*conditions, *call.args[1:]):
+                return f"{file}:{call.lineno}"
+        return ""
+
+    @property
+    def save_without_load(self) -> str:
+        """Where the program saves a checkpoint, if it never loads one; otherwise empty."""
+        if not self._trains or any(_LOADS.fullmatch(ast.unparse(call.func)) for call, _ in self._calls):
+            return ""
+        return next((f"{file}:{call.lineno}" for call, (file, _, _) in self._saves), "")
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        return frozenset(word for tree in self.files.trees for word in _words(tree)) | self.files.elsewhere
+
+    def _has(self, pattern: str) -> bool:
+        return any(re.search(pattern, word) for word in self._words)
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether the program uses PyTorch without a framework, and all of it was read."""
+        packages = self.files.packages_elsewhere
+        has_trainer = "transformers" in packages and self._has("TrainingArguments")
+        is_plain = "torch" in packages and packages.isdisjoint(_FRAMEWORKS) and not has_trainer
+        return self.files.is_complete and is_plain
+
+    @property
+    def _trains(self) -> bool:
+        return self._is_plain and any(_name(call.func) == "backward" for call, _ in self._calls)
+
+    @property
+    def _connects_ranks(self) -> bool:
+        return self._is_plain and "init_process_group" in self._words
+
+    @cached_property
+    def _nodes(self) -> list[tuple[ast.AST, _Place]]:
+        found: list[tuple[ast.AST, _Place]] = []
+        pending: list[tuple[ast.AST, _Place]] = [
+            (tree, (name, "", ())) for tree, name in zip(self.files.trees, self.files.names, strict=True)
+        ]
+        while pending:
+            node, place = pending.pop()
+            found.append((node, place))
+            file, function, conditions = place
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    function = function if name == "__init__" else name
+                    conditions = tuple(node.decorator_list)
+                case ast.ClassDef(name=name):
+                    function = name
+                case ast.If(test=test) if "__name__" in _words(test) and file != self.files.names[0]:
+                    continue
+                case ast.If(test=test) | ast.IfExp(test=test):
+                    conditions += (test,)
+            children = list(ast.iter_child_nodes(node))
+            # `if ...: return` is a condition of the statements after it.
+            ends = (one for one in children if isinstance(one, ast.If) and isinstance(one.body[-1], _LEAVES))
+            conditions += tuple(one.test for one in ends)
+            pending += [(child, (file, function, conditions)) for child in children]
+        return found
+
+    @cached_property
+    def _calls(self) -> list[tuple[ast.Call, _Place]]:
+        """The calls outside of functions that nothing names."""
+        used = {"", *self._words}
+        return [
+            (node, place) for node, place in self._nodes if isinstance(node, ast.Call) and place[1] in used
+        ]
+
+    @cached_property
+    def _saves(self) -> list[tuple[ast.Call, _Place]]:
+        calls = (one for one in self._calls if _name(one[0].func) == "save")
+        saves = [one for one in calls if _SAVES.fullmatch(ast.unparse(one[0]))]
+        return sorted(saves, key=lambda one: (one[1][0] != self.files.names[0], one[0].lineno))
+
+    @cached_property
+    def _run_by_all(self) -> set[str]:
+        """The functions that all ranks call. Methods that also a single rank calls are left out."""
+        reached, of_one = {""}, set[str]()
+        for call, (_, function, conditions) in self._calls * 8:  # chains of calls
+            names = {_name(call.func), *(one.id for one in call.args if isinstance(one, ast.Name))}
+            if self._depends_on_rank(*conditions, *(one for one in call.args if isinstance(one, _FLAGS))):
+                of_one |= names if isinstance(call.func, ast.Attribute) else set()
+            elif function in reached:
+                reached |= names
+        return reached - of_one
+
+    def _depends_on_rank(self, *nodes: ast.AST) -> bool:
+        return any(word in self._rank_names or _RANK.search(word) for node in nodes for word in _words(node))
+
+    @cached_property
+    def _rank_names(self) -> set[str]:
+        """The names of variables and functions that depend on the rank, such as `is_saving = rank == 0`."""
+        names: set[str] = set()
+        for node, (_, function, conditions) in self._nodes * 3:  # names of names of names
+            match node:
+                case ast.Assign(targets=targets, value=value) if _computes(value):
+                    new = {_name(target) for target in targets}
+                case ast.Return(value=ast.expr() as value):
+                    new = {function}
+                case _:
+                    continue
+            causes = (value, *conditions) if isinstance(value, ast.Constant) else (value,)
+            if any(word in names or _RANK.search(word) for one in causes for word in _words(one)):
+                names |= new
+        return names
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Yields the names and the strings without blanks in a part of the source code."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "value"):
+            word = getattr(node, field, None)
+            if isinstance(word, str) and len(word) < 60 and not re.search(r"\s", word):
+                yield word
+
+
+def _name(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _computes(value: ast.AST) -> bool:
+    """Whether a value is a constant, or a flag or string that is computed from other values."""
+    if isinstance(value, ast.Call):
+        return _name(value.func) in ("join", "format", "str", "Path") or bool(_RANK.search(_name(value.func)))
+    return isinstance(value, _FLAGS)
