@@ -19,6 +19,7 @@ from tests.fakes.site import program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
+MPICH = Path(sys.prefix) / "bin" / "mpiexec"
 # In the first attempt, rank 1 hangs after the first checkpoint and ignores SIGTERM. In the second one, no
 # process of the first may be left.
 PROGRAM = """
@@ -47,6 +48,8 @@ MPIEXEC = """#!{python}
 import json, os, signal, sys, time
 from pathlib import Path
 
+if "--version" in sys.argv:  # its output is read through a pipe
+    os.execv("{mpiexec}", sys.argv)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 request = Path("{requests}") / str(os.getpid())
 log = os.readlink("/proc/self/fd/1")
@@ -74,7 +77,7 @@ class Elsewhere:
             for request in self._directory.iterdir():
                 if not request.suffix and request not in self._started:
                     asked = json.loads(request.read_text())
-                    argv = [str(Path(sys.prefix) / "bin" / "mpiexec"), *asked["argv"]]
+                    argv = [str(MPICH), *asked["argv"]]
                     with Path(asked["log"]).open("ab") as log:
                         self._started[request] = subprocess.Popen(
                             argv, env=asked["env"], cwd=asked["cwd"], stdout=log, stderr=log
@@ -115,7 +118,8 @@ def test_ranks_of_a_killed_launcher_are_ended_before_the_next_start(
 ) -> None:
     site = make_site(nodes=nodes.names)
     site.dotfile(site.pbs_bin)
-    program(site.pbs_bin / "mpiexec", MPIEXEC.format(python=sys.executable, requests=elsewhere))
+    text = MPIEXEC.format(python=sys.executable, requests=elsewhere, mpiexec=MPICH)
+    program(site.pbs_bin / "mpiexec", text)
     (site.work / "program.py").write_text(PROGRAM)
     options = ["--nodes", "2", "--ranks-per-node", "1", "--walltime", "00:10:00", *nodes.options]
     options += ["--idle-timeout", "6", "--restarts", "2"]
