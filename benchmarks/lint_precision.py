@@ -11,6 +11,10 @@ lines show how many of all refused scripts have an error of lint.
 `python benchmarks/lint_precision.py --recall tests/lint/mistakes.txt` measures recall on scripts with one
 known mistake each: how many are found, by a check that the file names for it as an error or a warning, and
 how many corrected scripts have an error or a warning.
+
+`python benchmarks/lint_precision.py --programs tests/lint/programs.txt DIR` compares the checks of programs with
+verdicts on programs of the repositories DIR/OWNER/NAME: how many findings are right, how many mistakes are found,
+and on how many programs all checks agree with the verdict.
 """
 
 from __future__ import annotations
@@ -80,6 +84,7 @@ def main() -> None:
     )
     parser.add_argument("directory", type=Path, nargs="?")
     parser.add_argument("--recall", type=Path, help="measure recall on the mistakes in this file")
+    parser.add_argument("--programs", type=Path, help="compare lint with the verdicts in this file")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--json", type=Path, help="write all findings and answers to this file")
     parser.add_argument("--draw", type=int, default=0, help="print this many random findings")
@@ -89,7 +94,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.recall:
         print_recall(args.recall)
-    if args.directory is None:
+    if args.programs:
+        print_programs(args.programs, args.directory)
+    if args.directory is None or args.programs:
         return
     paths = sorted(path for path in args.directory.rglob("*") if is_job_script(path))
     with tempfile.TemporaryDirectory() as work:
@@ -171,6 +178,77 @@ def print_recall(path: Path) -> None:
     total = len(mistakes)
     print(f"found: {total - len(missed)} of {total} ({100 * (total - len(missed)) / max(1, total):.0f} %)")
     print(f"corrected scripts with an error or a warning: {wrong} of {total}")
+
+
+# The checks of programs, and the verdicts that they should report.
+OF_PROGRAMS = {"RANK023": "shared", "RANK024": "same", "RANK025": "all", "JOB032": "no"}
+LAUNCHES = {
+    "torchrun": "torchrun --nproc-per-node=4",
+    "srun": "srun --ntasks=4 python",
+    "mpirun": "mpirun -np 4 python",
+    "accelerate": "accelerate launch",
+    "deepspeed": "deepspeed",
+    "python": "python",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedProgram:
+    """A program of a public repository, and what is right and wrong with it."""
+
+    repository: str
+    path: str
+    launcher: str
+    verdicts: tuple[str, ...]
+
+    def findings(self, directory: Path) -> dict[str, str]:
+        """Returns what the checks of programs find in a script that starts it, by their ids."""
+        script = (
+            "#!/bin/bash\n#SBATCH --time=24:00:00\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+        )
+        text = script + f"{LAUNCHES[self.launcher]} {self.path}\n"
+        found = lint_script(text, directory=directory / self.repository, select=tuple(OF_PROGRAMS))
+        return {one.check: one.what for one in found}
+
+    def expected(self) -> set[str]:
+        """Returns the checks that should have a finding."""
+        return {check for check, wrong in OF_PROGRAMS.items() if wrong in self.verdicts}
+
+
+def read_programs(path: Path) -> list[JudgedProgram]:
+    """Returns the programs in a file; its first lines describe its format."""
+    programs = []
+    for line in path.read_text().splitlines():
+        if fields := line.partition("#")[0].split():
+            repository, _, program, launcher, *verdicts = fields
+            programs.append(
+                JudgedProgram(
+                    repository=repository, path=program, launcher=launcher, verdicts=tuple(verdicts)
+                )
+            )
+    return programs
+
+
+def print_programs(path: Path, directory: Path) -> None:
+    programs = [one for one in read_programs(path) if (directory / one.repository / one.path).is_file()]
+    counts: Counter[tuple[str, str]] = Counter()
+    num_right = 0
+    for one in programs:
+        found, expected = one.findings(directory), one.expected()
+        num_right += found.keys() == expected
+        for check in OF_PROGRAMS:
+            outcome = (
+                f"{'' if check in expected else 'not '}expected, {'' if check in found else 'not '}found"
+            )
+            counts[check, outcome] += 1
+            if (check in found) != (check in expected):
+                print(f"{check} {outcome}: {one.repository} {one.path} {found.get(check, '')}")
+    for check in OF_PROGRAMS:
+        print(
+            f"{check}: right findings {counts[check, 'expected, found']}, wrong {counts[check, 'not expected, found']}, "
+            f"missed {counts[check, 'expected, not found']}, rightly silent {counts[check, 'not expected, not found']}"
+        )
+    print(f"programs on which all checks agree with the verdict: {num_right} of {len(programs)}")
 
 
 def is_job_script(path: Path) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
+from ddp_hpc.lint.program_source import ProgramSource
 from ddp_hpc.request.program import program_of
-from ddp_hpc.request.program_files import text_of
+from ddp_hpc.request.program_files import files_of, text_of
+from ddp_hpc.schedulers.script_options import whole_number
 
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
@@ -22,6 +26,13 @@ _DETECTS_RANKS = re.compile(
     r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|\brank=|"
     r"init_method=['\"](?:tcp|file):"
 )
+
+
+# Parts of commands that give each rank its own GPU, or its own work.
+_OWN_DEVICE = re.compile(r"CUDA_VISIBLE_DEVICES|gpus-per-task|gpu-bind")
+_OWN_WORK = re.compile(r"PROCID|LOCALID|_RANK|TASK_PID")
+# A shorter run loses little if it begins again.
+_LONG_S = 3600
 
 
 @check("RANK016", "warning", "ranks without the variables of torchrun")
@@ -63,3 +74,98 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
             warning,
             resumption.how_to_resume,
         )
+
+
+@check("RANK023", "warning", "all ranks use the first GPU")
+def _one_device(subject: Subject) -> Iterator[Problem]:
+    sets_device = any(_OWN_DEVICE.search(line) for line in subject.script.lines)
+    for start, name, source in _programs_of_ranks(subject):
+        if not sets_device and subject.gpus_per_node != 1 and source.shares_device:
+            yield Problem(
+                start.command.line,
+                f"all ranks of a node use the first GPU, because {name} selects none",
+                'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group()',
+            )
+
+
+@check("RANK024", "warning", "each rank trains on all of the data")
+def _same_data(subject: Subject) -> Iterator[Problem]:
+    for start, name, source in _programs_of_ranks(subject):
+        if source.shares_data:
+            yield Problem(
+                start.command.line,
+                f"each rank reads all of the data, because {name} does not divide it",
+                "give the DataLoader sampler=DistributedSampler(dataset)",
+            )
+        elif source.has_one_rank and not _OWN_WORK.search(start.command.text):
+            yield Problem(
+                start.command.line,
+                f"{start.command.name} starts several ranks, but {name} does not connect them, so each of them "
+                "trains the same model",
+                "start it once, or use DistributedDataParallel and DistributedSampler",
+            )
+
+
+@check("RANK025", "warning", "all ranks save to the same file")
+def _same_file(subject: Subject) -> Iterator[Problem]:
+    for start, _, source in _programs_of_ranks(subject):
+        if place := source.save_of_all_ranks:
+            yield Problem(
+                start.command.line,
+                f"all ranks save a checkpoint to the same file ({plain(place)})",
+                "save it if torch.distributed.get_rank() == 0",
+            )
+
+
+@check("JOB032", "warning", "a program that saves checkpoints, but does not load them")
+def _not_loaded(subject: Subject) -> Iterator[Problem]:
+    if not subject.scheduler.has_queue or (subject.walltime_s or 0) < _LONG_S or subject.script.supervised:
+        return
+    for start, name, source in _programs(subject):
+        if place := source.save_without_load:
+            yield Problem(
+                start.command.line,
+                f"{name} saves checkpoints ({plain(place)}), but loads none, so a run that the walltime ends "
+                "begins again in the next job",
+                "load the newest checkpoint at the start, if there is one",
+            )
+
+
+def _programs_of_ranks(subject: Subject) -> Iterator[tuple[Start, str, ProgramSource]]:
+    """Yields the programs of which a command starts several ranks."""
+    for start, name, source in _programs(subject):
+        num_ranks = start.num_ranks if start.is_launched and not start.launcher_hides_options else 1
+        if start.is_torchrun:
+            is_one = start.given("--nproc-per-node") in (None, "1") and start.given("--nnodes") in (None, "1")
+            num_ranks = 1 if is_one else 2
+        elif start.program in ("accelerate", "deepspeed"):
+            options = start.options_of(start.program)
+            num_ranks = 1 if "1" in (options.get("num-processes"), options.get("num-gpus")) else 2
+        if (num_ranks or 1) > 1:
+            yield start, name, source
+
+
+@lru_cache(maxsize=1)  # the checks of one script
+def _programs(subject: Subject) -> tuple[tuple[Start, str, ProgramSource], ...]:
+    """Returns the programs that the script starts, if all of their local modules are at hand."""
+    directory = subject.directory
+    found = []
+    for start in starts(subject) if directory else ():
+        program = program_of(start.words)
+        if directory is None or program is None or program.kind != "file":
+            continue
+        files = files_of(program, directory)
+        path = directory / program.name
+        # Modules in these directories can be imported after a change of PYTHONPATH.
+        others = (
+            directory / "src",
+            *(above for above in path.parents[1:] if above.is_relative_to(directory)),
+        )
+        names = files.packages_elsewhere
+        if files.trees and not any(_is_module(other / name) for other in others for name in names):
+            found.append((start, plain(program.name), ProgramSource(files)))
+    return tuple(found)
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()

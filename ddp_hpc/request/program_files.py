@@ -26,13 +26,15 @@ _OWN = "ddp_hpc"
 class ProgramFiles:
     """The parsed files of a program.
 
-    `elsewhere` contains the dotted names of imported modules that are not in the directory of the program.
-    `is_complete` is False if a file is missing or cannot be parsed, or if there are too many.
+    `names` contains the paths of the files in `trees`, as seen from the directory of the program. `elsewhere`
+    contains the dotted names of imported modules that are not there. `is_complete` is False if a file is missing
+    or cannot be parsed, or if there are too many.
     """
 
     trees: tuple[ast.Module, ...]
     elsewhere: frozenset[str]
     is_complete: bool
+    names: tuple[str, ...]
 
     @property
     def packages_elsewhere(self) -> frozenset[str]:
@@ -55,9 +57,10 @@ def files_of(program: Program, directory: Path) -> ProgramFiles:
             pending += local
             if not local:
                 elsewhere.add(name)
-    parsed = tuple(tree for tree in trees.values() if tree is not None)
+    parsed = {path: tree for path, tree in trees.items() if tree is not None}
     is_complete = bool(parsed) and len(parsed) == len(trees) and trees.keys() >= set(pending)
-    return ProgramFiles(parsed, frozenset(elsewhere), is_complete)
+    names = tuple(str(path.relative_to(root)) for path in parsed)
+    return ProgramFiles(tuple(parsed.values()), frozenset(elsewhere), is_complete, names)
 
 
 def text_of(path: Path) -> bytes | None:
