@@ -12,9 +12,9 @@ lines show how many of all refused scripts have an error of lint.
 known mistake each: how many are found, by a check that the file names for it as an error or a warning, and
 how many corrected scripts have an error or a warning.
 
-`python benchmarks/lint_precision.py --programs tests/lint/programs.txt DIR` compares the checks of programs with
-verdicts on programs of the repositories DIR/OWNER/NAME: how many findings are right, how many mistakes are found,
-and on how many programs all checks agree with the verdict.
+`python benchmarks/lint_precision.py --programs tests/lint/programs.txt DIR` compares the checks of programs
+with verdicts on programs of the repositories DIR/OWNER/NAME: how many findings are right, how many mistakes
+are found, and on how many programs all checks agree with the verdict.
 """
 
 from __future__ import annotations
@@ -182,6 +182,12 @@ def print_recall(path: Path) -> None:
 
 # The checks of programs, and the verdicts that they should report.
 OF_PROGRAMS = {"RANK023": "shared", "RANK024": "same", "RANK025": "all", "JOB032": "no"}
+KINDS = {
+    (True, True): "right findings",
+    (False, True): "wrong findings",
+    (True, False): "missed",
+    (False, False): "rightly none",
+}
 LAUNCHES = {
     "torchrun": "torchrun --nproc-per-node=4",
     "srun": "srun --ntasks=4 python",
@@ -237,17 +243,12 @@ def print_programs(path: Path, directory: Path) -> None:
         found, expected = one.findings(directory), one.expected()
         num_right += found.keys() == expected
         for check in OF_PROGRAMS:
-            outcome = (
-                f"{'' if check in expected else 'not '}expected, {'' if check in found else 'not '}found"
-            )
-            counts[check, outcome] += 1
-            if (check in found) != (check in expected):
-                print(f"{check} {outcome}: {one.repository} {one.path} {found.get(check, '')}")
+            kind = KINDS[check in expected, check in found]
+            counts[check, kind] += 1
+            if kind in ("missed", "wrong findings"):
+                print(f"{check}: {kind}: {one.repository} {one.path} {found.get(check, '')}")
     for check in OF_PROGRAMS:
-        print(
-            f"{check}: right findings {counts[check, 'expected, found']}, wrong {counts[check, 'not expected, found']}, "
-            f"missed {counts[check, 'expected, not found']}, rightly silent {counts[check, 'not expected, not found']}"
-        )
+        print(f"{check}: " + ", ".join(f"{kind} {counts[check, kind]}" for kind in KINDS.values()))
     print(f"programs on which all checks agree with the verdict: {num_right} of {len(programs)}")
 
 

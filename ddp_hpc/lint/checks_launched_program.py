@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import Start, starts
-from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.lint.program_source import ProgramSource
+from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import files_of, text_of
-from ddp_hpc.schedulers.script_options import whole_number
 
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
@@ -78,43 +76,36 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK023", "warning", "all ranks use the first GPU")
 def _one_device(subject: Subject) -> Iterator[Problem]:
-    sets_device = any(_OWN_DEVICE.search(line) for line in subject.script.lines)
-    for start, name, source in _programs_of_ranks(subject):
-        if not sets_device and subject.gpus_per_node != 1 and source.shares_device:
-            yield Problem(
-                start.command.line,
-                f"all ranks of a node use the first GPU, because {name} selects none",
-                'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group()',
-            )
+    if subject.gpus_per_node == 1 or any(_OWN_DEVICE.search(line) for line in subject.script.lines):
+        return
+    for start, name, source in _programs(subject):
+        if _has_several_ranks(start) and source.shares_device:
+            what = f"all ranks of a node use the first GPU, because {name} does not select one by LOCAL_RANK"
+            remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
+            yield Problem(start.command.line, what, remedy)
 
 
 @check("RANK024", "warning", "each rank trains on all of the data")
 def _same_data(subject: Subject) -> Iterator[Problem]:
-    for start, name, source in _programs_of_ranks(subject):
+    for start, name, source in _programs(subject):
+        if not _has_several_ranks(start) or _OWN_WORK.search(start.command.text):
+            continue
         if source.shares_data:
-            yield Problem(
-                start.command.line,
-                f"each rank reads all of the data, because {name} does not divide it",
-                "give the DataLoader sampler=DistributedSampler(dataset)",
-            )
-        elif source.has_one_rank and not _OWN_WORK.search(start.command.text):
-            yield Problem(
-                start.command.line,
-                f"{start.command.name} starts several ranks, but {name} does not connect them, so each of them "
-                "trains the same model",
-                "start it once, or use DistributedDataParallel and DistributedSampler",
-            )
+            what = f"each rank reads all of the data, because {name} does not divide it"
+            remedy = "give the DataLoader sampler=DistributedSampler(dataset)"
+            yield Problem(start.command.line, what, remedy)
+        elif source.has_one_rank:
+            what = f"several ranks are started, but {name} does not connect them: each trains the same model"
+            remedy = "start it once, or use DistributedDataParallel and DistributedSampler"
+            yield Problem(start.command.line, what, remedy)
 
 
 @check("RANK025", "warning", "all ranks save to the same file")
 def _same_file(subject: Subject) -> Iterator[Problem]:
-    for start, _, source in _programs_of_ranks(subject):
-        if place := source.save_of_all_ranks:
-            yield Problem(
-                start.command.line,
-                f"all ranks save a checkpoint to the same file ({plain(place)})",
-                "save it if torch.distributed.get_rank() == 0",
-            )
+    for start, _, source in _programs(subject):
+        if _has_several_ranks(start) and (place := source.save_of_all_ranks):
+            what = f"all ranks save a checkpoint to the same file, in {plain(place)}"
+            yield Problem(start.command.line, what, "save it only if torch.distributed.get_rank() == 0")
 
 
 @check("JOB032", "warning", "a program that saves checkpoints, but does not load them")
@@ -123,49 +114,31 @@ def _not_loaded(subject: Subject) -> Iterator[Problem]:
         return
     for start, name, source in _programs(subject):
         if place := source.save_without_load:
+            what = f"{name} saves checkpoints, in {plain(place)}, but loads none, so each job begins again"
             yield Problem(
-                start.command.line,
-                f"{name} saves checkpoints ({plain(place)}), but loads none, so a run that the walltime ends "
-                "begins again in the next job",
-                "load the newest checkpoint at the start, if there is one",
+                start.command.line, what, "load the newest checkpoint at the start, if there is one"
             )
 
 
-def _programs_of_ranks(subject: Subject) -> Iterator[tuple[Start, str, ProgramSource]]:
-    """Yields the programs of which a command starts several ranks."""
-    for start, name, source in _programs(subject):
-        num_ranks = start.num_ranks if start.is_launched and not start.launcher_hides_options else 1
-        if start.is_torchrun:
-            is_one = start.given("--nproc-per-node") in (None, "1") and start.given("--nnodes") in (None, "1")
-            num_ranks = 1 if is_one else 2
-        elif start.program in ("accelerate", "deepspeed"):
-            options = start.options_of(start.program)
-            num_ranks = 1 if "1" in (options.get("num-processes"), options.get("num-gpus")) else 2
-        if (num_ranks or 1) > 1:
-            yield start, name, source
+def _has_several_ranks(start: Start) -> bool:
+    if start.is_torchrun:
+        return {start.given("--nproc-per-node"), start.given("--nnodes")} - {None, "1"} != set()
+    if start.program in ("accelerate", "deepspeed"):
+        options = start.options_of(start.program)
+        return "1" not in (options.get("num-processes"), options.get("num-gpus"))
+    return start.is_launched and not start.launcher_hides_options and (start.num_ranks or 1) > 1
 
 
 @lru_cache(maxsize=1)  # the checks of one script
-def _programs(subject: Subject) -> tuple[tuple[Start, str, ProgramSource], ...]:
-    """Returns the programs that the script starts, if all of their local modules are at hand."""
-    directory = subject.directory
+def _programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
+    """Returns the programs that the script starts, with their names, if all of their modules are at hand."""
     found = []
-    for start in starts(subject) if directory else ():
+    for start in starts(subject) if subject.directory else ():
         program = program_of(start.words)
-        if directory is None or program is None or program.kind != "file":
-            continue
-        files = files_of(program, directory)
-        path = directory / program.name
-        # Modules in these directories can be imported after a change of PYTHONPATH.
-        others = (
-            directory / "src",
-            *(above for above in path.parents[1:] if above.is_relative_to(directory)),
-        )
-        names = files.packages_elsewhere
-        if files.trees and not any(_is_module(other / name) for other in others for name in names):
-            found.append((start, plain(program.name), ProgramSource(files)))
-    return tuple(found)
-
-
-def _is_module(path: Path) -> bool:
-    return path.is_dir() or path.with_suffix(".py").is_file()
+        if program and program.kind == "file" and (directory := subject.directory):
+            files = files_of(program, directory)
+            # These can be imported after a change of PYTHONPATH.
+            others = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
+            if files.trees and others.isdisjoint(files.packages_elsewhere):
+                found.append((start, plain(program.name), ProgramSource(files)))
+    return found

@@ -1,4 +1,4 @@
-"""What the source code of a PyTorch program shows about its ranks: their devices, data and checkpoints.
+"""Mistakes of PyTorch programs with several ranks, as their source code shows them.
 
 The code is parsed, never run. What cannot be judged counts as right.
 """
@@ -10,21 +10,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from ddp_hpc.request.program_files import ProgramFiles
 
 # Packages that divide the data among ranks, select their devices, or save for them.
 _FRAMEWORKS = frozenset(
-    "accelerate catalyst colossalai composer deepspeed detectron2 fairseq habitat habitat_baselines ignite keras "
-    "lightning lightning_fabric lightning_lite megatron mmcv mmengine pytorch_lightning ray speechbrain submitit "
-    "tensorflow trl".split()
-)
+    (
+        "accelerate", "catalyst", "colossalai", "composer", "deepspeed", "detectron2", "fairseq", "habitat",
+        "habitat_baselines", "ignite", "keras", "lightning", "lightning_fabric", "lightning_lite", "megatron",
+        "mmcv", "mmengine", "pytorch_lightning", "ray", "speechbrain", "submitit", "tensorflow", "trl",
+    )
+)  # fmt: skip
 # Names that contain the rank, or distinguish one rank from the others.
 _RANK = re.compile(
     r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node)_?id|^(?:gpu|device)(?:_?id)?$"
 )
-# Words of programs that know of other ranks, select a device, divide the data, or load a checkpoint.
+# Words of programs that know of other ranks, select a device or have none, or divide the data.
 _KNOWS_RANKS = (
     r"(?i)rank|world_?size|distribut|slurm|\bp(?:mi|mix|als)_|ompi_|\bmpi|hvd|horovod|\bddp|fsdp|task_?id|"
     r"proc_?id|proc\w*_index|\bjax|hostname|getpid|fabric|spawn|multiprocess"
@@ -37,17 +38,12 @@ _LOADS = re.compile(
     r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
     r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
 )
-_SAVES = re.compile(r"(?is)torch\.save\(.*(?:state|model|net|check|ckpt|dict|snap|save).*")
+_SAVES = re.compile(r"(?is)torch\.save\(.*(?:state|model|check|ckpt|\bnet).*")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _FLAGS = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.JoinedStr, ast.BinOp)
 
-
-class _Place(NamedTuple):
-    """The file and the function of a node (the class for `__init__`), and the conditions of its execution."""
-
-    file: str
-    function: str = ""
-    conditions: tuple[ast.AST, ...] = ()
+# The file and the function of a node (the class for `__init__`), and the conditions of its execution.
+_Place = tuple[str, str, tuple[ast.AST, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,52 +62,49 @@ class ProgramSource:
         """Whether each rank of a parallel program reads all of the data."""
         loaders = [call for call, _ in self._calls if _name(call.func) == "DataLoader"]
         shuffles = any(one.arg == "shuffle" for call in loaders for one in call.keywords)
-        by_rank = any(
-            "rank" in word.lower()
-            for node, _ in self._nodes
-            if isinstance(node, ast.Slice)
-            or isinstance(getattr(node, "op", None), ast.Add | ast.Mult | ast.Sub)
-            for word in _words(node)
-        )
+        operators = (ast.Add, ast.Mult, ast.Sub)
+        parts = (n for n, _ in self._nodes if isinstance(getattr(n, "op", n), (ast.Slice, *operators)))
+        by_rank = any("rank" in word.lower() for part in parts for word in _words(part))
         return self._connects_ranks and shuffles and not self._has(_DIVIDES_DATA) and not by_rank
 
     @property
     def has_one_rank(self) -> bool:
         """Whether the program trains a model, and cannot know of other ranks."""
-        return self._is_plain and "backward" in self._words and not self._has(_KNOWS_RANKS)
+        return self._trains and not self._has(_KNOWS_RANKS)
 
     @property
     def save_of_all_ranks(self) -> str:
         """Where all ranks save a checkpoint to the same file, such as `train.py:70`; empty if nowhere."""
-        places = [
-            f"{place.file}:{call.lineno}"
-            for call, place in self._saves
-            if not self._depends_on_rank(*place.conditions, *call.args[1:])
-            and self._runs_on_all_ranks(place.function, frozenset())
-        ]
-        return places[0] if places and self._connects_ranks else ""
+        for call, (file, function, conditions) in self._saves if self._connects_ranks else ():
+            if function in self._run_by_all and not self._depends_on_rank(*conditions, *call.args[1:]):
+                return f"{file}:{call.lineno}"
+        return ""
 
     @property
     def save_without_load(self) -> str:
         """Where the program saves a checkpoint, if it never loads one; otherwise empty."""
-        loads = any(_LOADS.fullmatch(ast.unparse(call.func)) for call, _ in self._calls)
-        places = [f"{place.file}:{call.lineno}" for call, place in self._saves]
-        return places[0] if places and self._is_plain and "backward" in self._words and not loads else ""
+        if not self._trains or any(_LOADS.fullmatch(ast.unparse(call.func)) for call, _ in self._calls):
+            return ""
+        return next((f"{file}:{call.lineno}" for call, (file, _, _) in self._saves), "")
 
     @cached_property
     def _words(self) -> frozenset[str]:
-        words = (word for tree in self.files.trees for word in _words(tree))
-        return frozenset(words) | self.files.elsewhere
+        return frozenset(word for tree in self.files.trees for word in _words(tree)) | self.files.elsewhere
 
     def _has(self, pattern: str) -> bool:
         return any(re.search(pattern, word) for word in self._words)
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether all of a program with PyTorch was read, and no framework trains for it."""
+        """Whether the program uses PyTorch without a framework, and all of it was read."""
         packages = self.files.packages_elsewhere
         has_trainer = "transformers" in packages and self._has("TrainingArguments")
-        return self.files.is_complete and packages.isdisjoint(_FRAMEWORKS) and not has_trainer
+        is_plain = "torch" in packages and packages.isdisjoint(_FRAMEWORKS) and not has_trainer
+        return self.files.is_complete and is_plain
+
+    @property
+    def _trains(self) -> bool:
+        return self._is_plain and any(_name(call.func) == "backward" for call, _ in self._calls)
 
     @property
     def _connects_ranks(self) -> bool:
@@ -119,10 +112,9 @@ class ProgramSource:
 
     @cached_property
     def _nodes(self) -> list[tuple[ast.AST, _Place]]:
-        """The nodes of the program that can be executed: not functions that nothing names."""
         found: list[tuple[ast.AST, _Place]] = []
         pending: list[tuple[ast.AST, _Place]] = [
-            (tree, _Place(name)) for tree, name in zip(self.files.trees, self.files.names, strict=True)
+            (tree, (name, "", ())) for tree, name in zip(self.files.trees, self.files.names, strict=True)
         ]
         while pending:
             node, place = pending.pop()
@@ -130,56 +122,46 @@ class ProgramSource:
             file, function, conditions = place
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                    if not function and not node.decorator_list and name not in self._words:
-                        continue
                     function = function if name == "__init__" else name
                     conditions = tuple(node.decorator_list)
                 case ast.ClassDef(name=name):
                     function = name
+                case ast.If(test=test) if "__name__" in _words(test) and file != self.files.names[0]:
+                    continue
                 case ast.If(test=test) | ast.IfExp(test=test):
-                    if file != self.files.names[0] and "__name__" in _words(test):
-                        continue
                     conditions += (test,)
-                case ast.With(items=items):
-                    conditions += tuple(
-                        one.context_expr for one in items if isinstance(one.context_expr, ast.Call)
-                    )
-            body = getattr(node, "body", ())
-            for one in body if isinstance(body, list) else ():
-                if isinstance(one, ast.If) and isinstance(one.body[-1], _LEAVES):
-                    conditions += (one.test,)  # of the statements after it
-            pending += [(child, _Place(file, function, conditions)) for child in ast.iter_child_nodes(node)]
+            children = list(ast.iter_child_nodes(node))
+            # `if ...: return` is a condition of the statements after it.
+            ends = (one for one in children if isinstance(one, ast.If) and isinstance(one.body[-1], _LEAVES))
+            conditions += tuple(one.test for one in ends)
+            pending += [(child, (file, function, conditions)) for child in children]
         return found
 
     @cached_property
     def _calls(self) -> list[tuple[ast.Call, _Place]]:
-        return [(node, place) for node, place in self._nodes if isinstance(node, ast.Call)]
+        """The calls outside of functions that nothing names."""
+        used = {"", *self._words}
+        return [
+            (node, place) for node, place in self._nodes if isinstance(node, ast.Call) and place[1] in used
+        ]
 
     @cached_property
     def _saves(self) -> list[tuple[ast.Call, _Place]]:
         calls = (one for one in self._calls if _name(one[0].func) == "save")
         saves = [one for one in calls if _SAVES.fullmatch(ast.unparse(one[0]))]
-        return sorted(saves, key=lambda one: (one[1].file, one[0].lineno))
+        return sorted(saves, key=lambda one: (one[1][0] != self.files.names[0], one[0].lineno))
 
-    def _runs_on_all_ranks(self, function: str, seen: frozenset[str]) -> bool:
-        """Whether a function is called, or passed to another one, and not on one rank only."""
-        if not function or function in seen:
-            return True
-        calls = [
-            (call, place)
-            for call, place in self._calls
-            if function in (_name(call.func), *map(_name, call.args)) and place.function != function
-        ]
-        on_all = [
-            not self._depends_on_rank(
-                *place.conditions, *(one for one in call.args if not seen and _computes(one))
-            )
-            and self._runs_on_all_ranks(place.function, seen | {function})
-            for call, place in calls
-        ]
-        # Other classes can have methods of the same name.
-        is_method = any(isinstance(call.func, ast.Attribute) for call, _ in calls)
-        return bool(calls) and (all(on_all) if is_method else any(on_all))
+    @cached_property
+    def _run_by_all(self) -> set[str]:
+        """The functions that all ranks call. Methods that also a single rank calls are left out."""
+        reached, of_one = {""}, set[str]()
+        for call, (_, function, conditions) in self._calls * 8:  # chains of calls
+            names = {_name(call.func), *(one.id for one in call.args if isinstance(one, ast.Name))}
+            if self._depends_on_rank(*conditions, *(one for one in call.args if isinstance(one, _FLAGS))):
+                of_one |= names if isinstance(call.func, ast.Attribute) else set()
+            elif function in reached:
+                reached |= names
+        return reached - of_one
 
     def _depends_on_rank(self, *nodes: ast.AST) -> bool:
         return any(word in self._rank_names or _RANK.search(word) for node in nodes for word in _words(node))
@@ -188,18 +170,17 @@ class ProgramSource:
     def _rank_names(self) -> set[str]:
         """The names of variables and functions that depend on the rank, such as `is_saving = rank == 0`."""
         names: set[str] = set()
-        for node, place in self._nodes * 3:  # names of names of names
-            if isinstance(node, ast.Assign) and _computes(node.value):
-                targets = {_name(target) for target in node.targets}
-            elif isinstance(node, ast.Return) and node.value:
-                targets = {place.function}
-            else:
-                continue
-            causes = (
-                (node.value, *place.conditions) if isinstance(node.value, ast.Constant) else (node.value,)
-            )
+        for node, (_, function, conditions) in self._nodes * 3:  # names of names of names
+            match node:
+                case ast.Assign(targets=targets, value=value) if _computes(value):
+                    new = {_name(target) for target in targets}
+                case ast.Return(value=ast.expr() as value):
+                    new = {function}
+                case _:
+                    continue
+            causes = (value, *conditions) if isinstance(value, ast.Constant) else (value,)
             if any(word in names or _RANK.search(word) for one in causes for word in _words(one)):
-                names |= targets
+                names |= new
         return names
 
 

@@ -26,9 +26,9 @@ _OWN = "ddp_hpc"
 class ProgramFiles:
     """The parsed files of a program.
 
-    `names` contains the paths of the files in `trees`, as seen from the directory of the program. `elsewhere`
-    contains the dotted names of imported modules that are not there. `is_complete` is False if a file is missing
-    or cannot be parsed, or if there are too many.
+    `names` contains the paths of the files in `trees`, as seen from the directory of the program.
+    `elsewhere` contains the dotted names of imported modules that are not in this directory. `is_complete` is
+    False if a file is missing or cannot be parsed, or if there are too many.
     """
 
     trees: tuple[ast.Module, ...]
