@@ -126,7 +126,11 @@ def _has_several_ranks(start: Start) -> bool:
     if start.program in ("accelerate", "deepspeed"):
         options = start.options_of(start.program)
         return "1" not in (options.get("num-processes"), options.get("num-gpus"))
-    return start.is_launched and not start.launcher_hides_options and (start.num_ranks or 1) > 1
+    return (
+        start.is_launched
+        and not start.launcher_hides_options
+        and (start.num_ranks or start.ranks_per_node or 1) > 1
+    )
 
 
 @lru_cache(maxsize=1)  # the checks of one script

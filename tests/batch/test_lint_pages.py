@@ -33,9 +33,12 @@ def test_the_bad_example_has_the_finding_and_the_fixed_one_does_not(check: str, 
     bad, *fixed = examples(check)
     profile = re.search(r"^Example with --profile (\w+):$", page, re.MULTILINE)
     site = load_site(profile[1]) if profile else None
-    if program := re.search(r"^With this train.py:\n\n```python\n(.*?)```", page, re.MULTILINE | re.DOTALL):
-        (tmp_path / "train.py").write_text(program[1])
+    programs = re.findall(r"ith this train.py:\n\n```python\n(.*?)```", page, re.DOTALL)
+    if programs:
+        (tmp_path / "train.py").write_text(programs[0])
     assert check in {finding.check for finding in lint_script(bad, site, directory=tmp_path)}
+    if programs:
+        (tmp_path / "train.py").write_text(programs[-1])
     for text in fixed:
         assert check not in {finding.check for finding in lint_script(text, site, directory=tmp_path)}
 

@@ -1,0 +1,227 @@
+"""Checks of the program that a script starts: its devices, its data and its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lint_precision import OF_PROGRAMS, read_programs
+from ddp_hpc.lint.run_checks import lint_script
+
+DIRECTIVES = "#!/bin/bash\n#SBATCH --time=24:00:00\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+TORCHRUN = "torchrun --nproc-per-node=4 train.py"
+ALONE = """
+import torch
+
+model = torch.nn.Linear(2, 1)
+model(torch.ones(2)).backward()
+"""
+PARALLEL = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+model = DistributedDataParallel(torch.nn.Linear(2, 1).cuda())
+loader = DataLoader(dataset, shuffle=False, sampler=DistributedSampler(dataset))
+for batch in loader:
+    loss = model(batch.cuda())
+    loss.backward()
+"""
+# Programs without a mistake, whose ranks do not select their devices or divide the data.
+ON_ONE_DEVICE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).to("cuda"))
+"""
+ON_ALL_DATA = PARALLEL.replace("shuffle=False, sampler=DistributedSampler(dataset)", "shuffle=True")
+
+
+def checks(
+    tmp_path: Path, program: str, command: str = TORCHRUN, directives: str = DIRECTIVES, **modules: str
+) -> set[str]:
+    """Return the checks of programs that have a finding."""
+    (tmp_path / "train.py").write_text(program)
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = lint_script(f"{directives}{command}\n", directory=tmp_path)
+    return {one.check for one in found} & OF_PROGRAMS.keys()
+
+
+def saves(text: str) -> str:
+    """Return a parallel program with these lines, which also loads a checkpoint."""
+    return PARALLEL + "    torch.load(path)\n" + text
+
+
+@pytest.mark.parametrize("program", [PARALLEL, "import torch\n", "print('no torch')\n", "def (\n"])
+def test_a_program_without_a_mistake_has_no_finding(tmp_path: Path, program: str) -> None:
+    assert checks(tmp_path, program) == set()
+
+
+def test_ranks_that_select_no_device_use_the_first_one(tmp_path: Path) -> None:
+    assert checks(tmp_path, ON_ONE_DEVICE) == {"RANK023"}
+
+
+@pytest.mark.parametrize(
+    ("program", "directives", "command"),
+    [
+        (ON_ONE_DEVICE.replace("nccl", "gloo"), DIRECTIVES, TORCHRUN),
+        (ON_ONE_DEVICE + "torch.cuda.set_device(dist.get_rank() % 4)\n", DIRECTIVES, TORCHRUN),
+        (ON_ONE_DEVICE.replace('"cuda"', 'f"cuda:{dist.get_rank()}"'), DIRECTIVES, TORCHRUN),
+        (ON_ONE_DEVICE, DIRECTIVES, "torchrun --nproc-per-node=1 train.py"),
+        (ON_ONE_DEVICE, DIRECTIVES.replace("per-node=4", "per-node=1"), "srun -N 4 python train.py"),
+        (ON_ONE_DEVICE, DIRECTIVES, "srun bash -c 'CUDA_VISIBLE_DEVICES=$SLURM_LOCALID python train.py'"),
+        (ON_ONE_DEVICE, DIRECTIVES, "srun --gpus-per-task=1 python train.py"),
+        (ON_ONE_DEVICE + "import accelerate\n", DIRECTIVES, TORCHRUN),
+        (ON_ONE_DEVICE + "from broken import device\n", DIRECTIVES, TORCHRUN),
+    ],
+)
+def test_ranks_may_get_their_devices_in_other_ways(
+    tmp_path: Path, program: str, directives: str, command: str
+) -> None:
+    assert "RANK023" not in checks(tmp_path, program, command, directives, broken="def (\n")
+
+
+@pytest.mark.parametrize("command", [TORCHRUN, "srun python train.py", "accelerate launch train.py"])
+def test_ranks_that_do_not_divide_the_data_all_read_it(tmp_path: Path, command: str) -> None:
+    assert "RANK024" in checks(tmp_path, ON_ALL_DATA, command)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("loader =", "dataset = dataset[rank::4]\nloader ="),
+        ("loader =", "torch.manual_seed(7 + rank)\nloader ="),
+        ("loader =", "dataset = partition(dataset, rank)\nloader ="),
+        ("import os", "import lightning"),
+        ("import os", "from broken import read"),
+    ],
+)
+def test_the_data_may_be_divided_in_other_ways(tmp_path: Path, change: tuple[str, str]) -> None:
+    assert checks(tmp_path, ON_ALL_DATA.replace(*change), broken="def (\n") == set()
+
+
+@pytest.mark.parametrize("command", [TORCHRUN, "srun python train.py", "mpirun -np 4 python train.py"])
+def test_a_program_for_one_process_trains_the_same_model_on_each_rank(tmp_path: Path, command: str) -> None:
+    assert checks(tmp_path, ALONE, command) == {"RANK024"}
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (ALONE, "python train.py"),
+        (ALONE, "srun -n 1 python train.py"),
+        (ALONE, "srun bash -c 'python train.py --seed $SLURM_PROCID'"),
+        (ALONE + "import os\nos.environ['SLURM_ARRAY_TASK_ID']\n", "srun python train.py"),
+        (ALONE + "from mpi4py import MPI\n", "srun python train.py"),
+        (ALONE.replace("model(torch.ones(2)).backward()", "model(torch.ones(2))"), "srun python train.py"),
+    ],
+)
+def test_a_program_for_one_process_may_be_started_once_or_do_other_work_on_each_rank(
+    tmp_path: Path, program: str, command: str
+) -> None:
+    assert checks(tmp_path, program, command) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.save(model.state_dict(), 'model.pt')\n",
+        "if loss < best:\n    torch.save(model.state_dict(), f'{epoch}.pt')\n",
+        "def keep(model):\n    torch.save(model.state_dict(), 'model.pt')\nkeep(model)\n",
+        "def run():\n    torch.save(model.state_dict(), 'model.pt')\ntorch.multiprocessing.spawn(run)\n",
+        "class Run:\n    def keep(self):\n        torch.save(self.state, 'model.pt')\nRun().keep()\n",
+    ],
+)
+def test_a_file_that_all_ranks_save_is_found(tmp_path: Path, text: str) -> None:
+    assert checks(tmp_path, saves(text)) == {"RANK025"}
+
+
+KEEP = "def keep():\n    torch.save(model.state_dict(), 'model.pt')\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n",
+        "if rank != 0:\n    pass\nelse:\n    torch.save(model.state_dict(), 'model.pt')\n",
+        "writes = rank == 0\nif writes and loss < best:\n    torch.save(model.state_dict(), 'model.pt')\n",
+        "writes = True\nif rank:\n    writes = False\nif writes:\n    torch.save(model.state, 'm.pt')\n",
+        "torch.save(model.state_dict(), f'model_{rank}.pt')\n",
+        "path = os.path.join('runs', str(rank))\ntorch.save(model.state_dict(), path)\n",
+        "def keep():\n    if rank != 0:\n        return\n    torch.save(model.state, 'm.pt')\nkeep()\n",
+        KEEP + "if rank == 0:\n    keep()\n",
+        KEEP + "def run():\n    keep()\nif rank == 0:\n    run()\n",
+        "def first():\n    return rank == 0\nif first():\n    torch.save(model.state_dict(), 'm.pt')\n",
+        f"@rank_zero_only\n{KEEP}keep()\n",
+        KEEP,
+        "torch.save(features, 'features.pt')\n",
+    ],
+)
+def test_a_file_that_one_rank_saves_has_no_finding(tmp_path: Path, text: str) -> None:
+    assert checks(tmp_path, saves(text)) == set()
+
+
+def test_the_file_and_the_line_of_a_save_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(saves("import files\nfiles.keep(model)\n"))
+    (tmp_path / "files.py").write_text("import torch\ndef keep(model):\n    torch.save(model, 'model.pt')\n")
+    found = lint_script(f"{DIRECTIVES}{TORCHRUN}\n", directory=tmp_path)
+    said = next(one.what for one in found if one.check == "RANK025")
+    assert said == "all ranks save a checkpoint to the same file, in files.py:3"
+
+
+SAVES = ALONE + "torch.save(model.state_dict(), 'model.pt')\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "def read(path):\n    model.load_state_dict(torch.load(path))\n",
+        "model.load_state_dict(other.state_dict())\n",
+        "import test\n",
+    ],
+)
+def test_a_program_that_does_not_load_its_checkpoints_is_found(tmp_path: Path, text: str) -> None:
+    module = "import torch\nif __name__ == '__main__':\n    torch.load('model.pt')\n"
+    assert checks(tmp_path, SAVES + text, "python train.py", test=module) == {"JOB032"}
+
+
+@pytest.mark.parametrize(
+    ("text", "directives"),
+    [
+        ("model.load_state_dict(torch.load('model.pt'))\n", DIRECTIVES),
+        ("from files import load_checkpoint\nload_checkpoint(model)\n", DIRECTIVES),
+        ("import lightning\n", DIRECTIVES),
+        ("", DIRECTIVES.replace("24:00:00", "00:30:00")),
+        ("", "#!/bin/bash\n"),
+    ],
+)
+def test_a_program_that_loads_or_a_short_job_has_no_finding(
+    tmp_path: Path, text: str, directives: str
+) -> None:
+    assert checks(tmp_path, SAVES + text, "python train.py", directives) == set()
+
+
+def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not_judged(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "train.py").write_text(SAVES + "import library\n")
+    (tmp_path / "library").mkdir()
+    assert checks(tmp_path, "", "python tools/train.py") == set()
+
+
+def test_the_verdicts_on_public_programs_can_be_read() -> None:
+    programs = read_programs(Path(__file__).with_name("programs.txt"))
+    assert len({(one.repository, one.path) for one in programs}) == len(programs) > 100
+    allowed = [{"own", "shared"}, {"divided", "same"}, {"one", "own", "all"}, {"yes", "weights", "no"}]
+    for one in programs:
+        assert all(word == "-" or word in some for word, some in zip(one.verdicts, allowed, strict=True))
