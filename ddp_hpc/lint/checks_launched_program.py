@@ -136,13 +136,17 @@ def _has_several_ranks(start: Start) -> bool:
 @lru_cache(maxsize=1)  # the checks of one script
 def _programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
     """Returns the programs that the script starts, with their names, if all of their modules are at hand."""
-    found = []
-    for start in starts(subject) if subject.directory else ():
-        program = program_of(start.words)
-        if program and program.kind == "file" and (directory := subject.directory):
-            files = files_of(program, directory)
-            # These can be imported after a change of PYTHONPATH.
-            others = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
-            if files.trees and others.isdisjoint(files.packages_elsewhere):
-                found.append((start, plain(program.name), ProgramSource(files)))
+    found: list[tuple[Start, str, ProgramSource]] = []
+    directory = subject.directory
+    for start in starts(subject) if directory else ():
+        program = program_of(start.words) if ".py" in start.command.text else None
+        if program is None or program.kind != "file" or directory is None:
+            continue
+        if text_of(directory / program.name) is None:
+            continue
+        files = files_of(program, directory)
+        # Packages that can be imported after a change of PYTHONPATH.
+        packages = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
+        if packages.isdisjoint(files.packages_elsewhere):
+            found.append((start, plain(program.name), ProgramSource(files)))
     return found
