@@ -48,7 +48,7 @@ _Place = tuple[str, str, tuple[ast.AST, ...]]
 
 @dataclass(frozen=True, eq=False)
 class ProgramSource:
-    """The source code of a program, and of its modules that are at hand."""
+    """The source code of a program, and of its modules that are available."""
 
     files: ProgramFiles
 
