@@ -135,7 +135,7 @@ def _has_several_ranks(start: Start) -> bool:
 
 @lru_cache(maxsize=1)  # the checks of one script
 def _programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
-    """Returns the programs that the script starts, with their names, if all of their modules are available."""
+    """Returns the programs that the script starts and their names, if all of their modules are available."""
     found: list[tuple[Start, str, ProgramSource]] = []
     directory = subject.directory
     for start in starts(subject) if directory else ():
