@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,11 +219,24 @@ def _refuse_several_ranks(environ: Environ) -> None:
             )
 
 
+def send_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Sends a signal again whose exception Python has dropped, because it was raised in a callback of h5py's
+    weak references.
+    """
+    if isinstance(ignored.exc_value, KeyboardInterrupt | SystemExit):
+        number = signal.SIGINT if isinstance(ignored.exc_value, KeyboardInterrupt) else signal.SIGTERM
+        # Later, because this function is called in the same callback.
+        threading.Timer(0.05, signal.raise_signal, (number,)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def main() -> None:
     """Runs the command. For an error, prints one line on stderr and ends with the exit code of its class."""
     code, line = EXIT_DONE, ""
     # An exception removes the partial file.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    sys.unraisablehook = send_again
     try:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)
     except click.ClickException as error:

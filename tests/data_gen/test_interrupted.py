@@ -117,6 +117,29 @@ def test_an_unfinished_file_cannot_be_opened(tmp_path, suffix):
     assert seen == [False, False]
 
 
+@pytest.mark.parametrize("exception", ["KeyboardInterrupt", "SystemExit"])
+def test_a_signal_that_arrives_in_a_callback_of_a_weak_reference_is_not_lost(exception):
+    program = f"""
+import signal, sys, time, weakref
+from data_gen import cli
+
+def interrupted(_):
+    raise {exception}
+
+signal.signal(signal.SIGINT, lambda *_: sys.exit(3))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+sys.unraisablehook = cli.send_again
+objects = [set()]
+reference = weakref.ref(objects[0], interrupted)
+objects.clear()
+time.sleep(60)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 @pytest.mark.parametrize(
     ("signum", "code"),
     [(signal.SIGTERM, 143), (signal.SIGINT, 130)],
