@@ -226,7 +226,7 @@ def send_again(ignored: sys.UnraisableHookArgs) -> None:
     if isinstance(ignored.exc_value, KeyboardInterrupt | SystemExit):
         number = signal.SIGINT if isinstance(ignored.exc_value, KeyboardInterrupt) else signal.SIGTERM
         # Later, because this function is called in the same callback.
-        threading.Timer(0.05, signal.raise_signal, (number,)).start()
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
     else:
         sys.__unraisablehook__(ignored)
 
