@@ -87,7 +87,8 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--fail",
     type=click.Choice(["rank", "hang", "node"]),
     help="Simulate a failure during the first launch: the last rank is killed, or hangs (SIGSTOP), or its "
-    "node no longer answers.",
+    "node no longer answers. Jobs notice a hang after the --hang-timeout of ddp_hpc.train, or after "
+    "--idle-timeout.",
 )
 @click.option(
     "--fail-after-s",
@@ -205,7 +206,8 @@ def _report(result: Result, options: Options) -> int:
         return EXIT_FAILED
     if options.fail and not result.has_failed:
         _say(
-            f"--fail {options.fail}: nothing has failed, because no ranks ran long enough; see --fail-after-s"
+            f"--fail {options.fail}: nothing has failed, because no ranks ran long enough, or the run was "
+            "complete before; see --fail-after-s and --steps"
         )
         return EXIT_FAILED
     return code if code in (EXIT_DONE, EXIT_REQUEUE) else EXIT_FAILED

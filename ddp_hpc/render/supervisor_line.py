@@ -85,6 +85,7 @@ _WHEN: dict[Way, str] = {
 }
 
 
+_NOT_RESUBMITTED = "Jobs that are cancelled, or fail because of the program, are not resubmitted."
 _AFTER_FAILURE = "After a failure, it first starts the ranks again in the same job (--restarts). "
 
 
@@ -111,7 +112,7 @@ def supervisor_comments(
     else:
         comments = [
             f"{_WHEN[resumption.way]} ddp_hpc.job resubmits this script ($0) with the same account. "
-            f"{_AFTER_FAILURE if restarts else ''}Failed or cancelled jobs are not resubmitted."
+            f"{_AFTER_FAILURE if restarts else ''}{_NOT_RESUBMITTED}"
         ]
     options = []
     if layout.walltime_s is not None:

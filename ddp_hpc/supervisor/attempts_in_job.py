@@ -83,7 +83,7 @@ def run_attempts(
 
 
 def _say_why_not(attempt: Attempt, why: str, files: RunFiles) -> None:
-    say(f"ddp-hpc: the ranks are not started again: {why}")
+    say(f"ddp-hpc: the ranks are not started again in this job: {why}")
     note(files.path, attempt.key, Moment.NOT_RESTARTED, reason=why)
 
 

@@ -56,7 +56,10 @@ def test_the_last_rank_is_killed(rehearse: Rehearse, script: Script) -> None:
     job = script("slurm", "--nodes=2", "srun --kill-on-bad-exit=1 sleep 60")
     done = rehearse(job, "--fail", "rank", "--fail-after-s", "0")
     assert done.exit_code == 1
-    assert "rehearse: the last rank on node2 is killed (--fail rank)\n" in done.stdout
+    assert (
+        "rehearse: the last rank on node2 is killed (--fail rank); no snapshot or checkpoint was recorded "
+        "before\n"
+    ) in done.stdout
     assert "srun: error: node2: task 1: Killed\n" in done.stdout
 
 
@@ -117,6 +120,16 @@ def test_a_rank_that_hangs_is_named(rehearse: Rehearse, launch: Launch, tmp_path
     assert "rehearse: the last rank on node2 is stopped with SIGSTOP (--fail hang)\n" in log
     assert "rank 1 on node2 cannot continue because its process is stopped" in log
     assert log.count("has completed") == 2
+
+
+@pytest.mark.check
+def test_a_run_that_is_complete_does_not_fail(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
+    options = ("--profile", "generic_slurm", "--nodes", "2", "-o", "job.sbatch")
+    ended = launch(["ddp-hpc", "render", *options], cwd=tmp_path)
+    assert ended.exit_code == 0, ended.stderr
+    done = rehearse(tmp_path / "job.sbatch", "--fail", "rank", "--steps", "2")
+    assert done.exit_code == 1, done.stdout + done.stderr
+    assert "--fail rank: nothing has failed, because no ranks ran long enough, or the run was" in done.stderr
 
 
 @pytest.mark.check

@@ -219,7 +219,7 @@ def test_if_a_node_is_bad_before_a_restart_the_job_ends_as_without_restarts(job:
     done = run(job, f"{TOUCH} kill -9 $$", node_check="replace")
     assert (count(job, "starts"), count(job, "checks")) == (1, 2)
     why = f"node n2: {GPU.text}; the job has no spare nodes"
-    assert f"ddp-hpc: the ranks are not started again: {why}\n" in done.stdout.decode()
+    assert f"ddp-hpc: the ranks are not started again in this job: {why}\n" in done.stdout.decode()
 
 
 def test_a_restart_needs_enough_time_after_the_check_too(job: Sandbox) -> None:
@@ -277,8 +277,8 @@ def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
     done = killed_once(job)
     assert (count(job, "checks"), count(job, "starts")) == (1, 1)
     assert (
-        b"not started again: the launcher was killed, and its ranks may still be running, because the "
-        b"node check, which kills them, was incomplete: " in done.stdout
+        b"not started again in this job: the launcher was killed, and its ranks may still be running, "
+        b"because the node check, which kills them, was incomplete: " in done.stdout
     )
 
 
@@ -286,4 +286,7 @@ def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(
 def test_a_program_that_cannot_check_nodes_is_not_started_again(job: Sandbox) -> None:
     done = killed_once(job, env_style="none")
     assert (count(job, "checks"), count(job, "starts")) == (0, 1)
-    assert b"not started again: the launcher was killed, and its ranks may still be running\n" in done.stdout
+    assert (
+        b"not started again in this job: the launcher was killed, and its ranks may still be running\n"
+        in done.stdout
+    )

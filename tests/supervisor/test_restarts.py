@@ -95,14 +95,15 @@ def test_a_program_without_a_checkpoint_is_not_started_again(job: Sandbox, then:
     done = run(job, f"{COUNT} {then}")
     assert (done.returncode, starts(job)) == (137 if "kill" in then else 3, 1)
     assert (
-        b"the ranks are not started again: the run has no snapshot and no recorded checkpoint" in done.stdout
+        b"the ranks are not started again in this job: the run has no snapshot and no recorded checkpoint"
+        in done.stdout
     )
 
 
 def test_with_restarts_0_nothing_is_started_again(job: Sandbox) -> None:
     done = run(job, f"{COUNT}{TOUCH} exit 3", restarts=0)
     assert (done.returncode, starts(job)) == (3, 1)
-    assert b"the ranks are not started again: --restarts is 0\n" in done.stdout
+    assert b"the ranks are not started again in this job: --restarts is 0\n" in done.stdout
 
 
 def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_exit_code(
@@ -114,7 +115,7 @@ def test_a_program_that_fails_after_the_same_checkpoint_again_ends_with_its_own_
         "failed 0 the run has failed twice after the same checkpoint: exit code 3\n"
     )
     why = "the run has failed twice after the same checkpoint: exit code 3"
-    assert f"the ranks are not started again: {why}\n".encode() in done.stdout
+    assert f"the ranks are not started again in this job: {why}\n".encode() in done.stdout
     cost = run_cost(folder(job), is_running=False)
     assert cost is not None
     assert cost.not_restarted == why
@@ -132,7 +133,8 @@ def test_a_program_that_fails_after_other_checkpoints_is_restarted_as_often_as_r
     done = run(job, f"{COUNT}{TOUCH} exit 3", restarts=2)
     assert (done.returncode, starts(job)) == (3, 3)
     assert (
-        b"the ranks are not started again: this job has used all its restarts (--restarts 2)" in done.stdout
+        b"the ranks are not started again in this job: this job has used all its restarts (--restarts 2)"
+        in done.stdout
     )
 
 
@@ -246,7 +248,10 @@ def test_if_ranks_of_a_killed_launcher_may_still_run_another_job_resumes_the_run
     when_asked_for_steps(job, "head -c 70000000 /dev/zero")  # not a valid answer
     done = training(job, KILLED)
     assert (starts(job), calls(job, "scontrol")) == (1, ["requeue 7"])
-    assert b"not started again: the launcher was killed, and its ranks may still be running\n" in done.stdout
+    assert (
+        b"not started again in this job: the launcher was killed, and its ranks may still be running\n"
+        in done.stdout
+    )
 
 
 def test_a_restart_changes_nothing_if_the_job_was_started_elsewhere_meanwhile(job: Sandbox) -> None:

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.process_control import Process, send
+from ddp_hpc.base.run_state import read_state
 from ddp_hpc.base.timeline import TIMELINE, Moment
 from ddp_hpc.discovery.node_check_request import NODE_CHECK
 from ddp_hpc.rehearse.launchers.fit_to_machine import Limits, runs_guard
@@ -59,7 +61,7 @@ class Failure:
         if now_s < self._look_s:
             return
         self._look_s = now_s + _LOOK_S
-        if self._kind and self._is_due(now_s) and not (self.root / FAILED).exists():
+        if self._kind and self._is_due(now_s) and not ((self.root / FAILED).exists() or self._is_complete()):
             self._fail(_program(self._last_task()))
         # Again and again, because Slurm continues the processes of a step that it ends.
         lost = [rank for rank, node in enumerate(self.nodes) if down_file(self.root, node).exists()]
@@ -84,6 +86,12 @@ class Failure:
             touched_s = Path(self.environ["DDP_HPC_PROGRESS_FILE"]).stat().st_mtime
         return num_saved, touched_s
 
+    def _is_complete(self) -> bool:
+        with suppress(OSError, KeyError, DdpHpcError):
+            seen = read_state(Path(self.environ["DDP_HPC_RUN_DIR"]))
+            return seen is not None and seen.state.is_complete
+        return False
+
     def _last_task(self) -> list[Process]:
         return processes_of([self.spool / f"pid.{len(self.nodes) - 1}"])
 
@@ -92,7 +100,9 @@ class Failure:
             return
         (self.root / FAILED).touch()
         kind, node = self._kind, self.nodes[-1]
-        sys.stderr.write(f"rehearse: {_WHAT[kind].format(node=node)} (--fail {kind})\n")
+        is_saved = self._last_saved() != self._saved
+        without = "" if is_saved else "; no snapshot or checkpoint was recorded before"
+        sys.stderr.write(f"rehearse: {_WHAT[kind].format(node=node)} (--fail {kind}){without}\n")
         if kind == "node":
             down_file(self.root, node).touch()
         elif kind == "hang":
