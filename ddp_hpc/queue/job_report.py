@@ -88,7 +88,9 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     if job is not None:
         paths = log_paths(job)
     else:
-        paths = usual_logs(Path(submission.work_dir), job_id) if submission else []
+        # A job that was submitted without ddp-hpc has probably been submitted from this directory.
+        work_dir = Path(submission.work_dir) if submission else Path.cwd()
+        paths = usual_logs(work_dir, job_id) if run_dir else []
     log = read_tail(paths)
     starts = tuple(ledger.attempts(run_dir)) if run_dir else ()
     # The files in the run directory describe its last attempt.

@@ -399,6 +399,10 @@ def test_status_and_logs_read_the_files_of_a_run_if_the_scheduler_does_not_answe
     done = run("logs", *args, "--rank", "0")
     assert (done.code, done.out) == (0, "epoch 1\n")
     assert "-- the state of job 12 is not known: " in done.err
+    assert run("logs", *args).code == 1
+    (work / "ddp-12.out").write_text("a line\n")
+    done = run("logs", *args)
+    assert (done.code, done.out) == (0, "a line\n"), "the log in this directory"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
