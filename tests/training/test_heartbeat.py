@@ -321,6 +321,24 @@ def test_the_end_of_a_hang_says_for_how_long_the_rank_has_made_no_progress():
     heartbeats[1].close()
 
 
+def test_a_rank_whose_connection_rank_0_has_not_accepted_yet_hears_the_goodbye(monkeypatch):
+    listen = Monitor._listen
+
+    def listen_after_the_end(monitor, wait_s):
+        if not monitor._stopped.is_set():
+            monitor._stopped.wait(10)
+        else:
+            listen(monitor, wait_s)
+
+    monkeypatch.setattr(Monitor, "_listen", listen_after_the_end)
+    lost = []
+    heartbeats, _ = _two_ranks(lost)
+    heartbeats[0].close()
+    time.sleep(0.6)
+    assert lost == []
+    heartbeats[1].close()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rank_that_closes_first_is_not_reported(first):
     lost = []

@@ -160,6 +160,10 @@ class Monitor(HeartbeatThread):
 
     def _say_goodbye(self) -> None:
         """Says goodbye to all ranks, and reads their last messages: unread data would reset a connection."""
+        for _ in self._ranks:  # those that have just connected, too
+            if all(key.fileobj is not self._listener for key, _ in self._selector.select(0)):
+                break
+            self._accept()
         for connection in self._connections:
             connection.send("bye")
             with suppress(OSError):
