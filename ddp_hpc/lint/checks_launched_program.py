@@ -78,8 +78,8 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
 def _one_device(subject: Subject) -> Iterator[Problem]:
     if subject.gpus_per_node == 1 or any(_OWN_DEVICE.search(line) for line in subject.script.lines):
         return
-    for start, name, source in _programs(subject):
-        if _has_several_ranks(start) and source.shares_device:
+    for start, name, source in _with_several_ranks(subject):
+        if source.shares_device:
             what = f"all ranks of a node use the first GPU, because {name} does not select one by LOCAL_RANK"
             remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
             yield Problem(start.command.line, what, remedy)
@@ -87,8 +87,8 @@ def _one_device(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK024", "warning", "each rank trains on all of the data")
 def _same_data(subject: Subject) -> Iterator[Problem]:
-    for start, name, source in _programs(subject):
-        if not _has_several_ranks(start) or _OWN_WORK.search(start.command.text):
+    for start, name, source in _with_several_ranks(subject):
+        if _OWN_WORK.search(start.command.text):
             continue
         if source.shares_data:
             what = f"each rank reads all of the data, because {name} does not divide it"
@@ -102,8 +102,8 @@ def _same_data(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK025", "warning", "all ranks save to the same file")
 def _same_file(subject: Subject) -> Iterator[Problem]:
-    for start, _, source in _programs(subject):
-        if _has_several_ranks(start) and (place := source.save_of_all_ranks):
+    for start, _, source in _with_several_ranks(subject):
+        if place := source.save_of_all_ranks:
             what = f"all ranks save a checkpoint to the same file, in {plain(place)}"
             yield Problem(start.command.line, what, "save it only if torch.distributed.get_rank() == 0")
 
@@ -118,6 +118,10 @@ def _not_loaded(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 start.command.line, what, "load the newest checkpoint at the start, if there is one"
             )
+
+
+def _with_several_ranks(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
+    return [one for one in _programs(subject) if _has_several_ranks(one[0])]
 
 
 def _has_several_ranks(start: Start) -> bool:

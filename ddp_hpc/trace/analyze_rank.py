@@ -44,7 +44,8 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     firsts = [columns.first_us() for columns in (rank_events.host, rank_events.device)]
     base_us = min((first for first in firsts if first is not None), default=0.0)
     steps = measure(rank_events, base_us)
-    zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
+    clock_ns = _zero_ns(reading.head)
+    zero_s = clock_ns * 1e-9 + base_us * 1e-6
     collectives = _collectives(rank_events.calls, base_us, zero_s, steps)
     spans = _spans(steps, zero_s)
     tree = call_tree(rank_events, base_us, steps)
@@ -76,7 +77,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         busy=device.busy,
         launches=device.launches,
         path_links=device.path_links,
-        clock_ns=_zero_ns(reading.head),
+        clock_ns=clock_ns,
         named=named,
         steps_from=steps.separator,
     )

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
-from ddp_hpc.trace.event_columns import Columns
 from ddp_hpc.trace.event_names import STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import RankEvents
 from ddp_hpc.trace.intervals import Ints, Longs, parents
@@ -85,7 +84,8 @@ def named_events(
     If there are more, these are those of the step in the middle, and the longest ones of the other steps.
     """
     host, device = rank_events.host, rank_events.device
-    begun, started, ran = host.start_ns(base_us), device.start_ns(base_us), device.dur_ns()
+    begun, took = host.start_ns(base_us), host.dur_ns()
+    started, ran = device.start_ns(base_us), device.dur_ns()
     middle = len(steps.numbers) // 2
     first, last = (int(side[middle]) for side in (steps.starts, steps.ends)) if steps.numbers else (0, 0)
     kernels = _choose(ran, (started >= first) & (started < last), most)
@@ -96,16 +96,16 @@ def named_events(
         launcher = np.unique(tree.above[launcher])
     is_listed = [not (name.startswith(STEP) or annotated_kind(name)) for _, name in host.names]
     listed = np.flatnonzero(np.array(is_listed, bool)[host.name])
-    calls = listed[_choose(host.dur_ns()[listed], is_preferred[listed], most)]
+    calls = listed[_choose(took[listed], is_preferred[listed], most)]
     categories, names = zip(*host.names, strict=True) if host.names else ((), ())
     events = []
-    for at, start_s, dur_s in _rows(calls, host, base_us, zero_s):
+    for at, start_s, dur_s in _rows(calls, begun, took, zero_s):
         kind = OPERATOR if categories[host.name[at]] == "cpu_op" else ANNOTATION
         around = tree.enclosing(int(tree.above[at])) if kind == OPERATOR else []
         level = sum(categories[host.name[one]] == "cpu_op" for one in around)
         events.append(NamedEvent(kind, names[host.name[at]], start_s, dur_s, level))
     kind_of, kernel_names = cache(kernel_category), [name for _, name in device.names]
-    for at, start_s, dur_s in _rows(kernels, device, base_us, zero_s):
+    for at, start_s, dur_s in _rows(kernels, started, ran, zero_s):
         callers = [names[host.name[one]] for one in tree.enclosing(int(tree.launcher[at]))]
         kind = kind_of(name := kernel_names[device.name[at]], callers[-1] if callers else "")
         path = " > ".join(caller for caller in callers if not caller.startswith(STEP))
@@ -114,11 +114,11 @@ def named_events(
 
 
 def _rows(
-    chosen: Longs, columns: Columns, base_us: float, zero_s: float
+    chosen: Longs, starts: Longs, durations: Longs, zero_s: float
 ) -> Iterator[tuple[int, float, float]]:
-    """Returns index, start and duration of the chosen events."""
-    starts, durations = zero_s + columns.start_ns(base_us)[chosen] * 1e-9, columns.dur_ns()[chosen] * 1e-9
-    return zip(chosen.tolist(), starts.tolist(), durations.tolist(), strict=True)
+    """Returns index, start and duration of the chosen events, in seconds."""
+    starts_s, durations_s = zero_s + starts[chosen] * 1e-9, durations[chosen] * 1e-9
+    return zip(chosen.tolist(), starts_s.tolist(), durations_s.tolist(), strict=True)
 
 
 def _choose(durations: Longs, is_preferred: npt.NDArray[np.bool_], most: int) -> Longs:

@@ -138,12 +138,13 @@ def _measure_device(
     on_host: dict[str, Intervals],
 ) -> Steps:
     calls = rank_events.launches
+    called = calls.start_ns(base_us)
     launches = find_launches(
         rank_events.device.correlation,
         device.starts,
         calls.correlation,
         calls.thread,
-        (calls.start_ns(base_us), calls.start_ns(base_us) + calls.dur_ns()),
+        (called, called + calls.dur_ns()),
     )
     if separator:
         steps = step_windows(steps, launches, device.ends)

@@ -61,7 +61,8 @@ class Failure:
         if now_s < self._look_s:
             return
         self._look_s = now_s + _LOOK_S
-        if self._kind and self._is_due(now_s) and not ((self.root / FAILED).exists() or self._is_complete()):
+        may_fail = self._kind and not (self.root / FAILED).exists()
+        if may_fail and self._is_due(now_s) and not self._is_complete():
             self._fail(_program(self._last_task()))
         # Again and again, because Slurm continues the processes of a step that it ends.
         lost = [rank for rank, node in enumerate(self.nodes) if down_file(self.root, node).exists()]
@@ -72,9 +73,12 @@ class Failure:
 
     def _is_due(self, now_s: float) -> bool:
         after_s = self.limits.fail_after_s
-        if after_s is None and self._last_saved() != self._saved:
+        if after_s is None and self._has_saved():
             return True
         return now_s >= self._begin_s + (_LATEST_S if after_s is None else after_s)
+
+    def _has_saved(self) -> bool:
+        return self._last_saved() != self._saved
 
     def _last_saved(self) -> tuple[int, float]:
         """Returns values that change when a snapshot or a checkpoint is recorded."""
@@ -87,7 +91,7 @@ class Failure:
         return num_saved, touched_s
 
     def _is_complete(self) -> bool:
-        with suppress(OSError, KeyError, DdpHpcError):
+        with suppress(KeyError, DdpHpcError):
             seen = read_state(Path(self.environ["DDP_HPC_RUN_DIR"]))
             return seen is not None and seen.state.is_complete
         return False
@@ -100,8 +104,7 @@ class Failure:
             return
         (self.root / FAILED).touch()
         kind, node = self._kind, self.nodes[-1]
-        is_saved = self._last_saved() != self._saved
-        without = "" if is_saved else "; no snapshot or checkpoint was recorded before"
+        without = "" if self._has_saved() else "; no snapshot or checkpoint was recorded before"
         sys.stderr.write(f"rehearse: {_WHAT[kind].format(node=node)} (--fail {kind}){without}\n")
         if kind == "node":
             down_file(self.root, node).touch()
