@@ -145,7 +145,8 @@ class Operation:
         assert (job.state, job.exit_code) == ("COMPLETED", 0), self.run.log
         self.repair(*self._lost)
         logs = [replace(self.run, job=job_id).log for job_id in self.jobs]
-        assert not any("each time" in log for log in logs), "a kill was taken for an error of the program"
+        repeated = "the run has failed twice"
+        assert not any(repeated in log for log in logs), "a kill was taken for an error of the program"
         starts = self.run.attempts
         first_steps = [step for _, _, step in starts]
         assert first_steps == sorted(first_steps), f"a checkpoint was lost: {starts}"

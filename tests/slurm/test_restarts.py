@@ -165,7 +165,7 @@ def test_a_plain_program_that_fails_in_the_same_step_again_ends_with_its_own_err
     end = run.end(END_S)
     assert (end.state, end.exit_code) == ("FAILED", 1), run.log
     assert run.state.startswith("failed 10 "), run.log
-    assert "each time" in run.state
+    assert "the run has failed twice after the same checkpoint" in run.state
     assert run.log.count("\nValueError: planted in step 13\n") == 2
     check_attempts(run, 2)
 
