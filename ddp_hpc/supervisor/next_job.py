@@ -7,6 +7,7 @@ import shlex
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.base.run_outcomes import State
@@ -26,149 +27,141 @@ _RETRY_S = 300.0
 _LAST_S = 1.0
 
 
-def conclude(
-    ended: EndedAttempt,
-    attempt: Attempt,
-    job: RunningJob,
-    clock: JobClock,
-    files: RunFiles,
-    settings: Settings,
-) -> int:
-    """Requests another job if the run must be resumed, and returns the exit code of this job.
+@dataclass(frozen=True, kw_only=True)
+class _Stopped:
+    """A run that has stopped, after the last attempt of this job."""
 
-    `attempt` is the last one of this job, but with the first step of the first one.
+    state: SeenState
+    attempt: Attempt
+    has_begun: bool = True
+    """Whether ranks were started. Otherwise, the start does not count as an attempt."""
 
-    Raises:
-        DdpHpcError: the job made no progress, so another job would not either.
-    """
-    if not isinstance(ended.outcome, int):
-        return _NextJob(ended.outcome, attempt, job, clock, files, settings).request(ended.stop)
-    if ended.refusal is not None:
-        _NextJob(ended.after, attempt, job, clock, files, settings).refuse(ended.refusal)
-    return ended.outcome
+    @property
+    def next_number(self) -> int:
+        """The number of the attempt that resumes the run."""
+        return self.attempt.number + self.has_begun
 
+    @property
+    def follows(self) -> str:
+        """What happens in the next job."""
+        return f"attempt {self.next_number} {'resumes the run' if self.has_begun else 'begins'}"
 
-def conclude_unstarted(
-    why_not: str,
-    stop: decisions.SigtermCause,
-    attempt: Attempt,
-    job: RunningJob,
-    clock: JobClock,
-    files: RunFiles,
-    settings: Settings,
-    *,
-    is_new: bool,
-) -> int:
-    """Does the same as `conclude` for a job that has started no ranks, which does not count as an attempt.
-
-    `why_not` is what the check of nodes says. Only if a node `is_new` among the failed ones, which another
-    job leaves out, is such a job requested.
-
-    Raises:
-        DdpHpcError: another job would probably not start ranks either.
-    """
-    # The step is no measure of the progress, because no rank has begun.
-    reason = "" if stop else why_not
-    state = SeenState(State.REQUEUE, attempt.first_step, reason, is_step_known=False)
-    next_job = _NextJob(state, attempt, job, clock, files, settings, has_begun=False)
-    if stop == "walltime":
-        next_job.refuse(decisions.ENDED_BEFORE_START)
-    elif not stop and not is_new:
-        next_job.refuse(decisions.SAME_NODE_AGAIN)
-    code = next_job.request(stop)
-    return 128 + signal.SIGTERM if stop else code
+    def __str__(self) -> str:
+        where = "" if self.has_begun else " before its ranks were started"
+        reason = f": {self.state.reason}" if self.state.reason else ""
+        return f"stopped{decisions.at_step(self.state.step)}{where}{reason}"
 
 
-class _NextJob:
-    """The request for the job that resumes the run."""
+class NextJob:
+    """Requests the job that resumes the run after this one, or prints how a user resumes it."""
 
-    def __init__(
-        self,
-        state: SeenState,
-        attempt: Attempt,
-        job: RunningJob,
-        clock: JobClock,
-        files: RunFiles,
-        settings: Settings,
-        *,
-        has_begun: bool = True,
-    ) -> None:
-        self._state, self._attempt, self._job, self._clock = state, attempt, job, clock
-        self._files, self._settings = files, settings
-        self._number = attempt.number + 1 if has_begun else attempt.number
-        self._follows = "resumes the run" if has_begun else "begins"
-        where = f"{decisions.at_step(state.step)}{'' if has_begun else ' before its ranks were started'}"
-        self._stopped = f"stopped{where}{f': {state.reason}' if state.reason else ''}"
+    def __init__(self, job: RunningJob, clock: JobClock, files: RunFiles, settings: Settings) -> None:
+        self._job, self._clock, self._files, self._settings = job, clock, files, settings
 
-    def request(self, stop: decisions.SigtermCause) -> int:
+    def conclude(self, ended: EndedAttempt, attempt: Attempt) -> int:
+        """Requests another job if the run must be resumed, and returns the exit code of this job.
+
+        `attempt` is the last one of this job, but with the first step of the first one.
+
+        Raises:
+            DdpHpcError: the job made no progress, so another job would not either.
+        """
+        if not isinstance(ended.outcome, int):
+            return self._request(_Stopped(state=ended.outcome, attempt=attempt), ended.stop)
+        if ended.refusal is not None:
+            self._refuse(_Stopped(state=ended.after, attempt=attempt), ended.refusal)
+        return ended.outcome
+
+    def conclude_unstarted(
+        self, attempt: Attempt, why_not: str, stop: decisions.SigtermCause, *, is_new: bool
+    ) -> int:
+        """Does the same for a job that has started no ranks, which does not count as an attempt.
+
+        `why_not` is what the check of nodes says. Only if a node `is_new` among the failed ones, which
+        another job leaves out, is such a job requested.
+
+        Raises:
+            DdpHpcError: another job would probably not start ranks either.
+        """
+        # The step is no measure of the progress, because no rank has begun.
+        state = SeenState(State.REQUEUE, attempt.first_step, "" if stop else why_not, is_step_known=False)
+        stopped = _Stopped(state=state, attempt=attempt, has_begun=False)
+        if stop == "walltime":
+            self._refuse(stopped, decisions.ENDED_BEFORE_START)
+        elif not stop and not is_new:
+            self._refuse(stopped, decisions.SAME_NODE_AGAIN)
+        code = self._request(stopped, stop)
+        return 128 + signal.SIGTERM if stop else code
+
+    def _request(self, stopped: _Stopped, stop: decisions.SigtermCause) -> int:
         """Requests the job, or prints why none is requested and how to resume; returns the exit code.
 
         Raises:
             DdpHpcError: the attempt made no progress.
         """
-        settings, attempt = self._settings, self._attempt
-        state = self._state.state
-        assert state is not None
+        settings, attempt, after = self._settings, stopped.attempt, stopped.state
+        assert after.state is not None
         refusal = decisions.why_no_job(
             stop,
-            state=state,
+            state=after.state,
             # A program that does not record its step is only resumed after progress.
-            has_progressed=self._state.step > attempt.first_step or not self._state.is_step_known,
+            has_progressed=after.step > attempt.first_step or not after.is_step_known,
             attempt=attempt,
             max_attempts=settings.max_attempts,
             scheduler=settings.scheduler,
             may_submit=settings.may_submit,
         )
         if refusal is None:
-            self._submit()
+            self._submit(stopped)
         else:
-            self.refuse(refusal)
-        return state.exit_code
+            self._refuse(stopped, refusal)
+        return after.state.exit_code
 
-    def refuse(self, refusal: decisions.NoJob) -> None:
+    def _refuse(self, stopped: _Stopped, refusal: decisions.NoJob) -> None:
         """Prints why no job is requested and how to resume.
 
         Raises:
             DdpHpcError: the job has failed.
         """
         if not refusal.needs_command:
-            say(f"ddp-hpc: {self._stopped}; {refusal.why}")
+            say(f"ddp-hpc: {stopped}; {refusal.why}")
             return
         command = self._resume_command(refusal.submit_line)
-        self._keep(command, refusal.why)
+        self._keep(stopped, command, refusal.why)
         if refusal.is_error:
-            raise DdpHpcError(f"{refusal.why}, and {self._stopped}; {refusal.remedy}: {command}")
-        say(f"ddp-hpc: {self._stopped}; {refusal.why}; {refusal.remedy}: {command}")
+            raise DdpHpcError(f"{refusal.why}, and {stopped}; {refusal.remedy}: {command}")
+        say(f"ddp-hpc: {stopped}; {refusal.why}; {refusal.remedy}: {command}")
 
-    def _submit(self) -> None:
-        command, number = self._resume_command(), self._number
+    def _submit(self, stopped: _Stopped) -> None:
+        command = self._resume_command()
         # If this process is killed now, the file says what is unknown.
         self._keep(
+            stopped,
             command,
             "the job ended while requesting its successor, which may already be queued: check the queue",
         )
         request = Successor(
             script=self._files.script,
-            attempt=number,
+            attempt=stopped.next_number,
             until_s=time.monotonic() + max(0.0, self._clock.left_s(_RETRY_S) - _LAST_S),
             say=say,
-            on_unreachable=lambda said: self._on_unreachable(said, command),
+            on_unreachable=lambda said: self._on_unreachable(stopped, said, command),
             leave_out=tuple(each.node for each in failed_nodes(self._files.path)),
         )
         try:
             queued = self._job.resubmit(request)
         except (DdpHpcError, OSError) as error:
-            self._keep(command, f"no successor could be queued: {error}")
-            complain(f"{self._stopped}, and no successor could be queued: {error}; to resume: {command}")
+            self._keep(stopped, command, f"no successor could be queued: {error}")
+            complain(f"{stopped}, and no successor could be queued: {error}; to resume: {command}")
             return
         self._files.remove_resume()
-        which = "this job"
-        if queued.job_id != self._job.job_id:
-            which = f"job {queued.job_id}"
-            self._record(queued)
-        say(f"ddp-hpc: {self._stopped}; attempt {number} {self._follows} in {which}")
+        if queued.job_id == self._job.job_id:
+            say(f"ddp-hpc: {stopped}; this job is requeued, and {stopped.follows}")
+        else:
+            self._record(queued, after=stopped.attempt.job_id)
+            say(f"ddp-hpc: {stopped}; {stopped.follows} in job {queued.job_id}")
 
-    def _record(self, queued: Queued) -> None:
+    def _record(self, queued: Queued, after: str) -> None:
         job, script = self._job, self._files.script
         with suppress(DdpHpcError, OSError):  # the disk is full, for example
             record(
@@ -180,21 +173,21 @@ class _NextJob:
                     script=str(script),
                     sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
                     work_dir=str(job.work_dir),
-                    after=self._attempt.job_id,
+                    after=after,
                 ),
             )
 
-    def _on_unreachable(self, said: str, command: str) -> None:
-        self._keep(command, f"the scheduler could not be reached: {said}")
+    def _on_unreachable(self, stopped: _Stopped, said: str, command: str) -> None:
+        self._keep(stopped, command, f"the scheduler could not be reached: {said}")
         left_s = self._clock.left_s(_RETRY_S)
         say(
-            f"ddp-hpc: {self._stopped}; the scheduler could not be reached: {said}; retrying for up to "
+            f"ddp-hpc: {stopped}; the scheduler could not be reached: {said}; retrying for up to "
             f"{left_s:.0f} s; if no other job is queued by then, resume with: {command}"
         )
 
-    def _keep(self, command: str, why: str) -> None:
+    def _keep(self, stopped: _Stopped, command: str, why: str) -> None:
         with suppress(DdpHpcError):  # the disk is full, for example; the log has the command, too
-            self._files.write_resume(command, f"attempt {self._attempt.number} {self._stopped}; {why}")
+            self._files.write_resume(command, f"attempt {stopped.attempt.number} {stopped}; {why}")
 
     def _resume_command(self, submit_line: str = "") -> str:
         """Returns the shell command that resumes the run; `submit_line` replaces the submit command."""

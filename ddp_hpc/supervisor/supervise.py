@@ -22,7 +22,7 @@ from ddp_hpc.supervisor.check_nodes import check_nodes
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import complain, say
 from ddp_hpc.supervisor.launch import Launch
-from ddp_hpc.supervisor.next_job import conclude, conclude_unstarted
+from ddp_hpc.supervisor.next_job import NextJob
 from ddp_hpc.supervisor.run_files import RunFiles
 from ddp_hpc.supervisor.settings import Settings
 from ddp_hpc.supervisor.settle import why_stopped
@@ -70,16 +70,17 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     why_not = check_nodes(launch, clock, files, settings)
     variables = job.variables_for_successor()
     files.keep_script(settings.script, settings.scheduler.reader.array_directive, variables)
+    next_job = NextJob(job, clock, files, settings)
     is_stopped = clock.stopped_s is not None or signal.SIGTERM in signal.sigpending()
     if is_stopped or why_not:
         stop = why_stopped(attempt, clock, files) if is_stopped else ""
         is_new = not known.issuperset(each.node for each in failed_nodes(files.path))
-        return conclude_unstarted(why_not, stop, attempt, job, clock, files, settings, is_new=is_new)
+        return next_job.conclude_unstarted(attempt, why_not, stop, is_new=is_new)
     files.begin(attempt)
     with _on_timeline(attempt, files, settings.scheduler, environ):
         ended = run_attempts(attempt, launch, clock, files, settings)
         last = replace(ended.attempt, first_step=attempt.first_step)
-        return conclude(ended, last, job, clock, files, settings)
+        return next_job.conclude(ended, last)
 
 
 @contextmanager

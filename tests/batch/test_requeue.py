@@ -92,7 +92,7 @@ def test_the_state_requeue_requeues_the_same_job(job: Sandbox) -> None:
     assert calls(job, "scontrol") == ["requeue 7"]
     assert calls(job, "sbatch") == []
     assert done.stdout.decode().endswith(
-        "ddp-hpc: stopped at step 3: no time left; attempt 2 resumes the run in this job\n"
+        "ddp-hpc: stopped at step 3: no time left; this job is requeued, and attempt 2 resumes the run\n"
     )
 
 
@@ -260,7 +260,7 @@ def test_the_signal_from_the_requeue_itself_is_ignored(job: Sandbox) -> None:
     job.program("scontrol", f'#!/bin/bash\nkill -TERM "$(<{job.work}/script)"; sleep 0.2\n')
     done = run(job, "echo $PPID >script; say requeue 3")
     assert done.returncode == 75
-    assert done.stdout.decode().endswith("attempt 2 resumes the run in this job\n")
+    assert done.stdout.decode().endswith("this job is requeued, and attempt 2 resumes the run\n")
     assert calls(job, "scancel") == []
 
 

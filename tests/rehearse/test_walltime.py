@@ -68,7 +68,7 @@ def test_a_run_on_slurm_is_resumed_in_the_same_job(
     done = rehearse(rendered(launch, tmp_path, "generic_slurm"), "--walltime-s", WALLTIME_S)
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "DUE TO TIME LIMIT" in done.stdout
-    assert "stopped at step 10: SIGTERM; attempt 2 resumes the run" in done.stdout
+    assert "stopped at step 10: SIGTERM; this job is requeued, and attempt 2 resumes the run" in done.stdout
     assert ": COMPLETED, ExitCode 0:0, started 2 times" in done.stderr
 
 

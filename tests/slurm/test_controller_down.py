@@ -43,5 +43,5 @@ def test_the_job_is_requeued_when_the_controller_is_back(tmp_path: Path) -> None
         assert f"resume with: cd {tmp_path} && sbatch " in log.read_text()
         nodes.call(cluster.layout, HEAD, "slurmctld", "-f", cluster.layout.conf)
         assert cluster.wait(job_id, requeues_at_once=True).state == "COMPLETED", log.read_text()
-        assert "; attempt 2 resumes the run in this job\n" in log.read_text()
+        assert "; this job is requeued, and attempt 2 resumes the run\n" in log.read_text()
     assert not (tmp_path / "runs/ddp/resume").exists()

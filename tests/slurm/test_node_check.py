@@ -101,7 +101,7 @@ def test_without_spare_nodes_the_requeued_job_runs_on_other_nodes(cluster4: Clus
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     second = cluster4.node_names[1]
     assert f"warning: node {second}: no answer from the CPU within " in run.log
-    assert "; attempt 1 begins in this job\n" in run.log
+    assert "; this job is requeued, and attempt 1 begins\n" in run.log
     assert [number for number, _, _ in run.attempts] == [1], "a start without ranks is not an attempt"
     assert cluster4.job(run.job)["ExcNodeList"] == second
     assert second not in nodes_of(run, run.job)

@@ -28,8 +28,8 @@ NUM_STEPS, SAVE_EVERY = 20, 5
 LONG = ("--walltime", "00:20:00")
 TORCHRUN = (*LONG, "--launcher", "torchrun")
 END_S = 180.0
-# A restart takes at most 15 s in addition to the start of the program, but not on a busy machine.
-MOST_S = 60.0
+# From the failure of a rank to the next start of the program; about 1 s on a machine that does nothing else.
+MOST_S = 15.0
 AGENT = "-m ddp_hpc.torchrun --nnodes"
 SUPERVISOR = "python -m ddp_hpc.job"
 
@@ -110,8 +110,9 @@ def test_a_plain_program_that_fails_once_is_complete_in_the_same_job(
     assert records[-1]["checksum"] == checksum
     assert [record["step"] for record in records[:-1]] == [*range(1, 13), *range(11, NUM_STEPS + 1)]
     failed_s = float((tmp_path / "failed").read_text())
-    restarted_s = records[-2]["began_s"] - failed_s
-    print(f"{restarted_s:.1f} s from the failure to the next start of the program")
+    again = next(record for record in records if record["began_s"] > failed_s)
+    restarted_s, next_step_s = again["began_s"] - failed_s, again["at_s"] - failed_s
+    print(f"from the failure: {restarted_s:.1f} s to the next start, {next_step_s:.1f} s to the next step")
     assert restarted_s < MOST_S
 
 

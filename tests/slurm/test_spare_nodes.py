@@ -313,7 +313,7 @@ def test_if_no_spare_node_is_left_another_job_resumes_the_run(
             run.wait_for_step(100)
         cluster.power_off(cluster.node_names[3 - first_lost])
         lost_s = time.monotonic()
-        run.wait_for_words("resumes the run in this job", 300)
+        run.wait_for_words("this job is requeued, and attempt", 300)
         waited_s = time.monotonic() - lost_s
         print(f"{waited_s:.0f} s from the second loss to the requeue")
         for name in cluster.node_names[1:]:

@@ -53,7 +53,7 @@ def test_a_job_with_a_short_time_limit_is_requeued_until_the_run_is_done(
     assert told == [f"restart {number}" for number in range(links)]
     stopped = "Stopping: the job's time limit is near (DDP_HPC_DEADLINE;"
     assert run.log.count(stopped) == links - 1
-    assert run.log.count(f"; attempt {links} resumes the run in this job\n") == 1
+    assert run.log.count(f"; this job is requeued, and attempt {links} resumes the run\n") == 1
 
 
 def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(

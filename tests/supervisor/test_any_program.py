@@ -41,9 +41,9 @@ def test_exit_code_75_after_a_checkpoint_requeues_the_job(job: Sandbox) -> None:
     assert (done.returncode, calls(job, "scontrol")) == (75, ["requeue 7"])
     assert state(job) == "requeue - the program exited with code 75\n", "the program does not record its step"
     assert (
-        b"ddp-hpc: stopped: the program exited with code 75; attempt 2 resumes the run in this job"
-        in done.stdout
-    )
+        b"ddp-hpc: stopped: the program exited with code 75; "
+        b"this job is requeued, and attempt 2 resumes the run\n"
+    ) in done.stdout
 
 
 def test_exit_code_75_without_a_checkpoint_requeues_nothing_and_explains_what_to_do(job: Sandbox) -> None:

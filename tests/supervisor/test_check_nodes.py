@@ -104,7 +104,7 @@ def test_if_the_new_node_is_bad_too_the_ranks_are_not_started(job: Sandbox) -> N
     assert (done.returncode, count(job, "starts"), calls(job, "scontrol")[0]) == (75, 0, "requeue 7")
     assert (
         f"ddp-hpc: stopped at step 60 before its ranks were started: node n3: {GPU.text}; too few nodes are "
-        "left; attempt 1 begins in this job\n"
+        "left; this job is requeued, and attempt 1 begins\n"
     ) in done.stdout.decode()
     assert names(folder(job)) == ["n2", "n3"]
     assert (folder(job) / "state").read_text() == "requeue 60 no time left\n", "another job can resume it"
@@ -191,7 +191,7 @@ def test_without_spare_nodes_another_job_runs_without_the_bad_node(job: Sandbox)
     assert b"stopped before its ranks were started: node n2: GPU 0 computed a wrong matrix product" in (
         done.stdout
     )
-    assert b"; attempt 1 begins in this job\n" in done.stdout
+    assert b"; this job is requeued, and attempt 1 begins\n" in done.stdout
 
 
 def test_a_job_that_gets_a_node_again_that_had_failed_is_not_run_again(job: Sandbox) -> None:

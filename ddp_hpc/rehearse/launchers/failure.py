@@ -24,7 +24,7 @@ DOWN, FAILED = "down", "failed"
 _LOOK_S, _LATEST_S = 0.2, 60.0
 _WHAT = {
     "rank": "the last rank on {node} is killed",
-    "hang": "the last rank on {node} is stopped with SIGSTOP",
+    "hang": "the last rank on {node} is stopped with SIGSTOP; nothing more happens until the hang timeout",
     "node": "{node} no longer answers, and its ranks are stopped",
 }
 # A rank of torchrun, or the program of `ddp-hpc exec`, is a child of these commands, and has a RANK.
