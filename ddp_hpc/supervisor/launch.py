@@ -24,7 +24,7 @@ from ddp_hpc.schedulers.running_job import RunningJob
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.job_log import say
-from ddp_hpc.supervisor.launcher_process import LauncherEnd, run_launcher
+from ddp_hpc.supervisor.launcher_process import GUARD, LauncherEnd, run_launcher
 from ddp_hpc.supervisor.run_files import RunFiles, array_run_dir
 from ddp_hpc.supervisor.run_watch import RunWatch
 from ddp_hpc.supervisor.settings import Settings
@@ -36,7 +36,7 @@ _FINAL, _FINAL_WITH_TORCHRUN = State.ending_in("success", "stop", "failure"), St
 _BEGIN_LEAST_S, _BEGIN_TIMES = 300.0, 3.0
 # The limit for ending the ranks of a killed launcher. The step on a node that has died stays in Slurm's list
 # until Slurm has noticed the loss.
-_RANKS_END_S, _RANKS_OF_LOST_NODE_END_S = 20.0, 5.0
+_RANKS_END_S, _RANKS_OF_LOST_NODE_END_S = 20.0, 3.0
 
 
 class Launch:
@@ -165,8 +165,9 @@ class Launch:
         """Starts the process on another node that requeues the job if this node dies. It ends as an orphan of
         the launcher.
         """
+        self._guard = None
         if self.pool is not None and (node := self.pool.node_of_guard):
-            guard = [sys.executable, "-m", "ddp_hpc.supervisor.guard", self.pool.first, self.job.job_id]
+            guard = [sys.executable, "-m", GUARD, self.pool.first, self.job.job_id]
             self._guard = self.job.run_beside_ranks(node, guard)
 
     def _node_names(self) -> tuple[str, ...]:

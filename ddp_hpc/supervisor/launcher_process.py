@@ -17,6 +17,8 @@ from ddp_hpc.base.errors import RequestError
 from ddp_hpc.schedulers import run_command
 
 Action = Literal["wait", "terminate", "kill"]
+GUARD = "ddp_hpc.supervisor.guard"
+"""The module that runs on another node beside the ranks, and requeues the job if this node dies."""
 _LOOK_S = 0.5
 _KILLED_S = 5.0
 # A busy controller must not delay the end of the job.
@@ -148,6 +150,8 @@ def _end_orphans(grace_s: float, beside: Collection[int]) -> None:
     orphans = process_control.descendants(os.getpid(), without=others())
     process_control.send(signal.SIGTERM, orphans)
     killed = process_control.end_descendants(grace_s, others) if orphans else []
+    # The guard ends with the launcher, but its srun waits for a node that was lost.
+    killed = [line for line in killed if GUARD not in line]
     if killed:
         line = f"warning: killed processes that outlived the launcher: {', '.join(sorted(killed))[:400]}\n"
         with suppress(OSError):

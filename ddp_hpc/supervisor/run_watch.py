@@ -22,21 +22,29 @@ _ORPHANS_S = 10.0
 # The ranks close their process group and their files after they have written the final state.
 FINAL_S = 30.0
 _TERM_S = 5.0
+# Without a node, ranks can no longer save their state, and srun waits for this node, as does the process that
+# srun leaves behind when it is killed.
+_TERM_WITHOUT_NODE_S = 2.0
 
 
 def next_action(
-    now_s: float, final_since_s: float | None, terminated_s: float | None, last_s: float | None
+    now_s: float,
+    final_since_s: float | None,
+    terminated_s: float | None,
+    last_s: float | None,
+    term_s: float = _TERM_S,
 ) -> Action:
     """Returns what to do with the launcher now; times are in seconds since the Unix epoch.
 
     `final_since_s` is when the run has written its final state, and `terminated_s` when the launcher was sent
-    SIGTERM because of that; None if this has not happened. `last_s` is the last moment at which the launcher
-    can be ended so that another job can still be requested; None if there is no limit.
+    SIGTERM because of that or of a failure; None if this has not happened. It has `term_s` to exit. `last_s`
+    is the last moment at which the launcher can be ended so that another job can still be requested; None if
+    there is no limit.
     """
     if last_s is not None and now_s >= last_s:
         return "kill"
     if terminated_s is not None:
-        return "kill" if now_s >= terminated_s + _TERM_S else "wait"
+        return "kill" if now_s >= terminated_s + term_s else "wait"
     if final_since_s is None:
         return "wait"
     terminate_s = final_since_s + FINAL_S
@@ -123,7 +131,8 @@ class RunWatch:
             self._terminated_s = now_s
             self._say(f"ddp-hpc: terminating {self._launcher}: {reason}")
             return "terminate"
-        action = next_action(now_s, self._final_since_s, self._terminated_s, self._last_s())
+        term_s = _TERM_WITHOUT_NODE_S if self.lost_nodes else _TERM_S
+        action = next_action(now_s, self._final_since_s, self._terminated_s, self._last_s(), term_s)
         if action == "terminate":
             self._terminated_s = now_s
             waited_s = now_s - (self._final_since_s or now_s)
@@ -140,6 +149,8 @@ class RunWatch:
 
     def orphans_s(self) -> float:
         """Returns the time in which ranks can save their state after their launcher has ended."""
+        if self.lost_nodes:
+            return _TERM_WITHOUT_NODE_S
         return max(0.0, self._clock.left_s(_ORPHANS_S + self._clock.reserve_s) - self._clock.reserve_s)
 
     def _last_s(self) -> float | None:
