@@ -26,6 +26,16 @@ class Matched:
     calls: dict[int, Collective]
 
     @property
+    def kind(self) -> str:
+        """The collective, such as all_reduce."""
+        return next(iter(self.calls.values())).kind
+
+    @property
+    def bytes(self) -> int:
+        """The size of the buffer."""
+        return next(iter(self.calls.values())).bytes
+
+    @property
     def last(self) -> int:
         """The rank that started last. It did not wait, so its call is the shortest; no clocks are needed."""
         return min(self.calls, key=lambda rank: self.calls[rank].dur_s)
@@ -74,13 +84,16 @@ def _same(calls: dict[int, list[Collective]]) -> Iterator[dict[int, Collective]]
 def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:
     """Corrects all times to the clock of the first rank's host; also returns a note per corrected host.
 
-    A collective ends on all ranks at the same time, so differences between the ends are clock offsets.
+    A collective ends on all ranks at the same time, so differences between the ends are clock offsets. If a
+    connection of a ring is slow, however, the ends differ by up to half of the transfer.
     """
     reference = ranks[0]
     if all(trace.host == reference.host for trace in ranks):
         return tuple(ranks), []
     differences: defaultdict[str, list[float]] = defaultdict(list)
-    for collective in match(ranks):
+    matched = match(ranks)
+    transfer_s = statistics.median(m.transfer_s for m in matched) if matched and reference.is_ring else 0.0
+    for collective in matched:
         if (own := collective.calls.get(reference.rank)) is None:
             continue
         for trace in ranks:
@@ -90,7 +103,7 @@ def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str
     for host, values in sorted(differences.items()):
         offset_s = statistics.median(values)
         spread_s = statistics.median(abs(value - offset_s) for value in values)
-        if abs(offset_s) > max(LEAST_CLOCK_S, 3 * spread_s):
+        if abs(offset_s) > max(LEAST_CLOCK_S, 3 * spread_s, transfer_s / 2):
             offsets[host] = offset_s
             side = "ahead of" if offset_s > 0 else "behind"
             notes.append(
