@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ ADDRESS = {"MASTER_ADDR": "10.9.0.1", "MASTER_PORT": "29871"}
 
 
 @click.group()
-def main() -> None: ...
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the namespaces are removed
 
 
 @main.command()
@@ -134,7 +136,7 @@ def _run_ranks(tag: str, ranks: int, arguments: Sequence[str], **streams: Any) -
 
 
 def _limit(scenario: str, rate: str, tag: str, rank: int, bridge_pid: int) -> None:
-    """Limits the rate at which a rank sends or receives; `bridge_pid` is a process in the bridge's namespace."""
+    """Limits what a rank sends or receives; the process `bridge_pid` is in the namespace of the bridge."""
     sends = ("ip", "netns", "exec", f"{tag}n{rank}", "tc", "qdisc")
     receives = ("nsenter", "--target", str(bridge_pid), "--net", "tc", "qdisc")
     for tc, device, limited in (
