@@ -243,7 +243,7 @@ def _communication(
             yield (
                 "No rank delays the others: most of the exposed communication is the transfers themselves. "
                 "The traces do not show whether a connection is slow; ddp-hpc bench comm --collectives "
-                "send_recv does."
+                "send_recv with one rank per node does."
             )
     else:
         detail = "in which waiting for other ranks cannot be distinguished from the transfer"

@@ -26,14 +26,9 @@ class Matched:
     calls: dict[int, Collective]
 
     @property
-    def kind(self) -> str:
-        """The collective, such as all_reduce."""
-        return next(iter(self.calls.values())).kind
-
-    @property
-    def bytes(self) -> int:
-        """The size of the buffer."""
-        return next(iter(self.calls.values())).bytes
+    def first(self) -> Collective:
+        """The call of one of the ranks, which has the same kind, group and size as the others."""
+        return next(iter(self.calls.values()))
 
     @property
     def last(self) -> int:
@@ -135,7 +130,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
             calls[_kind(call)].append((trace.rank, call))
     transfers: defaultdict[_Kind, list[float]] = defaultdict(list)
     for collective in matched:
-        transfers[_kind(next(iter(collective.calls.values())))].append(collective.transfer_s)
+        transfers[_kind(collective.first)].append(collective.transfer_s)
     table = []
     for key, own in calls.items():
         kind, group, num_ranks, num_bytes = key

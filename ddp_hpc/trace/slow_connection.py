@@ -29,16 +29,16 @@ def slow_connection(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> S
     num_ranks = len(ranks)
     if num_ranks < 2 or any(not trace.is_ring or trace.world_size != num_ranks for trace in ranks):
         return None
-    rings = [ring for ring in matched if len(ring.calls) == num_ranks and ring.kind == "all_reduce"]
-    least_bytes = _LARGE * max((ring.bytes for ring in rings), default=0)
-    rings = [ring for ring in rings if ring.bytes >= least_bytes]
+    rings = [ring for ring in matched if len(ring.calls) == num_ranks and ring.first.kind == "all_reduce"]
+    least_bytes = _LARGE * max((ring.first.bytes for ring in rings), default=0)
+    rings = [ring for ring in rings if ring.first.bytes >= least_bytes]
     lags: defaultdict[int, list[float]] = defaultdict(list)
     for ring in rings:
         ends = {rank: call.start_s + call.dur_s for rank, call in ring.calls.items()}
         last = max(ends, key=lambda rank: ends[rank])
         end_s = ends.pop(last)
         if num_ranks > 2:
-            del ends[(last + 1) % num_ranks]
+            ends.pop((last + 1) % num_ranks, None)
         lags[last].append(end_s - max(ends.values()))
     receiver = max(lags, key=lambda rank: len(lags[rank]), default=0)
     if len(lags[receiver]) < max(_LEAST_CALLS, _MOST_CALLS * len(rings)):
