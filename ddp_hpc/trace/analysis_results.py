@@ -246,6 +246,8 @@ class RankTrace:
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
     is empty, there are none, and the only step is the whole recording."""
+    is_ring: bool = False
+    """Whether its collectives are those of gloo, in groups of all ranks or of one."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,20 @@ class Straggler:
     """The difference as a fraction of the mean step."""
     evidence: str
     """The explanation in one sentence."""
+
+
+@dataclass(frozen=True)
+class SlowConnection:
+    """The connection between two ranks on which the collectives wait."""
+
+    sender: int
+    receiver: int
+    lag_s: float
+    """How much later than the ranks other than the sender the receiver ends a collective (median)."""
+    num_last: int
+    """The number of collectives that the receiver ends last."""
+    num_collectives: int
+    """The number of large all_reduces."""
 
 
 @dataclass(frozen=True)
@@ -334,6 +350,7 @@ class Capture:
     collectives: tuple[CollectiveRow, ...]
     """Collectives by total transfer time, the longest first."""
     straggler: Straggler | None
+    slow_connection: SlowConnection | None
     slowest_load: SlowLoad | None
     findings: tuple[str, ...]
     """The main findings, one or two sentences each."""

@@ -80,6 +80,17 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         clock_ns=clock_ns,
         named=named,
         steps_from=steps.separator,
+        is_ring=_is_ring(reading.head.get("distributedInfo")),
+    )
+
+
+def _is_ring(info: Any) -> bool:
+    """Returns whether the process groups of a trace are gloo's, and contain all ranks or only one."""
+    if not isinstance(info, dict) or info.get("backend") != "gloo":
+        return False
+    groups = info.get("pg_config")
+    return isinstance(groups, list) and all(
+        isinstance(group, dict) and group.get("pg_size") in (1, info.get("world_size")) for group in groups
     )
 
 

@@ -15,6 +15,7 @@ from ddp_hpc.trace.analysis_results import (
     LaunchStats,
     PathRow,
     RankTrace,
+    SlowConnection,
     SlowLoad,
     Straggler,
     Times,
@@ -26,6 +27,8 @@ _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
 _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
+_MUCH_COMMUNICATION = 0.2
+"""Fraction of a step that exposed communication must take for its cause to be reported."""
 _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
@@ -67,6 +70,7 @@ def findings(
     ranks: Sequence[RankTrace],
     overall: Times,
     straggler: Straggler | None,
+    connection: SlowConnection | None,
     load: SlowLoad | None,
     collectives: Sequence[CollectiveRow],
     path: CriticalPath | None,
@@ -80,6 +84,8 @@ def findings(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. Without this delay, a step "
             f"would be up to {straggler.share:.0%} shorter."
         )
+    if connection:
+        sentences.append(_slow_connection(connection, ranks))
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         sentences.append(
             f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
@@ -95,7 +101,23 @@ def findings(
     sentences += _idle(ranks, overall, wall_s, whole)
     if path and path.rows:
         sentences.append(_critical_path(path, ranks))
-    return sentences + list(_communication(ranks, overall, collectives))
+    return sentences + list(_communication(ranks, overall, collectives, not (straggler or connection)))
+
+
+def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:
+    sender, receiver = connection.sender, connection.receiver
+    hosts = {trace.rank: trace.host for trace in ranks}
+    where = (
+        f" on {hosts[sender]} and {hosts[receiver]}, unless the clock of {hosts[receiver]} is ahead"
+        if hosts[sender] != hosts[receiver]
+        else ""
+    )
+    return (
+        f"The connection from rank {sender} to rank {receiver} is slow: rank {receiver} was the last to end "
+        f"{connection.num_last} of {connection.num_collectives} large all_reduces, "
+        f"{duration(connection.lag_s)} after the ranks other than rank {sender} (median), and gloo sends "
+        f"data from each rank to the one before it. Check the network of both ranks{where}."
+    )
 
 
 def _step(overall: Times, wall_s: float, steps_from: str) -> str:
@@ -197,7 +219,7 @@ def _are_missing(ranks: Sequence[RankTrace]) -> bool:
 
 
 def _communication(
-    ranks: Sequence[RankTrace], overall: Times, collectives: Sequence[CollectiveRow]
+    ranks: Sequence[RankTrace], overall: Times, collectives: Sequence[CollectiveRow], no_rank_is_slow: bool
 ) -> Iterator[str]:
     if not collectives or not sum(row.total_s for row in collectives):
         return
@@ -211,6 +233,18 @@ def _communication(
         bandwidth = f" with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
         detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
         yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."
+        exposed_s = overall.comm_exposed_s
+        if (
+            no_rank_is_slow
+            and row.num_ranks > 1
+            and exposed_s >= _MUCH_COMMUNICATION * overall.wall_s
+            and num_calls * row.transfer_s >= exposed_s / 2
+        ):
+            yield (
+                "No rank delays the others: most of the exposed communication is the transfers themselves. "
+                "The traces do not show whether a connection is slow; ddp-hpc bench comm --collectives "
+                "send_recv with one rank per node does."
+            )
     else:
         detail = "in which waiting for other ranks cannot be distinguished from the transfer"
         yield f"The collective that takes the most time is {row.kind}{of_size}: {calls}, {detail}."

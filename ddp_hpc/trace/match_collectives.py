@@ -26,6 +26,11 @@ class Matched:
     calls: dict[int, Collective]
 
     @property
+    def first(self) -> Collective:
+        """The call of one of the ranks, which has the same kind, group and size as the others."""
+        return next(iter(self.calls.values()))
+
+    @property
     def last(self) -> int:
         """The rank that started last. It did not wait, so its call is the shortest; no clocks are needed."""
         return min(self.calls, key=lambda rank: self.calls[rank].dur_s)
@@ -74,13 +79,16 @@ def _same(calls: dict[int, list[Collective]]) -> Iterator[dict[int, Collective]]
 def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:
     """Corrects all times to the clock of the first rank's host; also returns a note per corrected host.
 
-    A collective ends on all ranks at the same time, so differences between the ends are clock offsets.
+    A collective ends on all ranks at the same time, so differences between the ends are clock offsets. If a
+    connection of a ring is slow, however, the ends differ by up to half of the transfer.
     """
     reference = ranks[0]
     if all(trace.host == reference.host for trace in ranks):
         return tuple(ranks), []
     differences: defaultdict[str, list[float]] = defaultdict(list)
-    for collective in match(ranks):
+    matched = match(ranks)
+    transfer_s = statistics.median(m.transfer_s for m in matched) if matched and reference.is_ring else 0.0
+    for collective in matched:
         if (own := collective.calls.get(reference.rank)) is None:
             continue
         for trace in ranks:
@@ -90,7 +98,7 @@ def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str
     for host, values in sorted(differences.items()):
         offset_s = statistics.median(values)
         spread_s = statistics.median(abs(value - offset_s) for value in values)
-        if abs(offset_s) > max(LEAST_CLOCK_S, 3 * spread_s):
+        if abs(offset_s) > max(LEAST_CLOCK_S, 3 * spread_s, transfer_s / 2):
             offsets[host] = offset_s
             side = "ahead of" if offset_s > 0 else "behind"
             notes.append(
@@ -122,7 +130,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
             calls[_kind(call)].append((trace.rank, call))
     transfers: defaultdict[_Kind, list[float]] = defaultdict(list)
     for collective in matched:
-        transfers[_kind(next(iter(collective.calls.values())))].append(collective.transfer_s)
+        transfers[_kind(collective.first)].append(collective.transfer_s)
     table = []
     for key, own in calls.items():
         kind, group, num_ranks, num_bytes = key

@@ -23,6 +23,7 @@ from ddp_hpc.trace.analysis_results import (
 from ddp_hpc.trace.critical_path import critical_path
 from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.match_collectives import LEAST_CLOCK_S, Matched, aligned, match, rows
+from ddp_hpc.trace.slow_connection import slow_connection
 from ddp_hpc.trace.trace_files import read_ranks, trace_files
 
 _SLOW = 0.05
@@ -60,7 +61,10 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
     means = tuple(mean([step.times for step in trace.steps]) for trace in ranks)
     overall = mean([step.times for trace in ranks for step in trace.steps])
     collectives = rows(ranks, matched)
-    straggler = _straggler(ranks, matched, overall)
+    connection = slow_connection(ranks, matched) if overall.comm_exposed_s >= _SLOW * overall.wall_s else None
+    straggler = _slow_rank(ranks, matched, overall)
+    if not connection:  # a rank that receives late also starts the next collective late
+        straggler = straggler or _late_rank(ranks, matched, overall)
     load = _slowest_load(ranks)
     path = critical_path(ranks, matched)
     return Capture(
@@ -72,8 +76,9 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
         rank_means=means,
         collectives=collectives,
         straggler=straggler,
+        slow_connection=connection,
         slowest_load=load,
-        findings=tuple(findings(ranks, overall, straggler, load, collectives, path)),
+        findings=tuple(findings(ranks, overall, straggler, connection, load, collectives, path)),
         notes=tuple(notes) + _missing(missing, world_size) + _alone(ranks, world_size, collectives),
         path=path,
     )
@@ -115,15 +120,10 @@ def _alone(
     )
 
 
-def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
-    """Returns the rank that the others wait for, if they wait for a significant part of a step."""
-    if len(ranks) < 2:
-        return None
-    return _slow_rank(ranks, matched, overall) or _late_rank(ranks, matched, overall)
-
-
 def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
     """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
+    if len(ranks) < 2:
+        return None
     # The median over the steps is used, so that steps in which another rank is slow have no effect.
     excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
     own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}

@@ -11,11 +11,23 @@ import pytest
 import torch
 
 from ddp_hpc.bench.comm import timing
+from ddp_hpc.bench.comm.measure_cases import slow_connections
 from ddp_hpc.bench.comm.parse_options import Effort, num_elements, parse_sizes
 from ddp_hpc.bench.comm.timing import speeds
 from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
 from ddp_hpc.bench.comm.verification_data import PERIOD, fill_pattern, sum_table, table
 from ddp_hpc.trace.event_names import busbw_factor
+
+# Slow connections.
+
+
+def test_the_ranks_with_slow_transfers_are_named() -> None:
+    assert slow_connections([0.1, 0.11, 0.15, 0.09]) == ""
+    assert slow_connections([0.02, 0.09, 0.36, 0.35]) == (
+        "rank 0 takes 20 ms, but slower ranks up to 360 ms: 2, 3. Each rank sends to the next one, so check "
+        "the connections of these ranks"
+    )
+
 
 # Requests.
 

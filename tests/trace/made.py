@@ -78,10 +78,11 @@ def write(
     size: int = 1,
     host: str = "node1",
     base_ns: int = BASE_NS,
+    **info: Any,
 ) -> Path:
     head: dict[str, Any] = {"schemaVersion": 1, "host_name": host, "baseTimeNanoseconds": base_ns}
     if rank is not None:
-        head["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": size}
+        head["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": size, **info}
     text = json.dumps({**head, "traceEvents": events}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)

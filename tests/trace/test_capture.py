@@ -378,6 +378,58 @@ def test_a_single_delay_and_a_slow_network_name_no_rank(tmp_path, starts, steps)
     assert read_capture(tmp_path).straggler is None
 
 
+def _in_a_ring(directory, late_ms, groups=(4,), hosts="aaaa", num_calls=6, late_calls=6):
+    """Ranks of gloo that start an all_reduce together, and end the first `late_calls` at different times."""
+    for rank, (ms, host) in enumerate(zip(late_ms, hosts, strict=True)):
+        events = []
+        for number in range(num_calls):
+            end = 100_000 + (1000 * ms if number < late_calls else 0)
+            events += [annotation(f"ProfilerStep#{number}", 4e5 * number, 4e5)]
+            events += [all_reduce(4e5 * number, end, 1 << 20), all_reduce(4e5 * number + 1.5e5, 10 + rank)]
+        config = [{"pg_size": size} for size in groups]
+        write(directory / f"r{rank}.json", events, rank, len(hosts), host, pg_config=config)
+    return read_capture(directory)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "pair"),
+    [((0, 20, 10, 10), (2, 1)), ((20, 0, 0, 20.1), (0, 3)), ((20, 10, 10, 0), (1, 0))],
+    ids=["sender", "both", "last rank"],
+)
+def test_the_slow_connection_of_a_ring_ends_at_the_rank_that_receives_last(tmp_path, late_ms, pair):
+    capture = _in_a_ring(tmp_path, late_ms)
+    connection = capture.slow_connection
+    assert (connection.sender, connection.receiver) == pair
+    assert (connection.num_last, connection.num_collectives) == (6, 6)
+    assert capture.straggler is None
+    assert f"The connection from rank {pair[0]} to rank {pair[1]} is slow: " in capture.findings[1]
+
+
+@pytest.mark.parametrize(
+    "ring",
+    [
+        {"late_ms": (0, 0, 0, 0)},
+        {"late_ms": (0, 5, 0, 0)},
+        {"late_ms": (0, 20, 0, 0), "late_calls": 3},
+        {"late_ms": (0, 20, 0, 0), "num_calls": 4},
+        {"late_ms": (0, 20, 0, 0), "groups": (4, 2)},
+    ],
+    ids=["even", "less than half of a chunk", "half of the calls", "few calls", "groups of some ranks"],
+)
+def test_no_connection_is_named_without_evidence(tmp_path, ring):
+    capture = _in_a_ring(tmp_path, **ring)
+    assert capture.slow_connection is None
+    assert any("do not show whether a connection is slow" in sentence for sentence in capture.findings)
+
+
+def test_a_slow_connection_between_hosts_is_not_mistaken_for_a_clock(tmp_path):
+    capture = _in_a_ring(tmp_path, (0, 20, 10, 10), hosts="abcd")
+    assert (capture.slow_connection.receiver, capture.notes) == (1, ())
+    assert (
+        "Check the network of both ranks on c and b, unless the clock of b is ahead." in capture.findings[1]
+    )
+
+
 def test_the_transfer_time_is_that_of_the_rank_that_started_last(tmp_path):
     row = read_capture(_run(tmp_path, rank2={"forward": 130, "wait": 10})).collectives[0]
     assert row.median_s == pytest.approx(90 * US)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ddp_hpc.base.errors import DdpHpcError, stop_together
 from ddp_hpc.base.text_table import Row
-from ddp_hpc.base.units import format_bytes
+from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.bench.comm.collectives import MAKERS, Members
 from ddp_hpc.bench.comm.parse_options import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm.timing import speeds, time_operation
@@ -18,6 +19,8 @@ from ddp_hpc.training.process_group.errors_of_torch import explain_lost_contact
 from ddp_hpc.training.process_group.group import Group
 
 _MAX_NAMED = 4
+_LARGE_BYTES = 1 << 20
+"""The least size of messages that depend on the bandwidth of a connection."""
 
 
 class RefusedError(DdpHpcError):
@@ -88,9 +91,15 @@ def measure(
 
     longest_s = 0.0
     if effort.warmup:
-        longest_s = max(time_operation(operation, members, effort.warmup, tick)[-3:])
+        longest_s = max(time_operation(operation, members, effort.warmup, tick)[0][-3:])
     num = group.comm.bcast(effort.num_iterations(longest_s))
-    taken_s = time_operation(operation, members, num, tick)
+    taken_s, own_s = time_operation(operation, members, num, tick)
+    medians_s = group.comm.allgather(statistics.median(own_s))
+    # Connections between nodes are slower than those in a node.
+    is_alike = members.per_node in (1, members.size)
+    is_comparable = is_alike and case.name == "send_recv" and case.num_bytes >= _LARGE_BYTES
+    if is_comparable and (line := slow_connections(medians_s)):
+        say(f"{case}: {line}")
     tick()
     wrong_after = operation.find_wrong(members)
     wrong = wrong or wrong_after
@@ -109,6 +118,24 @@ def measure(
         **speeds(taken_s, case.num_bytes, busbw_factor(case.name, members.size)),
         "correct": not problems,
     }
+
+
+def slow_connections(medians_s: Sequence[float]) -> str:
+    """Returns a sentence about the ranks whose send_recv takes long, or an empty string.
+
+    A rank waits for its own two transfers only. A rank is slow if it takes more than half as long as the
+    slowest rank, and the fastest one does not.
+    """
+    fastest_s, fastest = min((median_s, rank) for rank, median_s in enumerate(medians_s))
+    slowest_s = max(medians_s)
+    if fastest_s >= slowest_s / 2:
+        return ""
+    slow = [rank for rank, median_s in enumerate(medians_s) if median_s > slowest_s / 2]
+    named = ", ".join(map(str, slow[:_MAX_NAMED])) + (", ..." if len(slow) > _MAX_NAMED else "")
+    return (
+        f"rank {fastest} takes {duration(fastest_s)}, but slower ranks up to {duration(slowest_s)}: {named}. "
+        "Each rank sends to the next one, so check the connections of these ranks"
+    )
 
 
 def _agree_on_refusal(case: Case, group: Group, refusal: str) -> None:

@@ -28,8 +28,10 @@ _BUSY_CYCLES = 1_000_000
 """About 0.5 ms at 2 GHz, which should be longer than the launch of a collective. Not yet run on a GPU."""
 
 
-def time_operation(operation: Operation, members: Members, num: int, tick: Callable[[], None]) -> list[float]:
-    """Returns the times of `num` iterations in seconds, each measured on the slowest rank of that iteration.
+def time_operation(
+    operation: Operation, members: Members, num: int, tick: Callable[[], None]
+) -> tuple[list[float], list[float]]:
+    """Returns the times of `num` iterations in seconds, on the slowest rank of each and on this rank.
 
     Collective: every member must call this. `tick` is called before each iteration and is not timed.
     """
@@ -41,7 +43,7 @@ def time_operation(operation: Operation, members: Members, num: int, tick: Calla
         taken_s.append(timed(operation, members.device))
     slowest = torch.tensor(taken_s, dtype=torch.float32, device=members.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.tolist()
+    return slowest.tolist(), taken_s
 
 
 def _timed_by_host(operation: Operation, device: torch.device) -> float:
