@@ -6,6 +6,7 @@ a state or a cause, add a member and a row: see CONTRIBUTING.md.
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -192,9 +193,14 @@ class Stop(NamedTuple):
         return state
 
     def line(self, saved: str, at: str = "") -> str:
-        """Returns the line about a run that stops early; `saved` is what was saved."""
-        resume = self.state.how_to_resume("run the same command again to resume")
-        return f"Stopping{at}: {self.reason}. {saved}; {resume}."
+        """Returns the line about a run that stops early; `saved` is what was saved.
+
+        In a batch job, the supervisor then says how the run is resumed.
+        """
+        text = f"Stopping{at}: {self.reason}. {saved}"
+        if os.environ.get("DDP_HPC_THIS_ATTEMPT"):
+            return f"{text}."
+        return f"{text}; {self.state.how_to_resume('run the same command again to resume')}."
 
 
 class _Consequence(NamedTuple):

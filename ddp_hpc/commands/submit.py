@@ -85,6 +85,7 @@ def command(
         return
     program, prefix = scheduler.submit_program, scheduler.prefix
     need(program, f"the script's {prefix} lines are for {scheduler.title}, which requires {program}")
+    _warn(submit_module.unfinished_job(submission))
     if forget_nodes and submission.run_dir is not None:
         forget_failed_nodes(submission.run_dir)
     submit_module.prepare(submission)

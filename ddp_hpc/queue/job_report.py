@@ -249,13 +249,23 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
     run_dirs = [run_dir] if run_dir is not None else runs_in(Path.cwd())[-_MAX_RUNS:]
     for directory in run_dirs:
         if jobs := ledger.job_ids(directory):
-            job, no_answer = None, ""
+            job_id, job, no_answer = jobs[-1], None, ""
             try:
-                # Each task of an array has its own run directory, unless no task has started.
-                job = next(iter(read_jobs(check_job_id(jobs[-1]))), None)
+                job_id, job = _current_job(directory, jobs[-1])
             except DdpHpcError as error:
                 # The run directory can be a copy from another machine, or be damaged.
                 if run_dir is None and not isinstance(error, RequestError):
                     raise
                 no_answer = str(error)
-            yield replace(combine(jobs[-1], job, directory), no_answer=no_answer)
+            yield replace(combine(job_id, job, directory), no_answer=no_answer)
+
+
+def _current_job(run_dir: Path, last: str) -> tuple[str, JobState | None]:
+    """Returns the running job of the run, even if another one was submitted later; otherwise the last one."""
+    started = [attempt.job_id for attempt in ledger.attempts(run_dir)[-1:] if attempt.job_id != last]
+    for job_id in (*started, last):
+        # Each task of an array has its own run directory, unless no task has started.
+        job = next(iter(read_jobs(check_job_id(job_id))), None)
+        if job is not None and job.phase == "running":
+            return job_id, job
+    return last, job

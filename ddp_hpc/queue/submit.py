@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from ddp_hpc.queue.failed_nodes import failed_nodes
 from ddp_hpc.queue.run_conflicts import warning_about
 from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
-from ddp_hpc.schedulers.client import send
+from ddp_hpc.schedulers.client import read_jobs, send
+from ddp_hpc.schedulers.job_state import is_job_id
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
@@ -148,6 +150,19 @@ def conflict(submission: Submission) -> str:
         "choose another --name or --run-dir" if submission.is_new else "change DDP_HPC_RUN_DIR in the script"
     )
     return warning_about(submission.run_dir, submission.script.text, new)
+
+
+def unfinished_job(submission: Submission) -> str:
+    """Returns a warning if the last job of the run has not ended: only one job can use its directory."""
+    jobs = ledger.job_ids(submission.run_dir) if submission.run_dir is not None else []
+    with suppress(DdpHpcError):  # the submission then fails, too
+        for job in read_jobs(jobs[-1]) if jobs and is_job_id(jobs[-1]) else ():
+            if job.phase != "ended":
+                return (
+                    f"job {job.job_id} of the run in {submission.run_dir} is {job.phase}; a job that starts "
+                    "while another one of its run is running ends with an error"
+                )
+    return ""
 
 
 def without_failed_nodes(submission: Submission) -> tuple[Submission, str]:

@@ -186,6 +186,12 @@ class NodePool:
         """The node of this process."""
         failed = {each.node for each in failed_nodes(run_dir)} if run_dir is not None else set()
         self.nodes = Nodes.of(sorted(names, key=failed.__contains__), num_spare)
+        if left_out := ", ".join(name for name in self.nodes.spare if name in failed):
+            num = sum(name not in failed for name in self.nodes.spare)
+            say(
+                f"ddp-hpc: not used, because they have failed in this run: {left_out}; "
+                f"{counted(num, 'spare node')} left"
+            )
         self.num_nodes = len(self.nodes.used)
         """The number of nodes that are used at first."""
         self._min_nodes, self._run_dir = min_nodes or self.num_nodes, run_dir

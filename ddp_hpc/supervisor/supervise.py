@@ -54,10 +54,10 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     files = RunFiles(launch.run_dir)
     files.check()
     _check_program(files, script)
+    last = files.last_attempt()
+    _check_not_in_use(files, last, job, settings.scheduler)
     before = files.state()
-    attempt = decisions.begin_attempt(
-        job.job_id, before, files.last_attempt(), environ, settings.max_attempts
-    )
+    attempt = decisions.begin_attempt(job.job_id, before, last, environ, settings.max_attempts)
     if isinstance(attempt, decisions.NothingToDo):
         say(f"ddp-hpc: {attempt.message}")
         return attempt.code
@@ -79,8 +79,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     files.begin(attempt)
     with _on_timeline(attempt, files, settings.scheduler, environ):
         ended = run_attempts(attempt, launch, clock, files, settings)
-        last = replace(ended.attempt, first_step=attempt.first_step)
-        return next_job.conclude(ended, last)
+        return next_job.conclude(ended, replace(ended.attempt, first_step=attempt.first_step))
 
 
 @contextmanager
@@ -123,6 +122,25 @@ def _check_program(files: RunFiles, script: str) -> None:
             files.script.read_text(encoding="utf-8", errors="replace"),
             script,
             "set DDP_HPC_RUN_DIR in the script to another directory (ddp-hpc render --name or --run-dir)",
+        )
+
+
+def _check_not_in_use(files: RunFiles, last: Attempt | None, job: RunningJob, scheduler: Scheduler) -> None:
+    """Checks that the job of the last attempt is not running any more: its files must not be changed.
+
+    Raises:
+        RequestError: it is running.
+    """
+    if last is None or last.job_id == job.job_id or files.end(last) is not None:
+        return
+    try:
+        other = scheduler.commands.job_commands().read_job(last.job_id)
+    except DdpHpcError:  # the ranks, whose snapshot directory is locked, then decide
+        return
+    if other is not None and other.phase == "running":
+        raise RequestError(
+            f"the run directory {files.path} is in use by job {last.job_id}, which is running; submit this "
+            "job again when that one has ended, or choose another --run-dir"
         )
 
 

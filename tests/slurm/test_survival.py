@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.training.forked import Forks
 from .cluster import Cluster
 from .configuration import Settings
 from .nodes import wait_for
-from .survival_runs import Run, losses_of_a_quiet_run, submit
+from .survival_runs import PROJECT, PYTHON, Run, losses_of_a_quiet_run, submit
 
 pytestmark = pytest.mark.slurm
 
@@ -69,6 +70,24 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     assert (again, job) == (2, run.job)
     restart = f"ddp-hpc: restart 1 of 3 in this job, from step {step}"
     assert f"{restart}, because attempt 1 failed: {lost}" in run.log
+
+
+def test_a_second_job_of_a_running_run_is_refused_and_changes_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.3, render=("--nodes", "1"))
+    run.wait_for_step(5)
+    second = replace(run, job=cluster.sbatch(tmp_path / "job.sbatch", cwd=tmp_path))
+    assert second.end(60).exit_code == 2
+    assert f"runs/ddp is in use by job {run.job}, which is running; submit this job again when " in second.log
+    status = cluster.run(
+        [PYTHON, "-m", "ddp_hpc", "status", "runs/ddp"], env={"PYTHONPATH": str(PROJECT)}, cwd=tmp_path
+    )
+    assert f"job       {run.job} (ddp of " in status.stdout
+    end = run.end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+    assert run.attempts == [(1, run.job, 0)]
+    assert run.state.startswith("done 40")
 
 
 @pytest.mark.soak

@@ -95,10 +95,10 @@ def _lost_process(error: BaseException, parts: Parts, timeout_s: float) -> Verdi
 
 
 def _at(error: BaseException, text: str, *, whole: bool) -> str:
-    """Prepends the notes that the loop added to the error: the step and, if `whole`, the samples."""
-    notes = getattr(error, "__notes__", [])
-    where = ", ".join(notes if whole else notes[:1])
-    return f"{where}: {text}" if where else text
+    """Adds the notes of the loop to the error: the step before it and, if `whole`, the samples after it."""
+    step, *samples = getattr(error, "__notes__", []) or [""]
+    after = f", {', '.join(samples)}" if samples and whole else ""
+    return f"{step}: {text}{after}" if step else text
 
 
 def with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
