@@ -23,7 +23,7 @@ _MOST_BUSY = 2000
 def summarize(
     rank_events: RankEvents, steps: Steps, base_us: float, zero_s: float, num_collectives: int
 ) -> dict[str, Any]:
-    """Returns the fields of RankTrace that describe a device, which are none without events of a device.
+    """Returns the fields of RankTrace that describe a device; without its events, the dictionary is empty.
 
     `num_collectives` is the length of the rank's list of collectives, to which the links refer.
     """

@@ -34,7 +34,7 @@ _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
 _LANE_PX, _THIN_LANE_PX = 20, 11
 _PANEL_PX = 90
-_MAX_POINTS = 20_000
+_MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
@@ -145,10 +145,12 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
 
 
 def _memory(drawn: Sequence[RankTrace]) -> _Panel:
+    """Returns the lines of the devices, without the host if a rank has another device."""
     lines: list[_Line] = [
         (f"{text}, rank {trace.rank}, {plain(memory.device)}", moments, values, dash)
         for trace in drawn
         for memory in trace.memory
+        if memory.device != "cpu" or not trace.busy
         for moments, *both in [memory.curve]
         for text, values, dash in zip(("allocated", "reserved"), both, ("solid", "dot"), strict=True)
         if any(values)
@@ -168,12 +170,15 @@ def _queue(drawn: Sequence[RankTrace]) -> _Panel:
 def _line(panel: _Panel, line: _Line, axis: int, zero_s: float, most: int) -> Figure:
     text, moments, values, dash = line
     every = -(-len(moments) // most)
+    # The largest of neighboring values is kept.
+    pieces = (range(len(values))[at : at + every] for at in range(0, len(values), every))
+    kept = [max(piece, key=values.__getitem__) for piece in pieces]
     return {
         "type": "scatter",
         "mode": "lines",
         "name": panel.title,
-        "x": [milliseconds(moment - zero_s) for moment in moments[::every]],
-        "y": [round(value / panel.unit, 3) for value in values[::every]],
+        "x": [milliseconds(moment - zero_s) for moment in map(moments.__getitem__, kept)],
+        "y": [round(value / panel.unit, 3) for value in map(values.__getitem__, kept)],
         "yaxis": f"y{axis}",
         "line": {"shape": "hv", "width": 1.5, "dash": dash, "color": COLORS["backward"]},
         "hovertemplate": f"%{{y:,}} {text}<br>at %{{x:,.3~f}} ms<extra></extra>",

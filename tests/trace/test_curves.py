@@ -66,7 +66,6 @@ def test_memory_and_queue_are_drawn_below_the_lanes(tmp_path):
     assert [(line["yaxis"], line["x"], line["y"]) for line in lines] == [
         ("y2", [0.005, 0.015, 0.02, 0.09], [2, 4, 4, 1]),
         ("y2", [0.005, 0.015, 0.02, 0.09], [3, 5, 6, 6]),
-        ("y2", [0.05], [0]),
         ("y3", [0, 0.01, 0.02, 0.03, 0.05, 0.06, 0.08, 0.1], [0, 1, 0, 1, 2, 1, 0, 0]),
     ]
     assert figure["layout"]["yaxis2"]["domain"][0] >= figure["layout"]["yaxis3"]["domain"][1]
