@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 ANNOTATION, OPERATOR = "annotation", "operator"
+
+Curve: TypeAlias = tuple[tuple[float, ...], ...]
+"""Moments on the common clock of the capture in seconds, and values that begin at each of them."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,13 @@ class Kernel:
     """What the kernel does, such as `matrix products`, or its collective."""
     num_calls: int
     total_s: float
+    tensor_cores: float | None = None
+    """1 if the name of the kernel shows that it uses Tensor Cores, and 0 if not; None if it is unknown."""
+    # Kineto's estimates: the means over the calls, weighted by their durations.
+    blocks_per_sm: float | None = None
+    warps_per_sm: float | None = None
+    occupancy: float | None = None
+    """The achieved occupancy in percent."""
 
 
 class NamedEvent(NamedTuple):
@@ -165,6 +175,27 @@ class LaunchStats:
     """Median duration of a call."""
     delay_s: float
     """Median time from the end of a call to the start of its first kernel, at least 0."""
+    queue_median: float = 0.0
+    """Median over time of the number of kernels whose launch call has begun, and that have not started."""
+    queue_empty: float = 0.0
+    """The fraction of the time in which there are no such kernels."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a device that torch's allocator used while it was recorded."""
+
+    device: str
+    """The device, such as `cuda:0`."""
+    allocated_bytes: int
+    """The peak, like `reserved_bytes`."""
+    reserved_bytes: int
+    step: int | None
+    """The number of the step in which `allocated_bytes` was reached, or None outside of all steps."""
+    callers: str
+    """The annotations and operators in which this happened, from the outermost to the innermost."""
+    curve: Curve
+    """`allocated_bytes` and `reserved_bytes` over time."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +255,6 @@ class RankTrace:
     """Operators by self time, the longest first."""
     kernels: tuple[Kernel, ...]
     """Kernels and copies on the device, the longest first."""
-    peak_bytes: dict[str, int]
-    """Peak of allocated memory per device: {"cpu": ..., "cuda:0": ...}."""
     num_events: int
     notes: tuple[str, ...]
     """The parts of this rank's trace that were skipped, with the reasons."""
@@ -243,6 +272,8 @@ class RankTrace:
     clock_ns: int = 0
     """The time to which the timestamps in the file are relative, on the common clock of the capture."""
     named: tuple[NamedEvent, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    queue: Curve = ()
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
     is empty, there are none, and the only step is the whole recording."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddp_hpc.trace.analysis_results import Collective, Op, RankTrace, Span, Step
+from ddp_hpc.trace.curves import memories
 from ddp_hpc.trace.device_summary import summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Columns, nanoseconds
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind
@@ -68,15 +69,13 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         collectives=collectives,
         ops=_ops(rank_events.host, tree, rank_events.device.dur_ns()),
         kernels=kernels(rank_events, tree, _MOST_OPS),
-        peak_bytes=rank_events.peak_bytes,
+        memory=memories(rank_events, base_us, zero_s, steps, tree),
         num_events=reading.num_events,
         notes=tuple(notes),
         process=_process(rank_events, host),
         device_name=_device_name(reading.head) if len(rank_events.device) else "",
         is_cut_off=reading.is_cut_off,
-        busy=device.busy,
-        launches=device.launches,
-        path_links=device.path_links,
+        **device,
         clock_ns=clock_ns,
         named=named,
         steps_from=steps.separator,
@@ -118,7 +117,7 @@ def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
         return min(runtimes)
     if not len(rank_events.device):
         return "cpu"
-    kinds = {name.partition(":")[0] for name in rank_events.peak_bytes} - {"cpu"}
+    kinds = {name.partition(":")[0] for _, name in rank_events.memory.names} - {"cpu"}
     return next(iter(sorted(kinds)), "xpu" if "xpu" in str(head.get("deviceProperties")).lower() else "cuda")
 
 
@@ -193,7 +192,7 @@ def _ops(columns: Columns, tree: CallTree, device_durations: Longs) -> tuple[Op,
 
 def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: int) -> list[str]:
     notes = []
-    dropped = sum(part.num_dropped for part in (rank_events.host, rank_events.device, rank_events.launches))
+    dropped = sum(part.num_dropped for part in vars(rank_events).values() if isinstance(part, Columns))
     if dropped or rank_events.num_calls_dropped:
         notes.append(
             f"{dropped + rank_events.num_calls_dropped} events after the first {MOST_EVENTS} of their kind "

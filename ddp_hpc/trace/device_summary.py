@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import LaunchStats, PathLinks
+from ddp_hpc.trace.analysis_results import Curve, LaunchStats, PathLinks
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, MEMCPY, path_links, step_events
+from ddp_hpc.trace.curves import queue
 from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.event_names import kernel_kind
 from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
@@ -18,36 +20,33 @@ _MOST_BUSY = 2000
 """Limit of the busy intervals in the timeline. If there are more, the shortest gaps are closed."""
 
 
-@dataclass(frozen=True)
-class DeviceSummary:
-    """The fields of RankTrace that describe a device."""
-
-    busy: tuple[tuple[float, float], ...] = ()
-    launches: LaunchStats | None = None
-    path_links: PathLinks | None = None
-
-
 def summarize(
     rank_events: RankEvents, steps: Steps, base_us: float, zero_s: float, num_collectives: int
-) -> DeviceSummary:
-    """Returns the summary of the device's events, which is empty if there are none.
+) -> dict[str, Any]:
+    """Returns the fields of RankTrace that describe a device; without its events, the dictionary is empty.
 
     `num_collectives` is the length of the rank's list of collectives, to which the links refer.
     """
     activity = steps.device
     if activity is None:
-        return DeviceSummary()
+        return {}
     calls = rank_events.launches
     begun = calls.start_ns(base_us)
     windows = (steps.starts, steps.ends)
     starts, ends = _few(activity.busy, _MOST_BUSY)
-    return DeviceSummary(
-        busy=tuple(zip((zero_s + starts * 1e-9).tolist(), (zero_s + ends * 1e-9).tolist(), strict=True)),
-        launches=_launch_stats(
-            activity.events, activity.busy, activity.launches, (begun, begun + calls.dur_ns()), windows
-        ),
-        path_links=_links(rank_events, steps, activity, num_collectives),
+    launches = _launch_stats(
+        activity.events, activity.busy, activity.launches, (begun, begun + calls.dur_ns()), windows
     )
+    curve: Curve = ()
+    if launches:
+        median, empty, curve = queue(activity.launches, activity.events[0], windows, zero_s)
+        launches = replace(launches, queue_median=median, queue_empty=empty)
+    return {
+        "busy": tuple(zip((zero_s + starts * 1e-9).tolist(), (zero_s + ends * 1e-9).tolist(), strict=True)),
+        "launches": launches,
+        "path_links": _links(rank_events, steps, activity, num_collectives),
+        "queue": curve,
+    }
 
 
 def _few(busy: Intervals, most: int) -> Intervals:

@@ -11,7 +11,7 @@ from ddp_hpc.trace.intervals import Ints, Longs
 from ddp_hpc.trace.parse_events import Event
 
 MOST_EVENTS = 4_000_000
-"""Limit of events kept per kind and rank, 24 bytes each, so that traces larger than memory can be read."""
+"""Limit of events kept per kind and rank, at most 56 bytes each: traces may be larger than memory."""
 _FAR_NS = 2.0**62
 
 
@@ -40,7 +40,7 @@ class Columns:
         self._thread = array("i")
         self._start_us = array("d")
         self._dur_us = array("d")
-        self._correlation = array("q")
+        self._values: dict[str, array[Any]] = {}
         self.num_dropped = 0
 
     def __len__(self) -> int:
@@ -58,14 +58,15 @@ class Columns:
         self._start_us.extend([event.ts for event in events])
         self._dur_us.extend([event.dur for event in events])
 
-    def add_correlations(self, correlations: list[int]) -> None:
-        """Adds the correlation IDs of the events that were added last, without those of dropped events."""
-        self._correlation.extend(correlations[: len(self) - len(self._correlation)])
+    def add_values(self, name: str, values: list[Any]) -> None:
+        """Adds the values of a field of the events that were added last, without those of dropped events."""
+        own = self._values.setdefault(name, array("q" if name == "correlation" else "d"))
+        own.extend(values[: len(self) - len(own)])
 
-    @property
-    def correlation(self) -> Longs:
-        """The correlation ID of each event, or -1 if it has none. Empty if no correlation IDs were added."""
-        return np.frombuffer(self._correlation, np.int64)
+    def values(self, name: str) -> Any:
+        """Returns the values of a field of the events, in which -1 is unknown. Empty if none were added."""
+        own = self._values.get(name, array("q"))
+        return np.frombuffer(own, own.typecode)
 
     @property
     def name(self) -> Ints:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,7 +41,8 @@ _MOST = 2**63
 
 
 class _Memory(msgspec.Struct, gc=False):
-    allocated: int = msgspec.field(name="Total Allocated", default=0)
+    allocated_bytes: int = msgspec.field(name="Total Allocated", default=-1)
+    reserved_bytes: int = msgspec.field(name="Total Reserved", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
     device_id: int = msgspec.field(name="Device Id", default=-1)
 
@@ -64,9 +66,21 @@ class _Link(msgspec.Struct, gc=False):
     correlation: int = -1
 
 
-_LINK = msgspec.json.Decoder(_Link)
-_MEMORIES = msgspec.json.Decoder(list[_Memory])
-_MESSAGE = msgspec.json.Decoder(_Message)
+class _Kernel(_Link):
+    """Kineto's estimates for a kernel of CUDA. In other traces, they are unknown."""
+
+    blocks_per_sm: float = msgspec.field(name="blocks per SM", default=-1)
+    warps_per_sm: float = msgspec.field(name="warps per SM", default=-1)
+    occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1)
+    shared_bytes: int = msgspec.field(name="shared memory", default=0)
+
+    def __post_init__(self) -> None:
+        # Kineto assumes that a block can have at most 48 KiB (computeOccupancyMetrics), and writes 0.
+        if self.shared_bytes > 48 << 10:
+            self.occupancy = -1
+
+
+_Args = TypeVar("_Args", _Link, _Memory, _Message)
 
 
 @dataclass(frozen=True)
@@ -94,13 +108,15 @@ class RankEvents:
     launches: Columns = field(init=False)
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Columns = field(default_factory=Columns)
-    """Kernels and copies, with correlation IDs."""
+    """Kernels and copies, with correlation IDs and the fields in OCCUPANCY."""
+    memory: Columns = field(init=False)
+    """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
+    Their names are those of the devices."""
     calls: list[Call] = field(default_factory=list)
-    peak_bytes: dict[str, int] = field(default_factory=dict)
     num_calls_dropped: int = 0
 
     def __post_init__(self) -> None:
-        self.launches = Columns(self.host.threads)
+        self.launches, self.memory = Columns(self.host.threads), Columns(self.host.threads)
 
     @property
     def lacks_device(self) -> bool:
@@ -110,6 +126,8 @@ class RankEvents:
 
 COLLECTIVE = "collective"
 """The category of collective kernels in `RankEvents.device`."""
+OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
+"""The fields of `RankEvents.device` with Kineto's estimates for each kernel."""
 
 
 def add_events(events: list[Event], rank_events: RankEvents, world_size: int) -> None:
@@ -140,54 +158,47 @@ def add_events(events: list[Event], rank_events: RankEvents, world_size: int) ->
         if kind := names.kernel_kind(event.name):
             event.cat = COLLECTIVE
             calls.append(_call(event, kind, world_size, on_device=True))
-    _add_linked(rank_events.device, of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
+    _add_linked(rank_events.device, of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"], OCCUPANCY)
     room = max(0, _MOST_CALLS - len(rank_events.calls))
     rank_events.num_calls_dropped += max(0, len(calls) - room)
     rank_events.calls += calls[:room]
-    _count_memory([e for e in of["cpu_instant_event"] if e.name == "[memory]"], rank_events.peak_bytes)
+    _add_memory(rank_events.memory, [e for e in of["cpu_instant_event"] if e.name == "[memory]"])
 
 
-def _add_linked(columns: Columns, events: list[Event]) -> None:
+def _add_linked(columns: Columns, events: list[Event], fields: Sequence[str] = ()) -> None:
     columns.add(events)
-    columns.add_correlations([_correlation(event) for event in events])
+    links = [_decoded(_Kernel if fields else _Link, event) for event in events]
+    columns.add_values(
+        "correlation", [link.correlation if -1 <= link.correlation < _MOST else -1 for link in links]
+    )
+    for name in fields:
+        columns.add_values(name, [getattr(link, name) for link in links])
 
 
-def _correlation(event: Event) -> int:
+def _add_memory(columns: Columns, events: list[Event]) -> None:
+    known = [
+        (event, memory) for event in events
+        if 0 <= (memory := _decoded(_Memory, event)).allocated_bytes < _MOST > memory.reserved_bytes
+    ]  # fmt: skip
+    for event, memory in known:
+        event.name = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
+        if memory.device_id >= 0 and event.name != "cpu":
+            event.name += f":{memory.device_id}"
+    columns.add([event for event, _ in known])
+    for name in ("allocated_bytes", "reserved_bytes"):
+        columns.add_values(name, [getattr(memory, name) for _, memory in known])
+
+
+def _decoded(kind: type[_Args], event: Event) -> _Args:
+    """Returns the arguments of an event, with the defaults if they cannot be read."""
     try:
-        number = _LINK.decode(event.args).correlation
+        return msgspec.json.decode(event.args, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return -1
-    return number if -1 <= number < _MOST else -1
-
-
-def _count_memory(events: list[Event], peak_bytes: dict[str, int]) -> None:
-    peaks: dict[tuple[int, int], int] = {}
-    for memory in _memories(events):
-        key = (memory.device_type, memory.device_id)
-        if memory.allocated > peaks.get(key, -1):
-            peaks[key] = memory.allocated
-    for (device_type, device_id), allocated in peaks.items():
-        device = _DEVICE_TYPES.get(device_type, f"device type {device_type}")
-        if device_id >= 0 and device != "cpu":
-            device = f"{device}:{device_id}"
-        peak_bytes[device] = max(peak_bytes.get(device, 0), allocated)
-
-
-def _memories(events: list[Event]) -> list[_Memory]:
-    # These events are frequent, and decoding all of them in one call is faster.
-    try:
-        return _MEMORIES.decode(b"[" + b",".join([event.args for event in events]) + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        if len(events) <= 1:
-            return []
-    return [memory for event in events for memory in _memories([event])]
+        return kind()
 
 
 def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
-    try:
-        message = _MESSAGE.decode(event.args)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        message = _Message()
+    message = _decoded(_Message, event)
     kind = names.kind_of(message.kind) if message.kind else kind
     num_ranks = message.num_ranks or world_size
     if message.dtype:

@@ -20,7 +20,7 @@ from ddp_hpc.trace.analysis_results import (
     Times,
 )
 from ddp_hpc.trace.event_names import region_of, shortened
-from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds
+from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
 
 _Steps: TypeAlias = tuple[tuple[int, float, float], ...]
@@ -33,6 +33,8 @@ _WAITS = ("comm_exposed_s", "idle_s")
 _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
 _LANE_PX, _THIN_LANE_PX = 20, 11
+_PANEL_PX = 90
+_MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
@@ -77,6 +79,19 @@ class _Bar:
     """Where a kernel was launched; None for bars without names."""
 
 
+_Line: TypeAlias = tuple[str, Sequence[float], Sequence[float], str]
+"""The text for a line, its moments in seconds, its values, and its dashes."""
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """The lines of one quantity below the lanes."""
+
+    title: str
+    lines: Sequence[_Line]
+    unit: int = 1
+
+
 def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
     drawn, notes = _choose_ranks(capture)
@@ -99,22 +114,75 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         for category in (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, *KINDS)
         if (some := [bar for bar in bars if bar.category == category])
     ]
+    lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
+    lanes_px = (lane_px * _num_units(lanes) + 8) * len(drawn)
+    panels = [panel for panel in (_memory(drawn), _queue(drawn)) if panel.lines]
+    height = lanes_px + len(panels) * _PANEL_PX
+    most_points = _MAX_POINTS // sum(len(panel.lines) for panel in panels) if panels else 0
+    for number, panel in enumerate(panels):
+        data += [_line(panel, line, number + 2, zero_s, most_points) for line in panel.lines]
     layout = base_layout() | {
         "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
         "barmode": "overlay",
         "dragmode": "zoom",
         "shapes": [_mark(start) for _, start, _ in steps[:: -(-len(steps) // _MAX_MARKS) or 1]],
         "annotations": _numbers(steps, end),
-        "xaxis": axis("milliseconds", range=[0, end], showgrid=False),
+        "xaxis": axis("milliseconds", range=[0, end], showgrid=False, anchor=f"y{len(panels) + 1}"),
         "yaxis": axis(
-            range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False, **_labels(drawn, lanes)
+            range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False,
+            domain=[1 - lanes_px / height, 1], **_labels(drawn, lanes),
         ),
-    }
+    }  # fmt: skip
+    for number, panel in enumerate(panels):
+        top = len(panels) - number
+        domain = [(top - 1) * _PANEL_PX / height, (top - 0.25) * _PANEL_PX / height]
+        layout[f"yaxis{number + 2}"] = axis(
+            panel.title, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
+        )
     ranks = tuple(trace.rank for trace in drawn)
-    lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
-    height = (lane_px * _num_units(lanes) + 8) * len(drawn) + 90
-    figure = {"data": data, "layout": layout, "height": height, "ranks": ranks}
+    figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks}
     return Timeline(figure, ranks, steps, lanes, tuple(notes))
+
+
+def _memory(drawn: Sequence[RankTrace]) -> _Panel:
+    """Returns the lines of the devices, without the host if a rank has another device."""
+    lines: list[_Line] = [
+        (f"{text}, rank {trace.rank}, {plain(memory.device)}", moments, values, dash)
+        for trace in drawn
+        for memory in trace.memory
+        if memory.device != "cpu" or not trace.busy
+        for moments, *both in [memory.curve]
+        for text, values, dash in zip(("allocated", "reserved"), both, ("solid", "dot"), strict=True)
+        if any(values)
+    ]
+    return _Panel("memory, GiB", lines, 2**30)
+
+
+def _queue(drawn: Sequence[RankTrace]) -> _Panel:
+    lines: list[_Line] = [
+        (f"in the queue, rank {trace.rank}", moments, lengths, "solid")
+        for trace in drawn if trace.queue
+        for moments, lengths in [trace.queue]
+    ]  # fmt: skip
+    return _Panel("queue", lines)
+
+
+def _line(panel: _Panel, line: _Line, axis: int, zero_s: float, most: int) -> Figure:
+    text, moments, values, dash = line
+    every = -(-len(moments) // most)
+    # The largest of neighboring values is kept.
+    pieces = (range(len(values))[at : at + every] for at in range(0, len(values), every))
+    kept = [max(piece, key=values.__getitem__) for piece in pieces]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": panel.title,
+        "x": [milliseconds(moment - zero_s) for moment in map(moments.__getitem__, kept)],
+        "y": [round(value / panel.unit, 3) for value in map(values.__getitem__, kept)],
+        "yaxis": f"y{axis}",
+        "line": {"shape": "hv", "width": 1.5, "dash": dash, "color": COLORS["backward"]},
+        "hovertemplate": f"%{{y:,}} {text}<br>at %{{x:,.3~f}} ms<extra></extra>",
+    }
 
 
 def _lanes(capture: Capture, categories: set[str], num_levels: int) -> tuple[Lane, ...]:

@@ -27,7 +27,10 @@ _WORDS = (
     ("normalization", "fusedparamscuda|internalgradientscuda"),
     ("copies", "^mem(cpy|set)|(direct|float\\d+)_?copy|catarray|transpose|nchw_?(to|2)nhwc|nhwc_?(to|2)nchw"),
     ("copies", "copy_(async|kernel|tensor)|kv_?cache|reshape_and_cache|::copy_|::cat\\b|contiguous"),
-    ("matrix products", "gemm|gemv|matmul|cijk_|\\bbmm|::(add|b|badd)?mm\\b|nvjet|xmma|wgmma|splitkreduce"),
+    (
+        "matrix products",
+        "(?<!fb)gemm|gemv|matmul|cijk_|\\bbmm|::(add|b|badd)?mm\\b|nvjet|xmma|wgmma|splitkreduce",
+    ),
     ("matrix products", "cublas|dot_kernel|::linear\\b"),
     ("embedding and indexing", "embedding|_embs_|ind(ex|ices)|gather|scatter|permute|masked_|routing|topk"),
     (
@@ -39,6 +42,13 @@ _WORDS = (
     ("elementwise", "silu|gelu|relu|swiglu|cast_|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
 )
 _RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
+# Those of torch_tb_profiler (kineto, tb_plugin/torch_tb_profiler/profiler/tensor_core.py), and of cuBLAS for
+# H100, CUTLASS and FlashAttention. The names of Triton's kernels do not show whether they use Tensor Cores.
+_TENSOR_CORES = re.compile(
+    "[hs]884|[hsc]1688|hmma|i8816|16816|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1"
+    "|direct_group|xmma_(implicit_|sparse_|warp_specialized_implicit_)?gemm|xmma_sparse_conv"
+    "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd"
+)
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
 
 
@@ -53,3 +63,8 @@ def kernel_category(name: str, operator: str = "") -> str:
         return (is_vague and annotated_kind(operator)) or collective
     matches = (kind for text in (name, operator) for kind, words in _RULES if words.search(text))
     return next(matches, "other")
+
+
+def uses_tensor_cores(name: str) -> bool:
+    """Returns whether the name of a kernel shows that it uses Tensor Cores."""
+    return _TENSOR_CORES.search(name) is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, RankTrace
+from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, Curve, RankTrace
 from ddp_hpc.trace.event_names import busbw_factor
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -119,7 +119,13 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
         busy=tuple((start_s + by_s, end_s + by_s) for start_s, end_s in trace.busy),
         clock_ns=trace.clock_ns + round(by_s * 1e9),
         named=tuple(event._replace(start_s=event.start_s + by_s) for event in trace.named),
+        memory=tuple(replace(memory, curve=_moved_curve(memory.curve, by_s)) for memory in trace.memory),
+        queue=_moved_curve(trace.queue, by_s),
     )
+
+
+def _moved_curve(curve: Curve, by_s: float) -> Curve:
+    return tuple(values if i else tuple(at_s + by_s for at_s in values) for i, values in enumerate(curve))
 
 
 def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:

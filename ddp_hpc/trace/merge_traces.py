@@ -22,6 +22,8 @@ from ddp_hpc.trace.report_files import MERGED_NAME
 
 _MOST_PROCESSES, _MOST_THREADS = 10_000, 100_000
 """The distances between the IDs of two ranks. Perfetto's IDs have 32 bits."""
+_LARGE_ID = 1 << 40
+"""IDs of flows below this number are kept. Perfetto reads no file with an integer above 2**63."""
 _Event: TypeAlias = dict[str, Any]
 
 
@@ -38,7 +40,8 @@ def write_merged(path: Path, ranks: Sequence[RankTrace]) -> None:
         with partial_file(path, "report") as partial:
             with partial.open("xb") as raw, gzip.GzipFile(MERGED_NAME, "wb", 1, raw, mtime=0) as file:
                 for number, trace in enumerate(ranks):
-                    for events in _moved(trace, number, len(ranks), (trace.clock_ns - zero_ns) / 1e3):
+                    # Whole microseconds, since fractions would be inexact in times since 1970.
+                    for events in _moved(trace, number, len(ranks), (trace.clock_ns - zero_ns) // 1000):
                         file.write(begin + b",\n".join(map(encode, events)))
                         begin = b",\n"
                 file.write(b"\n]}\n")
@@ -47,10 +50,11 @@ def write_merged(path: Path, ranks: Sequence[RankTrace]) -> None:
         raise DdpHpcError(f"the merged trace {path} cannot be written ({error})") from error
 
 
-def _moved(trace: RankTrace, number: int, num_ranks: int, by_us: float) -> Iterator[list[_Event]]:
+def _moved(trace: RankTrace, number: int, num_ranks: int, by_us: int) -> Iterator[list[_Event]]:
     """Yields the events of a rank, whose number and name are in the IDs and names of its processes."""
     pids: Numbers[str] = Numbers()
     tids: Numbers[tuple[int, str]] = Numbers()
+    ids: Numbers[str] = Numbers()
     for events in read_whole_events(Path(trace.path)):
         for event in events:
             tid = str(event.get("tid", 0))
@@ -59,8 +63,11 @@ def _moved(trace: RankTrace, number: int, num_ranks: int, by_us: float) -> Itera
             event["tid"] = number * _MOST_THREADS + tids[event["pid"], tid] + 1
             if isinstance(event.get("ts"), int | float):
                 event["ts"] += by_us
-            if isinstance(event.get("id"), int):
-                event["id"] = event["id"] * num_ranks + number
+            if (own := event.get("id")) is not None:
+                is_small = isinstance(own, int) and 0 <= own < _LARGE_ID
+                event["id"] = (own if is_small else _LARGE_ID + ids[str(own)]) * num_ranks + number
+            if event.get("s") == "g":  # an instant of all processes, which would be one of all ranks
+                event["s"] = "p"
             if event.get("ph") == "M" and isinstance(args := event.get("args"), dict):
                 if event.get("name") == "process_name":
                     args["name"] = f"rank {trace.rank}: {args.get('name')}"

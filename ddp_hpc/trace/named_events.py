@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
+from ddp_hpc.trace.event_columns import Columns
 from ddp_hpc.trace.event_names import STEP, annotated_kind
-from ddp_hpc.trace.events_by_kind import RankEvents
+from ddp_hpc.trace.events_by_kind import OCCUPANCY, RankEvents
 from ddp_hpc.trace.intervals import Ints, Longs, parents
-from ddp_hpc.trace.kernel_kinds import kernel_category
+from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.step_times import Steps
 
 
@@ -43,6 +45,13 @@ class CallTree:
             at = int(self.above[at])
         return found
 
+    def path(self, at: int, host: Columns) -> str:
+        """Returns the names of an event of the host and all that enclose it, except that of the step."""
+        names = [name for _, name in host.names]
+        return " > ".join(
+            name for one in self.enclosing(at) if not (name := names[host.name[one]]).startswith(STEP)
+        )
+
 
 def call_tree(rank_events: RankEvents, base_us: float, steps: Steps) -> CallTree:
     """Returns the call tree of a rank."""
@@ -67,13 +76,29 @@ def kernels(rank_events: RankEvents, tree: CallTree, most: int) -> tuple[Kernel,
     callers, names = [*(name for _, name in host.names), ""], [name for _, name in device.names]
     caller = np.append(host.name, len(callers) - 1)[tree.launcher]
     pairs, index = np.unique(device.name * np.int64(len(callers)) + caller, return_inverse=True)
-    calls, totals = np.bincount(index), np.bincount(index, device.dur_ns() * 1e-9)
+    durations = device.dur_ns() * 1e-9
+    calls, totals = np.bincount(index), np.bincount(index, durations)
+    means = {name: _means(device.values(name), durations, index) for name in OCCUPANCY}
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
         name, operator = names[pairs[at] // len(callers)], callers[pairs[at] % len(callers)]
         kind = kernel_category(name, operator)
-        found.append(Kernel(name, operator, kind, int(calls[at]), float(totals[at])))
+        estimates = {field: None if np.isnan(mean[at]) else float(mean[at]) for field, mean in means.items()}
+        # Traces of other devices than NVIDIA's have no warps, and Tensor Cores are NVIDIA's.
+        tensor_cores = None if estimates["warps_per_sm"] is None else float(uses_tensor_cores(name))
+        found.append(
+            Kernel(name, operator, kind, int(calls[at]), float(totals[at]), tensor_cores, **estimates)
+        )
     return tuple(found)
+
+
+def _means(values: Any, weights: Any, index: Any) -> Any:
+    """Returns the weighted mean of the known values with the same index, or NaN."""
+    weights = weights * (values >= 0)
+    whole = np.bincount(index, weights)
+    return np.divide(
+        np.bincount(index, weights * values), whole, out=np.full(len(whole), np.nan), where=whole > 0
+    )
 
 
 def named_events(

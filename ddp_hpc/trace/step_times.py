@@ -140,9 +140,9 @@ def _measure_device(
     calls = rank_events.launches
     called = calls.start_ns(base_us)
     launches = find_launches(
-        rank_events.device.correlation,
+        rank_events.device.values("correlation"),
         device.starts,
-        calls.correlation,
+        calls.values("correlation"),
         calls.thread,
         (called, called + calls.dur_ns()),
     )

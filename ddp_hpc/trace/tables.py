@@ -25,6 +25,13 @@ _CAUSES = {
 }
 """The headings of the causes of idle time."""
 
+_ESTIMATES = (
+    Column("tensor_cores", "Tensor Cores at least (by name)", "{:.0%}".format),
+    Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
+    Column("warps_per_sm", "warps per SM", "{:,.1f}".format),
+    Column("occupancy", "est. occupancy", "{:.0f}%".format),
+)
+"""The columns of what kernels use of the device."""
 
 _name = partial(shortened, limit=_NAME_LENGTH)
 
@@ -79,17 +86,27 @@ def ranks(capture: Capture) -> Table:
 
 
 def memory(capture: Capture) -> Table:
-    """Returns the host and the peak memory of each rank."""
-    devices = sorted({device for trace in capture.ranks for device in trace.peak_bytes})
+    """Returns the peak memory of each device of each rank, the largest first."""
+    columns = [
+        Column("name", "peak memory"),
+        Column("host", "host", _name),
+        Column("device", "device", _name),
+        Column("allocated_bytes", "allocated", format_bytes),
+        Column("reserved_bytes", "reserved", _known(format_bytes)),
+        Column("step", "in step"),
+        Column("callers", "in operator", _name),
+    ]
     rows: list[Row] = [
-        {"rank": trace.rank, "host": trace.host}
-        | {f"peak{i}": trace.peak_bytes.get(device) for i, device in enumerate(devices)}
+        vars(memory) | {"name": f"rank {trace.rank}", "host": trace.host}
         for trace in capture.ranks
+        for memory in trace.memory
+        if memory.allocated_bytes
     ]
-    peaks = [
-        Column(f"peak{i}", f"peak memory, {_name(device)}", format_bytes) for i, device in enumerate(devices)
-    ]
-    return Table([Column("rank", "rank"), Column("host", "host", _name), *peaks], rows)
+    is_shown = {"host": len({row["host"] for row in rows}) > 1, "step": capture.has_steps}
+    return Table(
+        [column for column in columns if is_shown.get(column.field, True)],
+        sorted(rows, key=lambda row: -row["allocated_bytes"]),
+    )
 
 
 def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
@@ -115,6 +132,8 @@ def launches(capture: Capture) -> Table:
         Column("num_short", "shorter than launch call", count),
         Column("call_s", "median launch call, us", _us),
         Column("delay_s", "median launch to start, us", _us),
+        Column("queue_median", "median queue", count),
+        Column("queue_empty", "queue empty", "{:.0%}".format),
     ]
     with_launches = [trace for trace in capture.ranks if trace.launches]
     return Table(columns, [{"name": f"rank {trace.rank}"} | vars(trace.launches) for trace in with_launches])
@@ -179,19 +198,23 @@ def _num_steps(capture: Capture) -> str:
 
 def kinds(capture: Capture) -> Table:
     """Returns the time of the kernels and copies of each kind."""
-    rows = _sums(capture, "kernels", ("kind",), "total_s")
-    whole_s = sum(row["total_s"] for row in rows) or 1.0
-    rows = [row | {"share": row["total_s"] / whole_s} for row in rows]
+    rows = [row | {"kind": "all"} for row in _sums(capture, "kernels", (), "total_s")]
+    rows += _sums(capture, "kernels", ("kind",), "total_s")
+    rows = [row | {"share": row["total_s"] / (rows[0]["total_s"] or 1.0)} for row in rows]
     columns = _columns(capture, Column("kind", "kinds of kernels"), "ms")
-    return Table([*columns, Column("share", "share", "{:.1%}".format)], rows)
+    return Table([*columns, Column("share", "share", "{:.1%}".format), *_occupancy(rows)], rows)
 
 
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
     first, *others = _columns(capture, Column("name", "kernels", _name), "ms")
-    return Table(
-        [first, Column("kind", "kind"), *others], _sums(capture, "kernels", ("name", "kind"), "total_s")
-    )
+    rows = _sums(capture, "kernels", ("name", "kind"), "total_s")
+    return Table([first, Column("kind", "kind"), *others, *_occupancy(rows)], rows)
+
+
+def _occupancy(rows: Sequence[Row]) -> list[Column]:
+    """Returns the columns of the estimates that were recorded."""
+    return [column for column in _ESTIMATES if any(row[column.field] is not None for row in rows)]
 
 
 def kernels_by_operator(capture: Capture) -> Table:
@@ -238,8 +261,16 @@ def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list
         for rank, values in own:
             of_rank[rank] += values[order]
         largest_s, rank = max((value, rank) for rank, value in of_rank.items())
-        summed = [name for name, value in own[0][1].items() if not isinstance(value, str)]
-        means = {name: sum(values[name] for _, values in own) / len(capture.ranks) for name in summed}
+        summed = [name for name in ("num_calls", "total_s", "self_s", "device_s") if name in own[0][1]]
+        means: Row = {name: sum(values[name] for _, values in own) / len(capture.ranks) for name in summed}
         means["num_calls"] = round(means["num_calls"])
+        means |= {each.field: _weighted([values for _, values in own], each.field) for each in _ESTIMATES}
         rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
     return sorted(rows, key=lambda row: -row[order])
+
+
+def _weighted(rows: Sequence[Row], name: str) -> float | None:
+    """Returns the mean of the known values, weighted by the time of the kernels."""
+    known = [(row[name] * row["total_s"], row["total_s"]) for row in rows if row.get(name) is not None]
+    whole_s = sum(weight for _, weight in known)
+    return sum(value for value, _ in known) / whole_s if whole_s else None

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from ddp_hpc.base.text_table import Table, printable, table
-from ddp_hpc.base.units import counted, format_bytes
+from ddp_hpc.base.units import counted
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import Capture
 
@@ -31,7 +31,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.kinds(capture)),
         _show(tables.kernels(capture)),
         _show(tables.operators(capture)),
-        _memory(capture),
+        _show(tables.memory(capture), _MOST_RANKS),
         *map(_notes, captures),
     ]
     return "\n\n".join("\n".join(map(printable, block.splitlines())) for block in blocks if block) + "\n"
@@ -63,20 +63,6 @@ def _launches(shown: Table) -> str:
     fields = [column.field for column in shown.columns[1:]]
     mean = {field: statistics.fmean(row[field] for row in shown.rows) for field in fields}
     return table(shown.columns, [{"name": "mean of ranks"} | mean])
-
-
-def _memory(capture: Capture) -> str:
-    kinds: dict[str, list[tuple[int, int]]] = {}
-    for trace in capture.ranks:
-        for device, peak in trace.peak_bytes.items():
-            kinds.setdefault(device.partition(":")[0], []).append((peak, trace.rank))
-    lines = [
-        f"peak {device} memory while recording: {format_bytes(max(peaks)[0])} "
-        f"(rank {max(peaks)[1]}), median {format_bytes(statistics.median(peak for peak, _ in peaks))}"
-        for device, peaks in sorted(kinds.items())
-        if max(peaks)[0]
-    ]
-    return "\n".join(lines)
 
 
 def _notes(capture: Capture) -> str:

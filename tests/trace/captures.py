@@ -9,6 +9,7 @@ from ddp_hpc.trace.analysis_results import (
     CriticalPath,
     Kernel,
     LaunchStats,
+    Memory,
     Op,
     PathRow,
     RankTrace,
@@ -114,7 +115,16 @@ def _rank(
         collectives=tuple(calls),
         ops=tuple(Op(name, 96, self_s * 1.2, self_s * (1 + rank / 100)) for name, self_s in _OPS.items()),
         kernels=(),
-        peak_bytes={"cpu": (311 + rank) * _MIB},
+        memory=(
+            Memory(
+                "cpu",
+                (311 + rank) * _MIB,
+                0,
+                3,
+                "forward > aten::mm",
+                ((), (), ()),
+            ),
+        ),
         num_events=24_187,
         notes=(),
     )
@@ -151,7 +161,7 @@ def hostile() -> Capture:
             collectives=tuple(replace(call, kind=HOSTILE, group=ENDLESS) for call in trace.collectives),
             ops=(Op(HOSTILE, 1, 1.0, 1.0), Op(ENDLESS, 1, 1.0, float("inf")), Op("", 0, 0.0, float("nan"))),
             kernels=(Kernel(ENDLESS, HOSTILE, HOSTILE, 1, 1.0),),
-            peak_bytes={HOSTILE: 2**62},
+            memory=(Memory(HOSTILE, 2**62, 0, None, ENDLESS, ((17.5,), (2**62,), (0,))),),
         )
         for trace in plain.ranks
     )

@@ -36,6 +36,7 @@ from .made import annotation, event, launch, training, write
         ("void at::native::indexSelectLargeIndex<float, long>", "embedding and indexing"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
         ("void dpsk::ep::internode::cached_notify<false>(int, int)", "all_to_all"),
+        ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int)", "embedding and indexing"),
         ("my_kernel", "other"),
     ],
 )  # fmt: skip
@@ -72,8 +73,10 @@ def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
         write(tmp_path / f"rank{rank}.json", training() + launch(5, 300, "sgemm", 700, 13 * rank), rank, 2)
     table = tables.kinds(read_capture(tmp_path))
     rows = [tuple(table.write(column, row) for column in table.columns) for row in table.rows]
-    assert rows[0] == ("matrix products", "4", "0.08", "0.08", "1", "72.4%")
-    assert [row[0] for row in rows] == ["matrix products", "copies", "elementwise"]
+    assert rows[:2] == [
+        ("all", "6", "0.11", "0.12", "1", "100.0%"), ("matrix products", "4", "0.08", "0.08", "1", "72.4%")
+    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["all", "matrix products", "copies", "elementwise"]
 
 
 def test_a_kernel_of_several_collectives_has_a_row_for_each(tmp_path):
@@ -123,3 +126,30 @@ def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_p
     }  # fmt: skip
     assert "shows only 3 operators and as many kernels by name" in read_rank(path, most_named=3).notes[-1]
     assert read_rank(path).notes == ()
+
+
+def test_estimates_of_kernels_are_weighted_by_their_time(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 900)]
+    for number, name, ran_us, blocks, occupancy, shared in (
+        (1, "ampere_fp16_s16816gemm_fp16_128x128", 100, 2.0, 20, 0),
+        (2, "ampere_sgemm_64x64", 300, 1.0, 60, 0),
+        # Kineto's estimate is 0, since the kernel uses more than 48 KiB of shared memory.
+        (3, "sm90_xmma_gemm_bf16bf16", 100, 4.0, 0, 65_536),
+        (4, "elementwise_kernel", 100, -1, -1, 0),
+    ):
+        call, kernel = launch(number, 100.0 * number, name, 500 * number, ran_us)
+        estimates = {"blocks per SM": blocks, "warps per SM": 8, "est. achieved occupancy %": occupancy}
+        kernel["args"] |= estimates | {"shared memory": shared}
+        events += [call, kernel]
+    events += launch(5, 600, "Memcpy HtoD", 4000, 1000)
+    events[-1]["cat"] = "gpu_memcpy"
+    table = tables.kinds(read_capture(write(tmp_path / "rank0.json", events).parent))
+    shown = {
+        row["kind"]: tuple(table.write(column, row) for column in table.columns[-4:]) for row in table.rows
+    }
+    assert shown == {
+        "all": ("33%", "1.8", "8.0", "50%"),
+        "matrix products": ("40%", "1.8", "8.0", "50%"),
+        "elementwise": ("0%", "-", "8.0", "-"),
+        "copies": ("-", "-", "-", "-"),
+    }

@@ -76,6 +76,25 @@ def test_times_are_on_the_corrected_clock(tmp_path):
     assert starts[len(starts) // 2 :] == pytest.approx(starts[: len(starts) // 2], abs=1)
 
 
+def test_perfetto_can_read_all_ids_and_times(tmp_path):
+    """Perfetto rejects integers above 2**63, and would draw flows with the same ID between ranks."""
+    for rank in range(2):
+        events = [annotation("ProfilerStep#1", 1_700_000_000_000_000, 90)]
+        events += [{**one, "id": number} for number in (2**63, "0x1a", 5) for one in flow(1, 5.125)]
+        events += [{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 90}]
+        write(tmp_path / "in" / f"rank{rank}.json", events, rank, 2, base_ns=BASE_NS + 1001 * rank)
+    events = merged(tmp_path / "in", tmp_path / "all.json.gz")
+    flows = [event["id"] for event in events if event["ph"] == "s"]
+    assert len({*flows}) == 6
+    assert all(isinstance(number, int) and 0 <= number < 2**63 for number in flows)
+    assert [event["id"] for event in events if event["ph"] == "f"] == flows
+    # A fraction of a microsecond could not be added to times since 1970.
+    starts = [event["ts"] for event in events if event["name"] == "ProfilerStep#1"]
+    assert starts == [1_700_000_000_000_000, 1_700_000_000_000_001]
+    assert all(isinstance(start, int) for start in starts)
+    assert {event["s"] for event in events if event["ph"] == "i"} == {"p"}
+
+
 def test_only_earlier_merged_traces_are_overwritten(tmp_path):
     write(tmp_path / "in" / "rank0.json", step(1, 0))
     target = tmp_path / "all.json.gz"

@@ -147,7 +147,7 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
     assert "idle device, ms total late launch launch call kernel queued" in lines
     assert "t.json 0.32 0.30 0.01 0.01" in lines
-    assert "rank 0 1 1 1 0 10.0 10.0" in lines, "launch calls, kernels, late, short, call and delay"
+    assert "rank 0 1 1 1 0 10.0 10.0 0 95%" in lines, "calls, kernels, late, short, call, delay and queue"
     path = lines.index("critical path of step 3 rank ms share count")
     assert lines[path + 1 : path + 3] == [
         "wait for a late launch (forward) 0 0.30 75% 1",

@@ -21,9 +21,11 @@ for (const [id, figure] of Object.entries(figures)) {
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
   const labels = 180; // about their width, in pixels
+  const bars = figure.data.filter((trace) => trace.type === "bar");
+  const lines = figure.data.slice(bars.length);
   let found = null;
-  const inSight = ([from, to]) => figure.data.map((trace, number) =>
-    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, (div.clientWidth - labels) / (to - from)));
+  const inSight = ([from, to]) => [...bars.map((trace, number) =>
+    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, (div.clientWidth - labels) / (to - from))), ...lines];
   let drawn = String(whole);
   Plotly.newPlot(div, inSight(whole), figure.layout, { ...config, doubleClick: false });
   const redraw = () => Plotly.react(div, inSight(div.layout.xaxis.range), div.layout);
@@ -56,11 +58,11 @@ function drawTimeline(div, figure) {
   const search = controls.querySelector("input");
   const find = () => {
     const sought = search.value.trim().toLowerCase();
-    found = sought && figure.data.map(({ name, meta }) => {
+    found = sought && bars.map(({ name, meta }) => {
       const has = meta.texts.map((text) => `${text}\n${name}`.toLowerCase().includes(sought));
       return meta.what.map((what, i) => has[what] || Boolean(meta.callers && has[meta.callers[i]]));
     });
-    matches = figure.data.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
+    matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
     matches.sort((a, b) => a[0] - b[0]);
     at = -1;
     controls.querySelector("output").textContent = found && `${numbers.format(matches.length)} found`;
@@ -73,7 +75,8 @@ function drawTimeline(div, figure) {
   });
   // A click on an operator finds its kernels, and a click on a kernel the operator that launched it.
   div.on("plotly_click", ({ points: [{ curveNumber, customdata }] }) => {
-    const { texts, what, callers } = figure.data[curveNumber].meta;
+    if (curveNumber >= bars.length) return;
+    const { texts, what, callers } = bars[curveNumber].meta;
     search.value = (texts[callers?.[customdata]] || texts[what[customdata]]).split(" > ").pop();
     find();
   });
