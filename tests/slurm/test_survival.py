@@ -77,13 +77,15 @@ def test_a_second_job_of_a_running_run_is_refused_and_changes_nothing(
 ) -> None:
     run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.3, render=("--nodes", "1"))
     run.wait_for_step(5)
-    second = replace(run, job=cluster.sbatch(tmp_path / "job.sbatch", cwd=tmp_path))
+    command, env = [PYTHON, "-m", "ddp_hpc"], {"PYTHONPATH": str(PROJECT)}
+    done = cluster.run([*command, "submit", "job.sbatch"], env=env, cwd=tmp_path)
+    assert f"warning: job {run.job} of the run in " in done.stderr
+    assert "runs/ddp is running; a job that starts while another one of its run is running" in done.stderr
+    second = replace(run, job=done.stdout.strip())
     assert second.end(60).exit_code == 2
     assert f"runs/ddp is in use by job {run.job}, which is running; submit this job again when " in second.log
-    status = cluster.run(
-        [PYTHON, "-m", "ddp_hpc", "status", "runs/ddp"], env={"PYTHONPATH": str(PROJECT)}, cwd=tmp_path
-    )
-    assert f"job       {run.job} (ddp of " in status.stdout
+    done = cluster.run([*command, "status", "runs/ddp"], env=env, cwd=tmp_path)
+    assert f"job       {run.job} (ddp of " in done.stdout
     end = run.end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert run.attempts == [(1, run.job, 0)]

@@ -307,9 +307,13 @@ def test_a_launch_line_without_these_numbers_is_refused(words: list[str], tmp_pa
         job.on_nodes(["srun", *words], ["n1"], 4, tmp_path)
 
 
-def test_nodes_that_have_failed_in_earlier_jobs_become_spare(answering: set[str], tmp_path: Path) -> None:
+def test_nodes_that_have_failed_in_earlier_jobs_become_spare_and_the_log_says_so(
+    answering: set[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     record_failed_node(tmp_path, "n1", "no answer")
     assert NodePool(["n1", "n2", "n3"], 1, run_dir=tmp_path).nodes == Nodes(("n2", "n3"), ("n1",))
+    line = "ddp-hpc: not used, because they have failed in this run: n1; 0 spare nodes left\n"
+    assert capfd.readouterr().out == line
 
 
 def test_a_bad_node_is_replaced_and_recorded(
