@@ -68,6 +68,8 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         )
     known = {each.node for each in failed_nodes(files.path)}
     why_not = check_nodes(launch, clock, files, settings)
+    if (newest := files.last_attempt()) != last:  # another job has started in the meantime
+        _check_not_in_use(files, newest, job, settings.scheduler)
     variables = job.variables_for_successor()
     files.keep_script(settings.script, settings.scheduler.reader.array_directive, variables)
     next_job = NextJob(job, clock, files, settings)
