@@ -33,9 +33,20 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
     if done.returncode < 0:  # bash 5.2 crashes at 1,900 levels of nested $( )
         return None
     # bash only warns about an unclosed here-document, although the rest of the script becomes a part of it.
+    # If a shell reads it, that shell runs these commands.
     output = done.stderr.decode("utf-8", "replace")
     for complaint in output.splitlines():
         match = re.match(r".*?: line (\d{1,9}): (.*)", complaint)
-        if match and (done.returncode or "here-document" in match[2]):
+        if match and (done.returncode or ("here-document" in match[2] and not _is_for_shell(match[2], text))):
             return int(match[1]), match[2]
     return (1, output.strip().partition("\n")[0]) if done.returncode else None
+
+
+def _is_for_shell(message: str, text: str) -> bool:
+    """Returns whether a shell reads the unclosed here-document, and nothing looks like its end."""
+    match = re.search(r"at line (\d{1,9}) .*wanted `(.*)'", message)
+    if match is None:
+        return False
+    lines = text.splitlines()
+    is_read = re.search(r"\b(?:ba|z|k)?sh\b.*<<", lines[int(match[1]) - 1])
+    return is_read is not None and all(line.strip() != match[2] for line in lines)

@@ -33,7 +33,7 @@ _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 1
 _HOURS_OF_DAYS = ("24", "48", "72", "96", "168")
 _HOURS = re.compile(r"(?!.*\bmin)#.*#.*\b(?:hours?|hrs?)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
-_WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
+_WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}|@\w+@")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"

@@ -202,17 +202,6 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("RANK007", "warning", "a trap on CONT")
-def _trap_on_cont(subject: Subject) -> Iterator[Problem]:
-    for command in subject.script.commands:
-        if command.name == "trap" and any(w.upper() in ("CONT", "SIGCONT", "18") for w in command.words[2:]):
-            yield Problem(
-                command.line,
-                "Slurm sends CONT right after the warning signal, and bash then does not run the other trap",
-                "trap only the warning signal",
-            )
-
-
 @check("RANK013", "warning", "only the first node is used")
 def _first_node_only(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 1

@@ -26,8 +26,7 @@ _DETECTS_RANKS = re.compile(
 )
 
 
-# Parts of commands that give each rank its own GPU, or its own work.
-_OWN_DEVICE = re.compile(r"CUDA_VISIBLE_DEVICES|gpus-per-task|gpu-bind")
+# Parts of commands that give each rank its own work.
 _OWN_WORK = re.compile(r"PROCID|LOCALID|_RANK|TASK_PID")
 # A shorter run loses little if it begins again.
 _LONG_S = 3600
@@ -74,17 +73,6 @@ def _not_resumed(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("RANK023", "warning", "all ranks use the first GPU")
-def _one_device(subject: Subject) -> Iterator[Problem]:
-    if subject.gpus_per_node == 1 or any(_OWN_DEVICE.search(line) for line in subject.script.lines):
-        return
-    for start, name, source in _with_several_ranks(subject):
-        if source.shares_device:
-            what = f"all ranks of a node use the first GPU, because {name} does not select one by LOCAL_RANK"
-            remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
-            yield Problem(start.command.line, what, remedy)
-
-
 @check("RANK024", "warning", "each rank trains on all of the data")
 def _same_data(subject: Subject) -> Iterator[Problem]:
     for start, name, source in _with_several_ranks(subject):
@@ -121,7 +109,7 @@ def _not_loaded(subject: Subject) -> Iterator[Problem]:
 
 
 def _with_several_ranks(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
-    return [one for one in _programs(subject) if _has_several_ranks(one[0])]
+    return [one for one in _programs(subject) if _has_several_ranks(one[0]) or one[2].starts_ranks]
 
 
 def _has_several_ranks(start: Start) -> bool:

@@ -21,7 +21,7 @@ from ddp_hpc.schedulers.versions import is_between
 # (NVIDIA), uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES,
 # TU Dresden).
 _OF_PLUGINS = re.compile(
-    r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|container-.*|ear|ear-.*|fpgalink|setattr|"
+    r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|(?:no-)?container-.*|ear|ear-.*|fpgalink|setattr|"
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta"
 )
 # Options in public scripts that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype)

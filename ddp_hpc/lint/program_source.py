@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ddp_hpc.request.program_files import ProgramFiles
 
-# Packages that divide the data among ranks, select their devices, or save for them.
+# Packages that divide the data among ranks, or save for them.
 _FRAMEWORKS = frozenset(
     (
         "accelerate", "catalyst", "colossalai", "composer", "deepspeed", "detectron2", "fairseq", "habitat",
@@ -25,20 +25,17 @@ _FRAMEWORKS = frozenset(
 _RANK = re.compile(
     r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node)_?id|^(?:gpu|device)(?:_?id)?$"
 )
-# Words of programs that know of other ranks, select a device or have none, or divide the data.
+# Words of programs that know of other ranks, or divide the data.
 _KNOWS_RANKS = (
     r"(?i)rank|world_?size|distribut|slurm|\bp(?:mi|mix|als)_|ompi_|\bmpi|hvd|horovod|\bddp|fsdp|task_?id|"
     r"proc_?id|proc\w*_index|\bjax|hostname|getpid|fabric|spawn|multiprocess"
-)
-_SELECTS_DEVICE = (
-    r"(?i)^gloo|set_device|local_?rank|localid|gpu|device_(?:count|ids?|mesh)|visible_dev|cuda:$"
 )
 _DIVIDES_DATA = r"(?i)sampler$|shard|partition|scatter_|replica|iterable|webdataset|^wds$|dali|ffcv|by_node"
 _LOADS = re.compile(
     r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
     r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
 )
-_SAVES = re.compile(r"(?is)torch\.save\(.*(?:state|model|check|ckpt|\bnet).*")
+_SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|\bnet)).*")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _FLAGS = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.JoinedStr, ast.BinOp)
 
@@ -53,9 +50,9 @@ class ProgramSource:
     files: ProgramFiles
 
     @property
-    def shares_device(self) -> bool:
-        """Whether all ranks of a node use the first GPU."""
-        return self._connects_ranks and self._has("^cuda") and not self._has(_SELECTS_DEVICE)
+    def starts_ranks(self) -> bool:
+        """Whether the program starts the processes of its ranks with torch.multiprocessing."""
+        return self._connects_ranks and self._has("^spawn$")
 
     @property
     def shares_data(self) -> bool:
@@ -149,7 +146,15 @@ class ProgramSource:
     def _saves(self) -> list[tuple[ast.Call, _Place]]:
         calls = (one for one in self._calls if _name(one[0].func) == "save")
         saves = [one for one in calls if _SAVES.fullmatch(ast.unparse(one[0]))]
+        saves = [one for one in saves if self._memory_files.isdisjoint(map(_name, one[0].args))]
         return sorted(saves, key=lambda one: (one[1][0] != self.files.names[0], one[0].lineno))
+
+    @cached_property
+    def _memory_files(self) -> set[str]:
+        """The names of files in memory, such as `file = io.BytesIO()`."""
+        assigned = (node for node, _ in self._nodes if isinstance(node, ast.Assign))
+        made = (node for node in assigned if _name(getattr(node.value, "func", node)) == "BytesIO")
+        return {_name(target) for node in made for target in node.targets}
 
     @cached_property
     def _run_by_all(self) -> set[str]:
