@@ -115,7 +115,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Op:
-    """An operator, summed over all calls in the recording of a rank."""
+    """An operator, summed over its calls in the steps of a rank."""
 
     name: str
     num_calls: int
@@ -128,7 +128,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel or copy that was launched in an operator, summed over the recording of a rank."""
+    """A kernel or copy that was launched in an operator, summed over those that start in the steps of a rank."""
 
     name: str
     operator: str
@@ -277,6 +277,8 @@ class RankTrace:
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
     is empty, there are none, and the only step is the whole recording."""
+    loading_s: float = 0.0
+    """The time per step in which the host fetched data, whatever the device did."""
     is_ring: bool = False
     """Whether its collectives are those of gloo, in groups of all ranks or of one."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import Collective, Op, RankTrace, Span, Step
 from ddp_hpc.trace.curves import memories
@@ -54,6 +55,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     notes = reading.notes + (_notes(rank_events, steps, len(spans), most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
+    chosen = steps.contain(rank_events.device.start_ns(base_us))
     device = summarize(rank_events, steps, base_us, zero_s, len(collectives))
     return RankTrace(
         rank=rank,
@@ -67,8 +69,14 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         ),
         spans=spans[:_MOST_SPANS],
         collectives=collectives,
-        ops=_ops(rank_events.host, tree, rank_events.device.dur_ns()),
-        kernels=kernels(rank_events, tree, _MOST_OPS),
+        ops=_ops(
+            rank_events.host,
+            tree,
+            rank_events.device.dur_ns() * chosen,
+            steps.contain(rank_events.host.start_ns(base_us), on_host=True),
+        ),
+        kernels=kernels(rank_events, tree, chosen, _MOST_OPS),
+        loading_s=steps.loading_s if steps.numbers else 0.0,
         memory=memories(rank_events, base_us, zero_s, steps, tree),
         num_events=reading.num_events,
         notes=tuple(notes),
@@ -161,8 +169,12 @@ def _spans(steps: Steps, zero_s: float) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: span.start_s))
 
 
-def _ops(columns: Columns, tree: CallTree, device_durations: Longs) -> tuple[Op, ...]:
-    """Returns operators by self time, computed as in torch's key averages; tests/trace compares the two."""
+def _ops(
+    columns: Columns, tree: CallTree, device_durations: Longs, chosen: npt.NDArray[np.bool_]
+) -> tuple[Op, ...]:
+    """Returns the chosen operators by self time, computed as in torch's key averages; tests/trace compares
+    the two.
+    """
     # All steps (`ProfilerStep#3`) are one entry. Collectives are omitted, since they have a separate table.
     names = [ALL_STEPS if name.startswith(STEP) else name for _, name in columns.names]
     numbers: dict[str, int] = {}
@@ -175,17 +187,17 @@ def _ops(columns: Columns, tree: CallTree, device_durations: Longs) -> tuple[Op,
     # An operator whose only child has the same name counts as one call (torch: EventList._remove_dup_nodes).
     num_children = np.bincount(above[inner], minlength=len(above)).astype(np.intc)
     duplicates = inner[(key[above[inner]] == key[inner]) & (num_children[above[inner]] == 1)]
-    counted = np.ones(len(key), bool)
+    counted = chosen.copy()
     counted[duplicates] = False
     size = len(numbers)
     calls = np.bincount(key[counted], minlength=size)
     totals = np.bincount(key[counted], durations[counted] * 1e-9, size)
-    selves = np.bincount(key, own * 1e-9, size)
+    selves = np.bincount(key, own * chosen * 1e-9, size)
     device_totals = np.bincount(key[counted], tree.device_ns(device_durations)[counted] * 1e-9, size)
     ops = [
         Op(name, int(calls[i]), *(float(of[i]) for of in (totals, selves, device_totals)))
         for name, i in numbers.items()
-        if not annotated_kind(name)
+        if calls[i] and not annotated_kind(name)
     ]
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
 

@@ -97,14 +97,38 @@ def step_windows(steps: Intervals, launches: Launches, ends: Longs) -> Intervals
     return starts, np.maximum(np.minimum(np.where(is_behind, following, closed), following), starts)
 
 
-def idle_gaps(
-    busy: Intervals, events: Intervals, launches: Launches, whole: tuple[int, int]
-) -> dict[str, Intervals]:
-    """Returns the times in which the device does nothing, divided by the launch of the event that ends them.
+@dataclass(frozen=True)
+class Gaps:
+    """The times in which a device does nothing, and the launch of the event that ends each of them."""
 
-    `idle_host` is the time before the host launches this event, `idle_launch` the time during the call that
-    launches it, and `idle_kernel` the time after the call. If the launch was not recorded, the whole gap is
-    `idle_other`.
+    begins: Longs
+    launched: Longs
+    """The start of the call that launches the event; at the end of all steps, the end of the gap."""
+    returned: Longs
+    ends: Longs
+    is_known: npt.NDArray[np.bool_]
+    """Whether the call was recorded."""
+    event: Longs
+    """The index of the event, or -1 at the end of all steps."""
+    thread: Longs
+    """The number of the launching thread, or `UNKNOWN`."""
+
+    def by_cause(self) -> dict[str, Intervals]:
+        """Returns the gaps divided by cause.
+
+        `idle_host` is the time before the host launches the event, `idle_launch` the time during the call
+        that launches it, and `idle_kernel` the time after the call. If the launch was not recorded, the whole
+        gap is `idle_other`.
+        """
+        known = self.is_known
+        moments = (self.begins, self.launched, self.returned, self.ends)
+        causes = ("idle_host", "idle_launch", "idle_kernel")
+        gaps = {cause: (moments[i][known], moments[i + 1][known]) for i, cause in enumerate(causes)}
+        return gaps | {"idle_other": (self.begins[~known], self.ends[~known])}
+
+
+def idle_gaps(busy: Intervals, events: Intervals, launches: Launches, whole: tuple[int, int]) -> Gaps:
+    """Returns the times in which the device does nothing.
 
     Args:
         busy: the union of the events, not empty.
@@ -121,10 +145,5 @@ def idle_gaps(
     launched = np.clip(np.append(launches.moment[first], resumed[-1]), ran_dry, resumed)
     returned = np.clip(np.append(launches.returned[first], resumed[-1]), launched, resumed)
     is_known = np.append(launches.is_known[first], True)
-    gaps = {
-        "idle_host": (ran_dry, launched),
-        "idle_launch": (launched, returned),
-        "idle_kernel": (returned, resumed),
-    }
-    gaps = {cause: (begins[is_known], ends[is_known]) for cause, (begins, ends) in gaps.items()}
-    return gaps | {"idle_other": (ran_dry[~is_known], resumed[~is_known])}
+    thread = np.append(launches.thread[first], UNKNOWN)
+    return Gaps(ran_dry, launched, returned, resumed, is_known, np.append(first, -1), thread)

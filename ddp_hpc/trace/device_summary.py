@@ -13,7 +13,7 @@ from ddp_hpc.trace.curves import queue
 from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.event_names import kernel_kind
 from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
-from ddp_hpc.trace.intervals import Intervals, Longs
+from ddp_hpc.trace.intervals import Intervals, Longs, index_at
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
 _MOST_BUSY = 2000
@@ -108,8 +108,7 @@ def _launch_stats(
         steps: the steps of the device. An event belongs to the step in which it starts.
     """
     starts, ends = events
-    at = np.searchsorted(steps[0], starts, side="right") - 1
-    counted = np.flatnonzero(launches.is_known & (at >= 0) & (starts < steps[1][np.maximum(at, 0)]))
+    counted = np.flatnonzero(launches.is_known & (index_at(steps, starts) >= 0))
     if not len(counted):
         return None
     begun, finished = calls

@@ -42,6 +42,12 @@ def is_within(inner: Intervals, outer: Intervals) -> npt.NDArray[np.bool_]:
     return (at >= 0) & (inner[1] <= ends[at])
 
 
+def index_at(windows: Intervals, moments: Longs) -> Longs:
+    """Returns for each moment the index of the window that contains it, or -1; windows are sorted."""
+    at = np.searchsorted(windows[0], moments, side="right") - 1
+    return np.where((at >= 0) & (moments < np.append(windows[1], 0)[at]), at, -1)
+
+
 def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[np.bool_]]]:
     """Returns all starts and ends in order, and for each set whether it covers the gaps between them.
 

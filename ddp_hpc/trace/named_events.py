@@ -25,6 +25,11 @@ class CallTree:
 
     above: Ints
     """What directly encloses each event of the host."""
+    caller: Ints
+    """What directly encloses each call of the runtime; a call of the driver is enclosed by what encloses that
+    of the runtime around it."""
+    is_nested: npt.NDArray[np.bool_]
+    """Whether another call encloses a call."""
     launcher: Ints
     """What directly encloses the launch of each event of the device."""
 
@@ -57,28 +62,30 @@ def call_tree(rank_events: RankEvents, base_us: float, steps: Steps) -> CallTree
     """Returns the call tree of a rank."""
     host, calls = rank_events.host, rank_events.launches
     launched = steps.device.launches.call if steps.device else np.empty(0, np.int64)
-    used, index = np.unique(launched[launched >= 0], return_inverse=True)
     above = parents(
-        np.concatenate([host.thread, calls.thread[used]]),
-        np.concatenate([host.start_ns(base_us), calls.start_ns(base_us)[used]]),
-        np.concatenate([host.dur_ns(), np.maximum(calls.dur_ns()[used], 1)]),
+        np.concatenate([host.thread, calls.thread]),
+        np.concatenate([host.start_ns(base_us), calls.start_ns(base_us)]),
+        np.concatenate([host.dur_ns(), np.maximum(calls.dur_ns(), 1)]),
     )
+    is_nested = above[len(host) :] >= len(host)
     while (is_in_call := above >= len(host)).any():  # the runtime calls the driver
         above[is_in_call] = above[above[is_in_call]]
-    launcher = np.full(len(launched), -1, np.intc)
-    launcher[launched >= 0] = above[len(host) :][index]
-    return CallTree(above[: len(host)], launcher)
+    caller = above[len(host) :]
+    return CallTree(above[: len(host)], caller, is_nested, np.append(caller, np.intc(-1))[launched])
 
 
-def kernels(rank_events: RankEvents, tree: CallTree, most: int) -> tuple[Kernel, ...]:
-    """Returns the times of kernels and copies by the operators that launched them, the longest first."""
+def kernels(
+    rank_events: RankEvents, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
+) -> tuple[Kernel, ...]:
+    """Returns the times of chosen kernels and copies by the operators that launched them, the longest first."""
     host, device = rank_events.host, rank_events.device
     callers, names = [*(name for _, name in host.names), ""], [name for _, name in device.names]
     caller = np.append(host.name, len(callers) - 1)[tree.launcher]
-    pairs, index = np.unique(device.name * np.int64(len(callers)) + caller, return_inverse=True)
-    durations = device.dur_ns() * 1e-9
+    of_pair = device.name * np.int64(len(callers)) + caller
+    pairs, index = np.unique(of_pair[chosen], return_inverse=True)
+    durations = device.dur_ns()[chosen] * 1e-9
     calls, totals = np.bincount(index), np.bincount(index, durations)
-    means = {name: _means(device.values(name), durations, index) for name in OCCUPANCY}
+    means = {name: _means(device.values(name)[chosen], durations, index) for name in OCCUPANCY}
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
         name, operator = names[pairs[at] // len(callers)], callers[pairs[at] % len(callers)]

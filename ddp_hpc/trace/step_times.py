@@ -11,10 +11,17 @@ import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.analysis_results import REGIONS, TIMES, Times
-from ddp_hpc.trace.device_activity import Launches, find_launches, idle_gaps, is_inside, step_windows
+from ddp_hpc.trace.device_activity import (
+    Gaps,
+    Launches,
+    find_launches,
+    idle_gaps,
+    is_inside,
+    step_windows,
+)
 from ddp_hpc.trace.event_columns import Columns
 from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, is_within, union
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, index_at, is_within, union
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
@@ -46,6 +53,7 @@ class DeviceActivity:
     events: Intervals
     busy: Intervals
     """The union of the events."""
+    gaps: Gaps
     launches: Launches
     region: npt.NDArray[np.object_]
     """The region of REGIONS in which each event was launched; empty outside of all regions."""
@@ -66,6 +74,8 @@ class Steps:
     of `data` are those of the host."""
     separator: str
     """The value of RankTrace.steps_from."""
+    on_host: Intervals
+    """The starts and ends of the steps on the host. On a device, a step can begin and end later."""
     outside_share: float = 0.0
     """The part of the device's busy time that is before the first or after the last step."""
     unlinked_share: float = 0.0
@@ -75,8 +85,21 @@ class Steps:
 
     def step_of(self, moment_ns: int) -> int | None:
         """Returns the number of the step that contains the moment, or None."""
-        at = int(np.searchsorted(self.starts, moment_ns, side="right")) - 1
-        return self.numbers[at] if at >= 0 and moment_ns < self.ends[at] else None
+        at = int(index_at((self.starts, self.ends), np.array([moment_ns]))[0])
+        return self.numbers[at] if at >= 0 else None
+
+    def contain(self, moments: Longs, *, on_host: bool = False) -> _Mask:
+        """Returns for each moment whether it is in a step. Without marked steps, all moments are."""
+        windows = self.on_host if on_host else (self.starts, self.ends)
+        return np.full(len(moments), not self.separator) | (index_at(windows, moments) >= 0)
+
+    @property
+    def loading_s(self) -> float:
+        """The time per step in which the host fetched data."""
+        moments, inside = cover({"step": self.on_host, "data": self.regions["data"]})
+        return (
+            float(np.diff(moments)[inside["step"] & inside["data"]].sum()) * 1e-9 / (len(self.numbers) or 1)
+        )
 
 
 class _Named:
@@ -123,7 +146,7 @@ def measure(rank_events: RankEvents, base_us: float) -> Steps:
     sets["compute"] = union(host.intervals(is_op & ~waits))
     sets["waits"] = union(host.intervals(is_op & waits))
     sets["comm"] = union(host.intervals(is_comm))
-    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, separator)
+    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, separator, steps)
 
 
 def _measure_device(
@@ -146,14 +169,18 @@ def _measure_device(
         calls.thread,
         (called, called + calls.dur_ns()),
     )
+    on_host_steps = steps
     if separator:
         steps = step_windows(steps, launches, device.ends)
     else:  # without the start of the program
         steps = launches.moment.min(keepdims=True), device.ends.max(keepdims=True)
     waited_for = {region: on_host[region] for region in _WAITED_FOR}
+    events, whole = (device.starts, device.ends), (int(steps[0].min()), int(steps[1].max()))
+    busy = union(events)
     activity = DeviceActivity(
-        events=(device.starts, device.ends),
-        busy=union((device.starts, device.ends)),
+        events=events,
+        busy=busy,
+        gaps=idle_gaps(busy, events, launches, whole),
         launches=launches,
         region=_regions_of_launches(host, launches, main),
         waited_for=waited_for,
@@ -164,8 +191,7 @@ def _measure_device(
     sets = {"step": steps, "compute": union(device.intervals(is_kernel))}
     sets |= {"comm": union(device.intervals(is_collective)), "memcpy": union(device.intervals(is_copy))}
     sets |= {f"idle_{region}": intervals for region, intervals in waited_for.items()}
-    whole = int(steps[0].min()), int(steps[1].max())
-    sets |= idle_gaps(activity.busy, activity.events, launches, whole)
+    sets |= activity.gaps.by_cause()
     for region in _INNER_FIRST:
         if region != "data":
             sets[region] = union(device.intervals(is_kernel & (activity.region == region)))
@@ -174,7 +200,7 @@ def _measure_device(
     regions["data"] = on_host["data"]
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
-        numbers, *steps, _times_on_device(sets, steps), regions, separator,
+        numbers, *steps, _times_on_device(sets, steps), regions, separator, on_host_steps,
         outside_share=_outside_share(activity.busy, steps),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
         device=activity,

@@ -153,3 +153,24 @@ def test_estimates_of_kernels_are_weighted_by_their_time(tmp_path):
         "elementwise": ("0%", "-", "8.0", "-"),
         "copies": ("-", "-", "-", "-"),
     }
+
+
+def test_only_kernels_and_operators_that_begin_in_the_steps_are_counted(tmp_path):
+    """The host is ahead: the last kernel of each step runs when the host is in the next one."""
+    events = []
+    for number, at in enumerate((0, 100, 200)):
+        if number:
+            events.append(annotation(f"ProfilerStep#{number}", at, 100))
+        events += [
+            event("cpu_op", "aten::mm", at + 10, 20),
+            *launch(2 * number, at + 15, "gemm", at + 20, 50),
+        ]
+        events += [
+            event("cpu_op", "aten::mm", at + 40, 20),
+            *launch(2 * number + 1, at + 45, "gemm", at + 110, 9),
+        ]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert [row["num_calls"] for row in tables.kernels(capture).rows] == [4]
+    assert [row["total_s"] for row in tables.kinds(capture).rows] == [pytest.approx(118e-6)] * 2
+    (operator,) = tables.operators(capture).rows
+    assert (operator["num_calls"], operator["device_s"]) == (4, pytest.approx(118e-6))
