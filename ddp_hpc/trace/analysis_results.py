@@ -111,6 +111,8 @@ class Collective:
     start_s: float
     dur_s: float
     step: int | None
+    kernel: str = ""
+    """The name of the kernel; empty on the host."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel or copy that was launched in an operator, summed over those that start in the steps of a rank."""
+    """A kernel or copy that was launched in an operator, summed over those that begin in a rank's steps."""
 
     name: str
     operator: str
@@ -138,7 +140,7 @@ class Kernel:
     num_calls: int
     total_s: float
     tensor_cores: float | None = None
-    """1 if the name of the kernel shows that it uses Tensor Cores, and 0 if not; None if it is unknown."""
+    """1 if its name shows that it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if unknown."""
     # Kineto's estimates: the means over the calls, weighted by their durations.
     blocks_per_sm: float | None = None
     warps_per_sm: float | None = None
@@ -179,6 +181,35 @@ class LaunchStats:
     """Median over time of the number of kernels whose launch call has begun, and that have not started."""
     queue_empty: float = 0.0
     """The fraction of the time in which there are no such kernels."""
+
+
+@dataclass(frozen=True)
+class HostWait:
+    """What the host does while the device waits for a launch that has not begun, per step of one rank."""
+
+    call: str
+    """The call of the device's runtime; empty outside of all calls."""
+    operator: str
+    """The innermost operator or annotation around it; empty outside of all of them."""
+    dur_s: float
+    num_calls: float
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time in which a device did nothing, and what the host did for the largest part of it."""
+
+    step: int | None
+    after_s: float
+    """The time from the start of the step to the gap."""
+    dur_s: float
+    call: str
+    """As in HostWait, like `operator`."""
+    operator: str
+    share: float
+    """The fraction of the gap in which the host did this."""
+    kernel: str
+    """The kernel at the end of the gap; empty at the end of the recording."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +299,9 @@ class RankTrace:
     """Starts and ends of the times in which the device did something. Short gaps may be closed."""
     launches: LaunchStats | None = None
     """None if no launches or no activity of a device were recorded."""
+    host_waits: tuple[HostWait, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    """The longest ones."""
     path_links: PathLinks | None = None
     clock_ns: int = 0
     """The time to which the timestamps in the file are relative, on the common clock of the capture."""
@@ -316,11 +350,13 @@ class Straggler:
     region: str
     """The region in which this rank is slower than the median of the others."""
     excess_s: float
-    """The difference per step."""
+    """The difference per step, without `before_s`."""
     share: float
     """The difference as a fraction of the mean step."""
     evidence: str
     """The explanation in one sentence."""
+    before_s: float = 0.0
+    """The part of the others' waits per step that is due to a late start of the step on this rank."""
 
 
 @dataclass(frozen=True)
@@ -357,8 +393,10 @@ class CriticalPath:
     end_rank: int
     num_ranks: int
     """The number of ranks that the path includes."""
+    first_rank: int
+    """The rank that began the step first."""
     late_s: float
-    """How much later `begin_rank` began the step than `end_rank` did, at least 0."""
+    """How much later `begin_rank` began the step than `first_rank` did."""
     rows: tuple[PathRow, ...]
     """The path's times by rank, kind and name, the longest first."""
 

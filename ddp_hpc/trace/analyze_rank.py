@@ -15,6 +15,7 @@ from ddp_hpc.trace.device_summary import summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Columns, nanoseconds
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind
 from ddp_hpc.trace.events_by_kind import Call, RankEvents, add_events
+from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import Longs
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
@@ -52,6 +53,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     spans = _spans(steps, zero_s)
     tree = call_tree(rank_events, base_us, steps)
     named = named_events(rank_events, base_us, zero_s, steps, tree, most_named)
+    waits, gaps = host_waits(rank_events, base_us, steps, tree)
     notes = reading.notes + (_notes(rank_events, steps, len(spans), most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
@@ -84,6 +86,8 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         device_name=_device_name(reading.head) if len(rank_events.device) else "",
         is_cut_off=reading.is_cut_off,
         **device,
+        host_waits=waits,
+        gaps=gaps,
         clock_ns=clock_ns,
         named=named,
         steps_from=steps.separator,
@@ -156,7 +160,8 @@ def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps)
             step = steps.step_of(start_ns)
             dur_s = int(nanoseconds(call.dur_us)) * 1e-9
             kind = "all_to_all" if call.kind == "send_recv" and is_all_to_all else call.kind
-            collectives.append(Collective(kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step))
+            about = kind, call.group, call.num_ranks, call.bytes
+            collectives.append(Collective(*about, start_s, dur_s, step, call.kernel))
     return tuple(collectives)
 
 
@@ -234,7 +239,8 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: in
     if steps.unlinked_share >= _NOTED_SHARE:
         notes.append(
             f"the launch of {steps.unlinked_share:.0%} of the kernels was not recorded, so their region is "
-            "unknown, and they are counted as other computation"
+            "unknown, and they are counted as other computation; they may be those of the step before the "
+            "recording"
         )
     if num_spans > _MOST_SPANS:
         notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")

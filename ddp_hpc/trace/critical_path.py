@@ -255,13 +255,15 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
         before = rows.get(key, replace(part, dur_s=0.0, count=0))
         rows[key] = replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
     begin_rank = followed[-1].rank
-    late_s = _begin_s(linked[begin_rank], step) - _begin_s(linked[last_rank], step)
+    begins = {rank: _begin_s(trace, step) for rank, trace in linked.items()}
+    first_rank = min(begins, key=lambda rank: begins[rank])
     return CriticalPath(
         step=step,
         begin_rank=begin_rank,
         end_rank=last_rank,
         num_ranks=len({part.rank for part in followed}),
-        late_s=max(0.0, late_s),
+        first_rank=first_rank,
+        late_s=begins[begin_rank] - begins[first_rank],
         rows=tuple(sorted(rows.values(), key=lambda row: -row.dur_s)),
     )
 

@@ -71,6 +71,13 @@ _OTHER_KERNEL = re.compile(
 )
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms", "c10d_functional::")
 
+# Parts of the names of torch's kernels that most of them have.
+_REPEATED = re.compile(
+    r"\b(at|c10)::(native|detail|cuda)::|\(anonymous namespace\)::|\(at::TensorIteratorBase&[^()]*\)"
+    r"|::operator\(\)\(\) const|(::)?\{lambda\([^(){}]*\)#\d+\}"
+    r"|, (std::array|(at::detail::)?Array)<char\*, \d+(ul)?>"
+)
+
 _ELEMENT_BYTES = {
     "float": 4,
     "double": 8,
@@ -158,7 +165,8 @@ def busbw_factor(kind: str, num_ranks: int) -> float:
 def shortened(name: str, limit: int) -> str:
     """Returns the name of a kernel in at most `limit` characters; `...` replaces the middle of a longer one.
 
-    A C++ function of which the parameters do not fit is written without them.
+    A C++ function of which the parameters do not fit is written without them, and then also without the parts
+    that the names of most kernels have.
 
     >>> shortened("void multi_tensor_apply_kernel<AdamFunctor<float>, float>(int, int volatile*)", 40)
     'multi_tensor_apply_kern...<float>, float>'
@@ -167,6 +175,8 @@ def shortened(name: str, limit: int) -> str:
         return name
     if name.endswith(")") and (end := _parameters(name)) > 0:
         name = name[:end].removeprefix("void ")
+    if len(name) > limit:
+        name = _REPEATED.sub("", name)
     if len(name) <= limit:
         return name
     tail = (limit - 3) * 2 // 5

@@ -97,6 +97,8 @@ class Call:
     on_device: bool
     is_launch: bool = False
     """Whether the times are those of a call on the host that only launches the collective."""
+    kernel: str = ""
+    """The name of the kernel; empty on the host."""
 
 
 @dataclass
@@ -209,7 +211,9 @@ def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
             num_bytes *= max(1, num_ranks)
     if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
         num_bytes = num_ranks = 0  # the size is invalid, because no buffer can be this large
-    return Call(kind, message.group, num_ranks, num_bytes, event.ts, event.dur, on_device)
+    kernel = event.name if on_device else ""
+    about = kind, message.group, num_ranks, num_bytes
+    return Call(*about, event.ts, event.dur, on_device, kernel=kernel)
 
 
 def _bytes_in(message: _Message) -> int:

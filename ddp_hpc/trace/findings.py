@@ -25,6 +25,8 @@ from ddp_hpc.trace.event_names import UPDATE
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
+_DIFFERENT, _VERY_DIFFERENT = 1.05, 2
+"""Ratios of the longest step to the shortest above which both are reported, with a warning."""
 _MUCH_IDLE = 0.1
 """Fraction of a step that the device must be idle for its causes to be reported."""
 _MUCH_COMMUNICATION = 0.2
@@ -58,6 +60,20 @@ _STEPS = {
     "": "The recording, in which no steps are marked, takes",
 }
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
+_MOST_NAMED = 3
+_NO_OPERATOR = "Python or other code outside of operators"
+_CALLS = (
+    (
+        r"in \w*(Free|Alloc)\w*",
+        "This call can wait until the device has finished everything: check whether the caching allocator is "
+        "disabled, the memory nearly full, or a library allocates its own workspace.",
+    ),
+    (
+        r"in \w*(Synchronize|Memcpy)\w*",
+        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so.",
+    ),
+)
+"""Calls in which a host can wait for the device, and what to do."""
 _OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
 
 
@@ -78,11 +94,12 @@ def findings(
     """Returns the findings of a capture, the length of a step first. `overall` is the mean step."""
     wall_s = overall.wall_s or 1.0
     whole = "a step" if ranks[0].steps_from else "the recording"
-    sentences = [_step(overall, wall_s, ranks[0].steps_from)]
+    sentences = _step(ranks, overall, wall_s)
     if straggler:
         sentences.append(
-            f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. Without this delay, a step "
-            f"would be up to {straggler.share:.0%} shorter."
+            f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
+            f"Without {'the rest of ' * bool(straggler.before_s)}this delay, a step would be up to "
+            f"{straggler.share:.0%} shorter."
         )
     if connection:
         sentences.append(_slow_connection(connection, ranks))
@@ -97,7 +114,10 @@ def findings(
             if is_own(ranks)
             else "More workers of the DataLoader, or a faster file format, can shorten it."
         )
-        sentences.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of {whole}. {advice}")
+        loading_s = statistics.fmean(trace.loading_s for trace in ranks)
+        loading = f", and loading itself {duration(loading_s)} ({loading_s / wall_s:.0%}) on the host"
+        itself = loading if any(trace.busy for trace in ranks) else ""
+        sentences.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of {whole}{itself}. {advice}")
     sentences += _idle(ranks, overall, wall_s, whole)
     if path and path.rows:
         sentences.append(_critical_path(path, ranks))
@@ -120,14 +140,37 @@ def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> 
     )
 
 
-def _step(overall: Times, wall_s: float, steps_from: str) -> str:
+def _step(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> list[str]:
     shares = sorted(
         ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
     )
     parts = ", ".join(
         f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
     )
-    return f"{_STEPS.get(steps_from, 'A step takes')} {duration(overall.wall_s)}: {parts}."
+    takes = _STEPS.get(ranks[0].steps_from, "A step takes")
+    lengths = step_lengths(ranks)
+    shortest, longest = (find(lengths, key=lambda number: lengths[number]) for find in (min, max))
+    least_s, most_s = lengths[shortest], lengths[longest]
+    if most_s <= _DIFFERENT * least_s:
+        return [f"{takes} {duration(overall.wall_s)}: {parts}."]
+    median_s = statistics.median(lengths.values())
+    spread = f"{duration(least_s)} to {duration(most_s)}, median {duration(median_s)}"
+    sentences = [f"{takes} {duration(overall.wall_s)} on average ({spread}): {parts}."]
+    if most_s > _VERY_DIFFERENT * least_s:
+        sentences.append(
+            f"Warning: step {longest} is {most_s / (least_s or 1.0):.1f} times as long as step {shortest}, "
+            "so the mean step is typical of neither; compare the two in the timeline."
+        )
+    return sentences
+
+
+def step_lengths(ranks: Sequence[RankTrace]) -> dict[int, float]:
+    """Returns the length of each step by its number, the mean over the ranks."""
+    lengths: defaultdict[int, list[float]] = defaultdict(list)
+    for trace in ranks:
+        for step in trace.steps:
+            lengths[step.number].append(step.times.wall_s)
+    return {number: statistics.fmean(own) for number, own in lengths.items()}
 
 
 def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str) -> Iterator[str]:
@@ -138,8 +181,9 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str)
     named = ", ".join(
         f"{duration(cause_s)} {text}" for cause_s, text in causes if cause_s >= _LITTLE * wall_s
     )
-    with_data = ", idle or waiting for data" if overall.idle_data_s >= _LITTLE * wall_s else ""
-    share = f"{idle_s / wall_s:.0%}{with_data}"
+    share = f"{idle_s / wall_s:.0%}"
+    if overall.idle_data_s >= _LITTLE * wall_s:
+        share += f", of which {overall.idle_data_s / wall_s:.0%} is waiting for data"
     yield f"The device does nothing for {duration(idle_s)} of {whole} ({share}): {named}."
     launches = [trace.launches for trace in ranks if trace.launches]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
@@ -154,12 +198,12 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str)
 def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], waited_s: float) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
     num_late = statistics.fmean(stats.num_late for stats in launches)
+    during = _host_waits(ranks)
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
             f"The device waits for the host {counted(num_waits, 'time')}{_per_step(ranks)}, for "
-            f"{duration(waited_s / num_waits)} on average. During these waits, the host does something other "
-            "than launching kernels; open a trace at https://ui.perfetto.dev to see what it does."
+            f"{duration(waited_s / num_waits)} on average. {during}"
         )
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     num_short = statistics.fmean(stats.num_short for stats in launches)
@@ -168,8 +212,36 @@ def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], 
     return (
         f"The host launches {num_kernels:,.0f} kernels{_per_step(ranks)}, and {share} of them are shorter "
         "than the call that launches them. Larger batches, torch.compile or CUDA graphs"
-        f"{option} reduce the work of the host."
+        f"{option} reduce the work of the host. {during}"
+    ).rstrip()
+
+
+def _host_waits(ranks: Sequence[RankTrace]) -> str:
+    """Names the calls and operators in which the host spends most of the waits."""
+    times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    operators: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for trace in ranks:
+        for wait in trace.host_waits:
+            what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
+            times[what][0] += wait.dur_s / len(ranks)
+            times[what][1] += wait.num_calls / len(ranks)
+            if wait.call and wait.operator:
+                operators[what][wait.operator] += wait.dur_s
+    whole_s = sum(dur_s for dur_s, _ in times.values())
+    named = []
+    for what, (dur_s, num) in sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]:
+        if dur_s >= _MUCH_IDLE * whole_s:
+            own = operators[what]
+            callers = " and ".join(sorted(own, key=lambda name: -own[name])[:2])
+            around = f" in {callers}" if callers else ""
+            times_called = "" if what == _NO_OPERATOR else f" ({num:,.3g} times{around})"
+            named.append(f"{duration(dur_s)} in {what}{times_called}")
+    advice = "".join(
+        f" {text}" for words, text in _CALLS if any(re.search(words, what) for what in list(named)[:1])
     )
+    if not named:
+        return ""
+    return f"During these waits, the host spends{_per_step(ranks)} {', '.join(named)}.{advice}"
 
 
 def _critical_path(path: CriticalPath, ranks: Sequence[RankTrace]) -> str:
@@ -194,8 +266,8 @@ def _critical_path(path: CriticalPath, ranks: Sequence[RankTrace]) -> str:
         )
     if path.late_s >= _MUCH * total_s:
         text += (
-            f" Rank {path.begin_rank} began this step {duration(path.late_s)} after rank {path.end_rank}; "
-            "the path does not include this time."
+            f" Rank {path.begin_rank} began this step {duration(path.late_s)} after rank {path.first_rank}, "
+            "the first; the path does not include this time."
         )
     if _are_missing(ranks):
         text += " Ranks of which no trace was given may have delayed the step, too."
@@ -223,9 +295,16 @@ def _communication(
 ) -> Iterator[str]:
     if not collectives or not sum(row.total_s for row in collectives):
         return
-    row = collectives[0]
+    row, longest = collectives[0], max(collectives, key=lambda row: row.total_s)
+    num_steps = max(len(trace.steps) for trace in ranks)
+    if longest is not row and row.is_transfer_known and longest.is_transfer_known:
+        yield (
+            f"{longest.kind} takes the most time of the collectives: {duration(longest.total_s / num_steps)}"
+            f"{_per_step(ranks)}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
+            "the transfer, and the rest waiting for other ranks."
+        )
     of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
-    num_calls = row.num_calls / max(len(trace.steps) for trace in ranks)
+    num_calls = row.num_calls / num_steps
     calls = f"{num_calls:.3g}{_per_step(ranks)} with a median of {duration(row.median_s)}"
     if row.is_transfer_known:
         # A rank without a trace can have started a collective after all of the others.

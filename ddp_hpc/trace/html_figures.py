@@ -28,7 +28,9 @@ COLORS = {
     "idle": "#a6a6a6",
 }
 # Tol's muted palette, for what kernels do, and two grays for the host.
-_KIND_COLORS = "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #8c96a3 #c5ccd6"
+_KIND_COLORS = (
+    "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #661100 #8c96a3 #c5ccd6"
+)
 COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION), _KIND_COLORS.split(), strict=True))
 _LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communication, hidden"}
 _COMM = ("comm_exposed_s", "comm_hidden_s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from ddp_hpc.base.text_table import Table, cut
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, present
+from ddp_hpc.trace.findings import step_lengths
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
@@ -40,7 +42,8 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
 def _section(number: int, capture: Capture, num_captures: int, figures: dict[str, Figure]) -> dict[str, Any]:
     """Returns the template's variables for a capture, and adds its charts to `figures`."""
     lines = timeline(capture, MAX_SPANS // num_captures)
-    figures[f"ranks{number}"] = by_rank(capture)
+    if len(capture.ranks) > 1:
+        figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
     ranks = [f"rank {trace.rank}" for trace in capture.ranks]
     return {
@@ -48,9 +51,16 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "capture": capture,
         "about": _about(capture),
         "timeline": lines,
-        "ranks": [tables.ranks(capture), tables.memory(capture)],
+        "ranks": _without_empty(
+            *([tables.ranks(capture)] if len(capture.ranks) > 1 else []), tables.memory(capture)
+        ),
+        "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
         "waits": _without_empty(
-            tables.idle(ranks, capture.rank_means), tables.critical_path(capture), tables.launches(capture)
+            tables.idle(ranks, capture.rank_means),
+            tables.host_waits(capture),
+            tables.gaps(capture),
+            tables.critical_path(capture),
+            tables.launches(capture),
         ),
         "collectives": tables.collectives(capture),
         "top": _without_empty(
@@ -74,11 +84,26 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
     return [
         ("ranks", ranks),
         ("hosts", _some(list(dict.fromkeys(trace.host for trace in capture.ranks)))),
-        ("device", _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))),
+        ("device", _device(capture)),
         ("steps", _range(steps) if capture.has_steps else "none"),
-        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
+        _length(capture),
+        *tables.recorded(capture),
         ("events", f"{sum(trace.num_events for trace in capture.ranks):,}"),
     ]
+
+
+def _device(capture: Capture) -> str:
+    names = _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))
+    return names if any(trace.busy for trace in capture.ranks) else f"{names}; no activity of another device"
+
+
+def _length(capture: Capture) -> tuple[str, str]:
+    lengths = step_lengths(capture.ranks)
+    if not capture.has_steps or len(lengths) < 2:
+        return "step" if capture.has_steps else "recording", duration(capture.mean.wall_s)
+    least_s, median_s, most_s = (duration(of(lengths.values())) for of in (min, statistics.median, max))
+    mean = duration(capture.mean.wall_s)
+    return "step", f"{mean} on average; median {median_s}, from {least_s} to {most_s}"
 
 
 def _range(steps: Sequence[int]) -> str:

@@ -269,6 +269,7 @@ def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
         what = [cut(call.kind, 60)]
         what += [format_bytes(call.bytes)] if call.bytes else []
         what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
+        what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
         yield _Bar(_COLLECTIVE, row, call.start_s, call.dur_s, call.step, ", ".join(what))
     for start_s, end_s in trace.busy:
         yield _Bar(_BUSY, row, start_s, end_s - start_s, _step_at(trace, start_s), _BUSY)

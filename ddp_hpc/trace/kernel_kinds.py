@@ -18,11 +18,12 @@ _WORDS = (
     ("normalization", "^triton_(red|per)\\w*(_norm|rsqrt)|rms_?norm"),
     ("softmax and reductions", "^triton_(red|per)"),
     ("elementwise", "^triton_|rotary|rope_|quantize|_quant_kernel"),
-    ("embedding and indexing", "split_embedding|moe::\\w+::routing"),
+    ("embedding and indexing", "split_embedding|embedding_codegen|bounds_check|moe::\\w+::routing"),
+    ("pooling", "(max|avg|average)_?pool|pooling"),
     ("parameter updates", "adam|adagrad|\\bsgd|lamb_|optimizer"),
     ("attention", "flash|fmha|attn|attention|\\bsage_|\\bmha_|\\bmla_"),
     ("convolution", "(?<!_type)conv|winograd|wgrad|dgrad|fprop|igemm|implicit_?gemm|scudnn"),
-    ("convolution", "(cask|cutlass)_cudnn|batched_transpose_\\d+x\\d+|im2d?2?col"),
+    ("convolution", "(cask|cutlass)_cudnn|im2d?2?col"),
     ("normalization", "norm(?!twoops|ops)|bn_[fb]w|gammabeta|welford|miopenbn|rowwisemoments"),
     ("normalization", "fusedparamscuda|internalgradientscuda"),
     ("copies", "^mem(cpy|set)|(direct|float\\d+)_?copy|catarray|transpose|nchw_?(to|2)nhwc|nhwc_?(to|2)nchw"),
@@ -37,7 +38,7 @@ _WORDS = (
         "embedding and indexing",
         "sort|unique|histogram|scan|bitmatrix|mapping|expand_to|cub::device(?!reduce)",
     ),
-    ("softmax and reductions", "softmax|reduce|pool|loss|lpnorm|normtwo|argm(ax|in)|finalize"),
+    ("softmax and reductions", "softmax|reduce|loss|lpnorm|normtwo|argm(ax|in)|finalize"),
     ("elementwise", "elementwise|multi_tensor_apply|fill|dropout|distribution|activation|act_and_mul"),
     ("elementwise", "silu|gelu|relu|swiglu|cast_|tensorop|epilogue|scale\\w*tensor|::(add|mul|div|sub)_?\\b"),
 )
@@ -47,6 +48,7 @@ _RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORD
 _TENSOR_CORES = re.compile(
     "[hs]884|[hsc]1688|hmma|i8816|16816|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1"
     "|direct_group|xmma_(implicit_|sparse_|warp_specialized_implicit_)?gemm|xmma_sparse_conv"
+    "|Cijk_\\w*_MI\\d|_MFMA|gtcx\\d?_|[_:]xdl|Xdl"  # AMD: Tensile, MIOpen, Composable Kernel
     "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd"
 )
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
@@ -66,5 +68,5 @@ def kernel_category(name: str, operator: str = "") -> str:
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Returns whether the name of a kernel shows that it uses Tensor Cores."""
+    """Returns whether the name of a kernel shows that it uses Tensor Cores or AMD's matrix cores."""
     return _TENSOR_CORES.search(name) is not None

@@ -77,7 +77,7 @@ def call_tree(rank_events: RankEvents, base_us: float, steps: Steps) -> CallTree
 def kernels(
     rank_events: RankEvents, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
 ) -> tuple[Kernel, ...]:
-    """Returns the times of chosen kernels and copies by the operators that launched them, the longest first."""
+    """Returns the times of the chosen kernels by the operators that launched them, the longest first."""
     host, device = rank_events.host, rank_events.device
     callers, names = [*(name for _, name in host.names), ""], [name for _, name in device.names]
     caller = np.append(host.name, len(callers) - 1)[tree.launcher]
@@ -86,13 +86,15 @@ def kernels(
     durations = device.dur_ns()[chosen] * 1e-9
     calls, totals = np.bincount(index), np.bincount(index, durations)
     means = {name: _means(device.values(name)[chosen], durations, index) for name in OCCUPANCY}
+    is_amd = any(name.startswith("hip") for _, name in rank_events.launches.names)
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
         name, operator = names[pairs[at] // len(callers)], callers[pairs[at] % len(callers)]
         kind = kernel_category(name, operator)
         estimates = {field: None if np.isnan(mean[at]) else float(mean[at]) for field, mean in means.items()}
-        # Traces of other devices than NVIDIA's have no warps, and Tensor Cores are NVIDIA's.
-        tensor_cores = None if estimates["warps_per_sm"] is None else float(uses_tensor_cores(name))
+        # NVIDIA's kernels have warps.
+        is_known = is_amd or estimates["warps_per_sm"] is not None
+        tensor_cores = float(uses_tensor_cores(name)) if is_known and not name.startswith("Mem") else None
         found.append(
             Kernel(name, operator, kind, int(calls[at]), float(totals[at]), tensor_cores, **estimates)
         )

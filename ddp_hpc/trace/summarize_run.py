@@ -28,6 +28,8 @@ from ddp_hpc.trace.trace_files import read_ranks, trace_files
 
 _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""
+_LITTLE = 0.01
+"""Fraction of a step below which a delay is not mentioned."""
 _LATE = 0.6
 """Fraction of the waiting in collectives that one rank must cause to be named as late."""
 
@@ -157,12 +159,28 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     time have different lengths, too.
     """
     by_step: defaultdict[int, defaultdict[int | None, float]] = defaultdict(lambda: defaultdict(float))
-    for collective in matched:
+    before: defaultdict[int, dict[int | None, float]] = defaultdict(dict)
+    begins: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for trace in ranks:
+        for own_step in trace.steps:
+            begins[own_step.number][trace.rank] = own_step.start_s
+    begun: set[int | None] = set()
+    for collective in sorted(matched, key=lambda one: one.calls[one.last].start_s):
         others = [call for rank, call in collective.calls.items() if rank != collective.last]
         waited_s = statistics.median(call.dur_s for call in others) - collective.transfer_s
         late_s = collective.calls[collective.last].start_s - statistics.median(o.start_s for o in others)
         step = collective.calls[collective.last].step
-        by_step[collective.last][step] += min(waited_s, max(0.0, late_s) + LEAST_CLOCK_S)
+        waited_s = min(waited_s, max(0.0, late_s) + LEAST_CLOCK_S)
+        by_step[collective.last][step] += waited_s
+        if step is not None and step not in begun:  # the delay before this collective can be older
+            begun.add(step)
+            took_s = {
+                r: call.start_s - begins[step].get(r, call.start_s) for r, call in collective.calls.items()
+            }
+            own_s = took_s.pop(collective.last)
+            late_s = begins[step][collective.last] - min(begins[step].values())
+            before_s = waited_s - max(0.0, own_s - statistics.median(took_s.values()))
+            before[collective.last][step] = max(0.0, min(before_s, late_s))
     if not by_step:
         return None
     num_steps = max(len(trace.steps) for trace in ranks)
@@ -178,7 +196,20 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
         f"{duration(waited[rank])} per step for it (median of the ranks)"
     )
-    return Straggler(rank, "idle", waited[rank], waited[rank] / overall.wall_s, evidence)
+    own, early = by_step[rank], before[rank]
+    before_s = statistics.median_low([early.get(step, 0.0) for step in own] + [0.0] * (num_steps - len(own)))
+    if before_s < _LITTLE * overall.wall_s:
+        return Straggler(rank, "idle", waited[rank], waited[rank] / overall.wall_s, evidence)
+    late = [(begins[step][rank] - min(begins[step].values()), step) for step in own if step is not None]
+    late_s, step = statistics.median_low(late)
+    first = min(begins[step], key=lambda rank: begins[step][rank])
+    where = "step" if num_steps > 1 else "recording"
+    evidence += (
+        f". {duration(before_s)} of this is because it began the step {duration(late_s)} after rank {first}, "
+        f"the first; the cause is before this {where}"
+    )
+    lost_s = max(0.0, waited[rank] - before_s)
+    return Straggler(rank, "idle", lost_s, lost_s / overall.wall_s, evidence, before_s)
 
 
 def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:

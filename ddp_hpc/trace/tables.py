@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table
-from ddp_hpc.base.units import counted, format_bytes
-from ddp_hpc.trace.analysis_results import COLUMNS, Capture, PathRow, Times, present
+from ddp_hpc.base.units import counted, duration, format_bytes
+from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, PathRow, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
 
-_NAME_LENGTH = 60
+_NAME_LENGTH = 64
+_MOST_GAPS = 5
 _CAUSES = {
     "idle_host_s": "late launch",
     "idle_data_s": "data",
@@ -26,7 +27,7 @@ _CAUSES = {
 """The headings of the causes of idle time."""
 
 _ESTIMATES = (
-    Column("tensor_cores", "Tensor Cores at least (by name)", "{:.0%}".format),
+    Column("tensor_cores", "Tensor or matrix cores at least (by name)", "{:.0%}".format),
     Column("blocks_per_sm", "blocks per SM", "{:,.1f}".format),
     Column("warps_per_sm", "warps per SM", "{:,.1f}".format),
     Column("occupancy", "est. occupancy", "{:.0f}%".format),
@@ -72,15 +73,17 @@ def ranks(capture: Capture) -> Table:
     rows: list[Row] = [
         {"name": f"rank {trace.rank}", "host": trace.host, "step": mean.wall_s}
         | {"own_s": mean.wall_s - mean.comm_exposed_s}
+        | {"loading_s": trace.loading_s if trace.busy else 0.0}
         | vars(mean)
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
     ]
     columns = [
-        Column("name", "slowest rank first, ms"),
-        Column("step", "step", _ms),
+        Column("name", "ranks by step without comm, ms"),
         # Exposed communication includes the time of waiting for slower ranks.
         Column("own_s", "step without comm", _ms),
+        Column("step", "step", _ms),
         *_parts(rows),
+        *([Column("loading_s", "data loading (host)", _ms)] if any(r["loading_s"] for r in rows) else []),
     ]
     return Table(columns, sorted(rows, key=lambda row: -row["own_s"]))
 
@@ -99,7 +102,7 @@ def memory(capture: Capture) -> Table:
     rows: list[Row] = [
         vars(memory) | {"name": f"rank {trace.rank}", "host": trace.host}
         for trace in capture.ranks
-        for memory in trace.memory
+        for memory in _device_memory(trace)
         if memory.allocated_bytes
     ]
     is_shown = {"host": len({row["host"] for row in rows}) > 1, "step": capture.has_steps}
@@ -107,6 +110,36 @@ def memory(capture: Capture) -> Table:
         [column for column in columns if is_shown.get(column.field, True)],
         sorted(rows, key=lambda row: -row["allocated_bytes"]),
     )
+
+
+def _device_memory(trace: RankTrace) -> tuple[Memory, ...]:
+    """Returns the memory of the devices and the host, or nothing if only the host's was recorded of both."""
+    is_recorded = not trace.busy or any(memory.device != "cpu" for memory in trace.memory)
+    return trace.memory if is_recorded else ()
+
+
+def recorded(capture: Capture) -> list[tuple[str, str]]:
+    """Returns what was recorded of memory and data loading, or that it was not."""
+    on_device = any(trace.busy for trace in capture.ranks)
+    peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
+    loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
+    cores = next((row["tensor_cores"] for row in _sums(capture, "kernels", (), "total_s")), None)
+    of_cores = (
+        "unknown" if cores is None else f"used at least {cores:.0%} of the time of kernels, by their names"
+    )
+    return [
+        *([("Tensor or matrix cores", of_cores)] if on_device else []),
+        (
+            "memory of the device" if on_device else "memory",
+            f"at most {format_bytes(max(peaks))}" if any(peaks) else "not recorded (profile_memory=True)",
+        ),
+        (
+            "data loading" + (" on the host" if on_device else ""),
+            f"{duration(loading_s)}{' per step' if capture.has_steps else ''}"
+            if any(span.name == "data" for trace in capture.ranks for span in trace.spans)
+            else "not recorded (no DataLoader, and no region named data)",
+        ),
+    ]
 
 
 def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
@@ -127,7 +160,7 @@ def launches(capture: Capture) -> Table:
     columns = [
         Column("name", "launches per step" if capture.has_steps else "launches"),
         Column("num_calls", "launch calls", count),
-        Column("num_kernels", "kernels", count),
+        Column("num_kernels", "kernels and copies", count),
         Column("num_late", "launched late", count),
         Column("num_short", "shorter than launch call", count),
         Column("call_s", "median launch call, us", _us),
@@ -137,6 +170,65 @@ def launches(capture: Capture) -> Table:
     ]
     with_launches = [trace for trace in capture.ranks if trace.launches]
     return Table(columns, [{"name": f"rank {trace.rank}"} | vars(trace.launches) for trace in with_launches])
+
+
+def host_waits(capture: Capture) -> Table:
+    """Returns what the host does while the device waits for launches that have not begun."""
+    num_ranks, per_step = len(capture.ranks), " per step" if capture.has_steps else ""
+    wall_s = capture.mean.wall_s or 1.0
+    columns = [
+        Column("call", "while the device waits, the host is in", _name),
+        Column("operator", "in operator", _name),
+        Column("dur_s", f"ms{per_step}", _ms),
+        Column("share", f"share of {'a step' if capture.has_steps else 'the recording'}", "{:.1%}".format),
+        Column("num_calls", f"times{per_step}", "{:,.1f}".format),
+    ]
+    times: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for trace in capture.ranks:
+        for wait in trace.host_waits:
+            own = times[wait.call, wait.operator]
+            own[:] = own[0] + wait.dur_s / num_ranks, own[1] + wait.num_calls / num_ranks
+    rows: list[Row] = [
+        _host_names(*what) | {"dur_s": dur_s, "share": dur_s / wall_s, "num_calls": num_calls}
+        for what, (dur_s, num_calls) in times.items()
+        if dur_s
+    ]
+    return _without_unknown(columns, sorted(rows, key=lambda row: -row["dur_s"]))
+
+
+def _host_names(call: str, operator: str) -> Row:
+    if call:
+        return {"call": call, "operator": operator or "-"}
+    return {"call": operator or "Python, or code that was not recorded", "operator": "-"}
+
+
+def gaps(capture: Capture) -> Table:
+    """Returns the longest times in which a device did nothing."""
+    columns = [
+        Column("rank", "longest gaps of the device, rank"),
+        Column("step", "step"),
+        Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), _ms),
+        Column("dur_s", "ms", _ms),
+        Column("call", "host is in", _name),
+        Column("operator", "in operator", _name),
+        Column("share", "for", "{:.0%}".format),
+        Column("kernel", "kernel after it", _name),
+    ]
+    rows: list[Row] = [
+        vars(gap)
+        | {"rank": f"rank {trace.rank}", "kernel": gap.kernel or "-"}
+        | _host_names(gap.call, gap.operator)
+        for trace in capture.ranks
+        for gap in trace.gaps
+    ]
+    rows = sorted(rows, key=lambda row: -row["dur_s"])[:_MOST_GAPS]
+    return _without_unknown(columns if capture.has_steps else [columns[0], *columns[2:]], rows)
+
+
+def _without_unknown(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+    """Returns a table without the column of operators if none is known."""
+    is_known = any(row["operator"] != "-" for row in rows)
+    return Table([column for column in columns if is_known or column.field != "operator"], rows)
 
 
 def critical_path(capture: Capture) -> Table:

@@ -11,7 +11,7 @@ from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import Capture
 
 _MOST_RANKS = 8
-_MOST_ROWS = 10
+_MOST_ROWS, _MOST_WAITS = 10, 5
 _MOST_NOTES = 20
 
 
@@ -20,11 +20,14 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     capture = captures[0]
     warnings = [warning for each in captures for warning in each.warnings]
     blocks = [_head(capture), "\n".join(warnings), "\n".join((*sentences, *capture.findings))]
+    blocks.append("\n".join(f"{what}: {value}" for what, value in tables.recorded(capture)))
     blocks.append(_show(tables.mean_steps(captures)))
     if len(captures) == 1 and len(capture.ranks) > 1:
         blocks.append(_show(tables.ranks(capture), _MOST_RANKS))
     blocks += [
         _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),
+        _show(tables.host_waits(capture), _MOST_WAITS),
+        _show(tables.gaps(capture)),
         _launches(tables.launches(capture)),
         _show(tables.critical_path(capture)),
         _show(tables.collectives(capture)),

@@ -11,7 +11,7 @@ from ddp_hpc.trace.summarize_run import read_capture
 
 from .browser import chromium, open_page
 from .captures import ENDLESS, HOSTILE, KERNEL, hostile, made, on_device
-from .made import training, write
+from .made import annotation, launch, training, write
 
 pytestmark = pytest.mark.check
 expect.set_options(timeout=30_000)  # drawing is slow on a busy machine
@@ -96,13 +96,9 @@ def test_the_page_loads_without_a_network_and_requests_nothing(four):
     assert four.problems == []
 
 
-def test_long_kernel_names_are_cut_in_the_middle_with_the_whole_name_on_hover(gpus):
+def test_long_kernel_names_are_shown_without_common_parts_and_whole_on_hover(gpus):
     cell = gpus.page.locator("tbody th", has_text="vectorized_element").first
-    text = cell.text_content()
-    assert len(text) == 60
-    assert text.startswith("at::native::vectorized")
-    assert "..." in text
-    assert text.endswith("Array<char*, 3> >")
+    assert cell.text_content() == "vectorized_elementwise_kernel<4, CUDAFunctor_add<float> >"
     assert cell.get_attribute("title") == KERNEL
 
 
@@ -206,20 +202,20 @@ def test_bars_contain_their_names_without_namespaces(named):
 
 
 def test_a_click_on_an_operator_finds_its_kernels(named):
-    assert click(named, "aten::linear") == ("aten::linear", "3 found")
+    assert click(named, "aten::linear") == ("aten::linear", "1 operator, 2 kernels")
     paint = "bars => bars.filter(bar => getComputedStyle(bar.querySelector('path')).opacity == 1).length"
     assert bars(named, "timeline0").evaluate_all(paint) == 3
 
 
 def test_a_click_on_a_kernel_finds_the_operator_that_launched_it(named):
-    assert click(named, "sgemm") == ("aten::addmm", "3 found")
+    assert click(named, "sgemm") == ("aten::addmm", "1 operator, 2 kernels")
 
 
 def test_a_search_finds_names_and_shows_one_after_the_other(named):
     search = named.page.get_by_role("searchbox", name="find")
     search.fill("SGEMM")
     output = named.page.locator("[data-for=timeline0] output")
-    assert output.text_content() == "2 found"
+    assert output.text_content() == "2 kernels"
     named.page.get_by_role("button", name="next").press("Enter")
     first = shown_range(named)
     assert first[0] < 0.1 < 0.16 < first[1] < 0.6
@@ -228,9 +224,37 @@ def test_a_search_finds_names_and_shows_one_after_the_other(named):
     named.page.get_by_role("button", name="next").press("Enter")
     assert shown_range(named) == pytest.approx(first)
     search.fill("matrix products")
-    assert output.text_content() == "3 found"
+    assert output.text_content() == "3 kernels"
     search.fill("")
     assert output.text_content() == ""
+
+
+def test_a_search_is_limited_to_the_selected_step(shown, tmp_path):
+    events = []
+    for number, at in enumerate((0, 100, 200)):
+        events += [
+            annotation(f"ProfilerStep#{number}", at, 100),
+            *launch(number, at + 10, "sgemm", at + 20, 50),
+        ]
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    output = opened.page.locator("[data-for=timeline0] output")
+    opened.page.get_by_role("searchbox", name="find").fill("sgemm")
+    assert output.text_content() == "3 kernels"
+    opened.page.get_by_role("combobox").select_option("1")
+    assert output.text_content() == "1 kernel"
+    opened.page.get_by_role("button", name="next", exact=True).press("Enter")
+    first, last = shown_range(opened)
+    assert 0 < first < 0.12 < last < 0.5
+    opened.page.get_by_role("button", name="all", exact=True).press("Enter")
+    assert (opened.page.get_by_role("combobox").input_value(), output.text_content()) == ("", "3 kernels")
+
+
+def test_a_collective_is_found_by_its_name_and_by_that_of_its_kernel(shown, tmp_path):
+    events = [annotation("nccl:all_to_all", 10, 5), *launch(1, 11, "ncclKernel_SendRecv_RING", 20, 50)]
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    for name in ("SendRecv", "all_to_all"):
+        opened.page.get_by_role("searchbox", name="find").fill(name)
+        assert "1 collective" in opened.page.locator("[data-for=timeline0] output").text_content()
 
 
 def test_hovering_over_a_kernel_shows_what_launched_it(named):

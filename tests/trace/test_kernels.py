@@ -4,6 +4,7 @@ import pytest
 
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
+from ddp_hpc.trace.event_names import shortened
 from ddp_hpc.trace.kernel_kinds import kernel_category
 from ddp_hpc.trace.summarize_run import read_capture
 
@@ -37,6 +38,11 @@ from .made import annotation, event, launch, training, write
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
         ("void dpsk::ep::internode::cached_notify<false>(int, int)", "all_to_all"),
         ("void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int)", "embedding and indexing"),
+        ("void fbgemm_gpu::bounds_check_indices_kernel<long>(at::PackedTensorAccessor64)",
+         "embedding and indexing"),
+        ("dense_embedding_codegen_forward_unweighted_kernel<float, float>", "embedding and indexing"),
+        ("void at::native::max_pool_backward_nchw<c10::BFloat16, float, int>", "pooling"),
+        ("batched_transpose_32x32_half", "copies"),
         ("my_kernel", "other"),
     ],
 )  # fmt: skip
@@ -174,3 +180,33 @@ def test_only_kernels_and_operators_that_begin_in_the_steps_are_counted(tmp_path
     assert [row["total_s"] for row in tables.kinds(capture).rows] == [pytest.approx(118e-6)] * 2
     (operator,) = tables.operators(capture).rows
     assert (operator["num_calls"], operator["device_s"]) == (4, pytest.approx(118e-6))
+
+
+def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 400)]
+    names = (
+        "igemm_bwd_gtcx3_nhwc_bf16_bx0",
+        "Cijk_Alik_Bljk_BBS_BH_MT64x64x32_MI16x16x16x1",
+        "batched_transpose",
+    )
+    for number, name in enumerate(names):
+        call, kernel = launch(number, 10.0 * number, name, 100 * number + 50, 40)
+        events += [call | {"name": "hipLaunchKernel"}, kernel]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert tables.recorded(capture)[0] == (
+        "Tensor or matrix cores", "used at least 67% of the time of kernels, by their names",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("functor", "shown"),
+    [
+        ("at::native::sqrt_kernel_cuda(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::"
+         "{lambda()#2}::operator()() const::{lambda(float)#1}", "sqrt_kernel_cuda"),
+        ("at::native::CUDAFunctor_add<float>", "CUDAFunctor_add<float>"),
+    ],
+)  # fmt: skip
+def test_a_short_name_of_a_kernel_says_what_it_computes(functor, shown):
+    name = f"void at::native::vectorized_elementwise_kernel<4, {functor}, at::detail::Array<char*, 2> >"
+    whole = f"{name}(int, {functor}, at::detail::Array<char*, 2>)"
+    assert shortened(whole, 60).startswith(f"vectorized_elementwise_kernel<4, {shown}")

@@ -42,12 +42,15 @@ The collective with the longest transfers is all_reduce of 3.9 KiB: 1 per step w
 which 90 us is the transfer with a bus bandwidth of 0.0444 GB/s.
 56% of the communication is hidden behind computation.
 
+memory: not recorded (profile_memory=True)
+data loading: 10 us per step
+
 mean step, ms  step  data  forward  backward  comm exposed  comm hidden
 run            0.35  0.01     0.10      0.20          0.04         0.05
 
-slowest rank first, ms  step  step without comm  data  forward  backward  comm exposed  comm hidden
-rank 0                  0.35               0.31  0.01     0.10      0.20          0.04         0.05
-rank 1                  0.35               0.31  0.01     0.10      0.20          0.04         0.05
+ranks by step without comm, ms  step without comm  step  data  forward  backward  comm exposed  comm hidden
+rank 0                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
+rank 1                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 
 collectives in 3 steps     size  ranks  calls per rank  total ms per rank  median ms  median transfer ms  \
 busbw GB/s  slowest ms  on rank, step

@@ -33,6 +33,10 @@ function drawTimeline(div, figure) {
     const range = div.layout.xaxis.range;
     if (String(range) === drawn) return;
     drawn = String(range);
+    if (drawn === String(whole) && step.value) {
+      step.value = "";
+      find();
+    }
     redraw();
   });
   // Plotly's own double-click handler would return to the range that was drawn last.
@@ -40,15 +44,15 @@ function drawTimeline(div, figure) {
   const show = (from, to) => Plotly.relayout(div, { "xaxis.range": [from, to] });
   const controls = document.querySelector(`[data-for=${div.id}]`);
   const step = controls.querySelector("select");
-  step.addEventListener("change", () => show(...(step.value ? step.value.split(",").map(Number) : whole)));
+  step.addEventListener("change", () => {
+    show(...(step.value ? step.value.split(",").map(Number) : whole));
+    find();
+  });
   for (const button of controls.querySelectorAll("button:not([data-next])")) {
     button.addEventListener("click", () => {
       const [from, to] = div.layout.xaxis.range;
       const { scale, shift } = button.dataset;
-      if (!scale) {
-        step.value = "";
-        return show(...whole);
-      }
+      if (!scale) return show(...whole);
       const middle = (from + to) / 2 + shift * (to - from);
       return show(middle - (scale * (to - from)) / 2, middle + (scale * (to - from)) / 2);
     });
@@ -58,14 +62,21 @@ function drawTimeline(div, figure) {
   const search = controls.querySelector("input");
   const find = () => {
     const sought = search.value.trim().toLowerCase();
-    found = sought && bars.map(({ name, meta }) => {
+    const [first, last] = step.value ? step.value.split(",").map(Number) : [-Infinity, Infinity];
+    found = sought && bars.map(({ name, meta, base }) => {
       const has = meta.texts.map((text) => `${text}\n${name}`.toLowerCase().includes(sought));
-      return meta.what.map((what, i) => has[what] || Boolean(meta.callers && has[meta.callers[i]]));
+      return meta.what.map((what, i) => base[i] >= first && base[i] < last && (has[what] || Boolean(meta.callers && has[meta.callers[i]])));
     });
     matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
     matches.sort((a, b) => a[0] - b[0]);
     at = -1;
-    controls.querySelector("output").textContent = found && `${numbers.format(matches.length)} found`;
+    const counts = {};
+    bars.forEach(({ meta }, number) => {
+      const lane = meta.lane.split(": ").pop();
+      counts[lane] = (counts[lane] ?? 0) + (found ? found[number].filter(Boolean).length : 0);
+    });
+    const named = Object.entries(counts).filter(([, count]) => count).map(([lane, count]) => `${numbers.format(count)} ${count === 1 ? lane.replace(/s$/, "") : lane}`);
+    controls.querySelector("output").textContent = found && (named.join(", ") || "0 found");
     redraw();
   };
   search.addEventListener("input", find);

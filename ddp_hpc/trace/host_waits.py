@@ -1,0 +1,151 @@
+"""Finds what the host does while a device has nothing to do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from ddp_hpc.trace.analysis_results import Gap, HostWait
+from ddp_hpc.trace.device_activity import UNKNOWN
+from ddp_hpc.trace.event_names import STEP
+from ddp_hpc.trace.events_by_kind import RankEvents
+from ddp_hpc.trace.intervals import Intervals, Longs, cover, union
+from ddp_hpc.trace.named_events import CallTree
+from ddp_hpc.trace.step_times import DeviceActivity, Steps
+
+_MOST_GAPS, _MOST_WAITS = 5, 100
+
+
+def host_waits(
+    rank_events: RankEvents, base_us: float, steps: Steps, tree: CallTree
+) -> tuple[tuple[HostWait, ...], tuple[Gap, ...]]:
+    """Returns what the host does in all waits for late launches, the longest first, and the longest gaps."""
+    device = steps.device
+    if device is None:
+        return (), ()
+    host, gaps, windows = _Host(rank_events, base_us, steps, tree), device.gaps, (steps.starts, steps.ends)
+    times: defaultdict[tuple[str, str], int] = defaultdict(int)
+    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for thread in np.unique(gaps.thread).tolist():
+        own = gaps.thread == thread
+        idle = {"gap": (gaps.begins[own], gaps.launched[own]), "step": windows, **device.waited_for}
+        moments, inside = cover(idle)
+        chosen = inside["gap"] & inside["step"]
+        for region in device.waited_for:  # which are causes of their own
+            chosen &= ~inside[region]
+        for what, (time_ns, count) in host.during(
+            (moments[:-1][chosen], moments[1:][chosen]), thread
+        ).items():
+            times[what] += time_ns
+            counts[what] += count
+    num_steps = len(steps.numbers)
+    found = [
+        HostWait(*what, times[what] * 1e-9 / num_steps, counts[what] / num_steps)
+        for what in sorted(times, key=lambda what: -times[what])[:_MOST_WAITS]
+    ]
+    return tuple(found), _longest(rank_events, steps, device, host)
+
+
+def _longest(rank_events: RankEvents, steps: Steps, device: DeviceActivity, host: _Host) -> tuple[Gap, ...]:
+    gaps, kernels = device.gaps, [name for _, name in rank_events.device.names]
+    found = []
+    lengths = (gaps.ends - gaps.begins) * steps.contain(gaps.begins)
+    lengths[[0, -1]] = 0  # Whether they are longer than the recording is unknown.
+    for at in np.argsort(-lengths, kind="stable")[:_MOST_GAPS].tolist():
+        begin, end, event = int(gaps.begins[at]), int(gaps.ends[at]), int(gaps.event[at])
+        if not lengths[at]:
+            break
+        did = host.during((gaps.begins[at : at + 1], gaps.ends[at : at + 1]), int(gaps.thread[at]))
+        (call, operator), (time_ns, _) = max(did.items(), key=lambda item: item[1][0])
+        window = np.searchsorted(steps.starts, begin, side="right") - 1
+        kernel = kernels[rank_events.device.name[event]] if event >= 0 else ""
+        found.append(
+            Gap(
+                step=steps.step_of(begin),
+                after_s=(begin - int(steps.starts[window])) * 1e-9,
+                dur_s=(end - begin) * 1e-9,
+                call=call,
+                operator=operator,
+                share=time_ns / (end - begin),
+                kernel=kernel,
+            )
+        )
+    return tuple(found)
+
+
+class _Host:
+    """The operators and annotations of the host, and then its calls of the device's runtime."""
+
+    def __init__(self, rank_events: RankEvents, base_us: float, steps: Steps, tree: CallTree) -> None:
+        parts = (rank_events.host, rank_events.launches)
+        self._thread = np.concatenate([part.thread for part in parts])
+        self._begun = np.concatenate([part.start_ns(base_us) for part in parts])
+        self._ended = self._begun + np.concatenate([part.dur_ns() for part in parts])
+        self._ended[len(rank_events.host) :][tree.is_nested] = 0
+        self._ended = np.maximum(self._ended, self._begun)
+        self._above = np.concatenate([tree.above, tree.caller])
+        self._callers, self._calls = (
+            [*(("" if name.startswith(STEP) else name) for _, name in part.names), ""] for part in parts
+        )
+        self._caller, self._call = (np.append(part.name, len(part.names)) for part in parts)
+        self._num_host = len(rank_events.host)
+        is_operator = np.array([*(category == "cpu_op" for category, _ in parts[0].names), False])
+        self._is_work = np.append(is_operator[parts[0].name], np.ones(len(parts[1]), bool))
+        self._launching = np.unique(steps.device.gaps.thread).tolist() if steps.device else []
+        is_step = [bool(steps.separator) and name.startswith(steps.separator) for _, name in parts[0].names]
+        marks = np.flatnonzero(np.array([*is_step, False])[rank_events.host.name])
+        threads = self._thread[marks] if len(marks) else self._thread
+        self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
+
+    def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:
+        """Returns the time and the number of calls by the name of the call and of the innermost operator.
+
+        The name of the call is empty outside of calls, and that of the operator outside of operators. If
+        the thread runs no operator, those of the other launching threads count, and then annotations.
+        """
+        rest = int((idle[1] - idle[0]).sum())
+        found: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for one in (*dict.fromkeys((thread, *self._launching)), None):
+            is_chosen = self._is_work if one is not None else ~self._is_work
+            one = self._main if one is None else one
+            own = self._spent(idle, one)
+            index = np.flatnonzero((own > 0) & is_chosen)
+            call = self._call[np.where(index >= self._num_host, index - self._num_host, -1)]
+            operator = np.where(index >= self._num_host, self._above[index], index)
+            caller = self._caller[operator]
+            pairs, number = np.unique(call * np.int64(len(self._callers)) + caller, return_inverse=True)
+            times = np.bincount(number, own[index])
+            for pair, time_ns, count in zip(
+                pairs.tolist(), times.tolist(), np.bincount(number).tolist(), strict=True
+            ):
+                what = self._calls[pair // len(self._callers)], self._callers[pair % len(self._callers)]
+                found[what] = found[what][0] + int(time_ns), found[what][1] + count
+            rest -= int(times.sum())
+            on = np.flatnonzero((self._thread == one) & is_chosen)
+            moments, inside = cover({"idle": idle, "host": union((self._begun[on], self._ended[on]))})
+            left = inside["idle"] & ~inside["host"]
+            idle = moments[:-1][left], moments[1:][left]
+        found["", ""] = found["", ""][0] + max(0, rest), found["", ""][1]
+        return found
+
+    def _spent(self, idle: Intervals, thread: int) -> Longs:
+        """Returns the time of each event of a thread in the idle intervals, without the events inside it."""
+        own = np.zeros(len(self._thread), np.int64)
+        starts, ends = idle
+        if not len(starts):
+            return own
+        index = np.flatnonzero(
+            (self._thread == thread) & (self._begun < ends[-1]) & (self._ended > starts[0])
+        )
+        before = np.append(0, np.cumsum(ends - starts))
+
+        def idle_until(moments: Longs) -> Longs:
+            at = np.searchsorted(starts, moments, side="right")
+            return before[at] - np.where(at > 0, np.maximum(ends[at - 1] - moments, 0), 0)
+
+        own[index] = idle_until(self._ended[index]) - idle_until(self._begun[index])
+        spent = own[index]
+        inner = self._above[index] >= 0
+        np.subtract.at(own, self._above[index[inner]], spent[inner])
+        return own

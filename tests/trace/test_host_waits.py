@@ -1,0 +1,131 @@
+"""What the host does while a device waits, and what delays a rank or makes steps unequal."""
+
+import pytest
+
+from ddp_hpc.trace import tables
+from ddp_hpc.trace.html_page import page
+from ddp_hpc.trace.summarize_run import read_capture
+
+from .made import annotation, event, launch, step, write
+
+US = 1e-6
+
+
+def _shown(table):
+    return [tuple(table.write(column, row) for column in table.columns) for row in table.rows]
+
+
+def _runtime(name, start_us, dur_us, tid=1):
+    return event("cuda_runtime", name, start_us, dur_us, tid)
+
+
+def recording():
+    """Gaps of 3 ms in cudaFree, 4 ms in an operator of autograd's thread, and 2 ms outside of operators."""
+    return [
+        annotation("ProfilerStep#4", 0, 12_000),
+        *launch(1, 0, "a", 500, 500),
+        event("cpu_op", "aten::convolution", 1000, 3002),
+        _runtime("cudaFree", 1000, 3000),
+        *launch(2, 4000, "b", 4002, 998),
+        annotation("backward", 5000, 4000),
+        event("cpu_op", "autograd::engine::evaluate_function: MulBackward0", 5000, 4002, 2),
+        *launch(3, 9000, "c", 9002, 998, tid=2),
+        *launch(4, 11_998, "d", 12_000, 1),
+    ]
+
+
+def test_the_calls_and_operators_in_which_the_device_waits_are_named(tmp_path):
+    capture = read_capture(write(tmp_path / "rank0.json", recording()).parent)
+    assert _shown(tables.host_waits(capture)) == [
+        ("autograd::engine::evaluate_function: MulBackward0", "-", "4.00", "33.3%", "1.0"),
+        ("cudaFree", "aten::convolution", "3.00", "25.0%", "1.0"),
+        ("Python, or code that was not recorded", "-", "2.00", "16.6%", "1.0"),
+    ]
+    (said,) = (text for text in capture.findings if "The device waits for the host" in text)
+    assert "4 ms in autograd::engine::evaluate_function: MulBackward0 itself (1 times)" in said
+    assert "3 ms in cudaFree (1 times in aten::convolution)" in said
+
+
+def test_advice_is_given_for_the_call_in_which_the_host_spends_most_of_the_waits(tmp_path):
+    events = [annotation("ProfilerStep#4", 0, 5000), *(one for one in recording()[1:] if one["ts"] < 5000)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert any(
+        "During these waits, the host spends per step 3 ms in cudaFree (1 times in aten::convolution). This "
+        "call can wait until the device has finished everything: check whether the caching allocator" in text
+        for text in capture.findings
+    )
+
+
+def test_the_longest_gaps_are_listed_with_what_the_host_does(tmp_path):
+    for rank in range(2):
+        write(tmp_path / f"r{rank}.json", recording()[: 7 + 20 * rank], rank, 2)
+    assert _shown(tables.gaps(read_capture(tmp_path))) == [
+        (
+            "rank 1",
+            "4",
+            "5.00",
+            "4.00",
+            "autograd::engine::evaluate_function: MulBackward0",
+            "-",
+            "100%",
+            "c",
+        ),
+        ("rank 0", "4", "1.00", "3.00", "cudaFree", "aten::convolution", "100%", "b"),
+        ("rank 1", "4", "1.00", "3.00", "cudaFree", "aten::convolution", "100%", "b"),
+        ("rank 1", "4", "10.00", "2.00", "Python, or code that was not recorded", "-", "100%", "d"),
+    ]
+
+
+def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
+    """Rank 2 begins 200 us late, and loses 15 us more before the second collective."""
+    nccl = {"Collective name": "allreduce", "In msg nelems": 4, "dtype": "Float", "Group size": 4}
+    for rank in range(4):
+        begin, second = (200, 415) if rank == 2 else (10 * rank, 400)
+        events = [annotation("ProfilerStep#7", begin, 500 - begin)]
+        for number, (start, end) in enumerate(((begin + 50, 300), (second, 450))):
+            kernel = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, end - start, 9, **nccl)
+            events.append(kernel | {"args": nccl | {"correlation": number}})
+            events.append(event("cuda_runtime", "cudaLaunchKernel", start - 1, 1, correlation=number))
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    capture = read_capture(tmp_path)
+    slow = capture.straggler
+    assert (slow.rank, slow.before_s) == (2, pytest.approx(190 * US))
+    assert slow.excess_s == pytest.approx(15 * US)
+    said = capture.findings[1]
+    assert "190 us of this is because it began the step 200 us after rank 0, the first; the cause is " in said
+    assert (
+        f"Without the rest of this delay, a step would be up to {15 * US / capture.mean.wall_s:.0%}" in said
+    )
+
+
+def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
+    events = [*step(1, 0), *step(2, 350), *step(3, 700, forward=900)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert capture.findings[0].startswith(
+        "A step takes 617 us on average (350 us to 1.15 ms, median 350 us): "
+    )
+    assert capture.findings[1].startswith("Warning: step 3 is 3.3 times as long as step 1, so the mean step ")
+    even = read_capture(write(tmp_path / "even" / "rank0.json", [*step(1, 0), *step(2, 350)]).parent)
+    assert even.findings[0].startswith("A step takes 350 us: ")
+
+
+def test_what_was_not_recorded_is_said(tmp_path):
+    capture = read_capture(write(tmp_path / "rank0.json", recording()).parent)
+    assert tables.recorded(capture)[1:] == [
+        ("memory of the device", "not recorded (profile_memory=True)"),
+        ("data loading on the host", "not recorded (no DataLoader, and no region named data)"),
+    ]
+
+
+def test_the_time_of_data_loading_is_that_of_the_host(tmp_path):
+    """A kernel of the step before runs during most of the loading."""
+    events = [annotation("ProfilerStep#1", 100, 100), annotation("enumerate(DataLoader)#_next", 100, 50)]
+    events += [*launch(1, 0, "before", 10, 130), *launch(2, 160, "forward", 170, 30)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert capture.mean.data_s == pytest.approx(10 * US)
+    assert capture.ranks[0].loading_s == pytest.approx(50 * US)
+    assert any("of a step, and loading itself 50 us" in text for text in capture.findings)
+
+
+def test_a_page_of_one_rank_has_no_section_by_rank(tmp_path):
+    assert "By rank" not in page([read_capture(write(tmp_path / "rank0.json", recording()).parent)], [])
