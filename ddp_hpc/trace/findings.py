@@ -148,7 +148,7 @@ def _step(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> list[str
         f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
     )
     takes = _STEPS.get(ranks[0].steps_from, "A step takes")
-    lengths = step_lengths(ranks)
+    lengths = _step_lengths(ranks)
     shortest, longest = (find(lengths, key=lambda number: lengths[number]) for find in (min, max))
     least_s, most_s = lengths[shortest], lengths[longest]
     if most_s <= _DIFFERENT * least_s:
@@ -164,7 +164,7 @@ def _step(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> list[str
     return sentences
 
 
-def step_lengths(ranks: Sequence[RankTrace]) -> dict[int, float]:
+def _step_lengths(ranks: Sequence[RankTrace]) -> dict[int, float]:
     """Returns the length of each step by its number, the mean over the ranks."""
     lengths: defaultdict[int, list[float]] = defaultdict(list)
     for trace in ranks:
@@ -231,16 +231,12 @@ def _host_waits(ranks: Sequence[RankTrace]) -> str:
     named = []
     for what, (dur_s, num) in sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]:
         if dur_s >= _MUCH_IDLE * whole_s:
-            own = operators[what]
-            callers = " and ".join(sorted(own, key=lambda name: -own[name])[:2])
-            around = f" in {callers}" if callers else ""
-            times_called = "" if what == _NO_OPERATOR else f" ({num:,.3g} times{around})"
-            named.append(f"{duration(dur_s)} in {what}{times_called}")
-    advice = "".join(
-        f" {text}" for words, text in _CALLS if any(re.search(words, what) for what in list(named)[:1])
-    )
+            callers = " and ".join(sorted(operators[what], key=lambda name: -operators[what][name])[:2])
+            counted_calls = f" ({num:,.3g} calls in {callers})" if callers else ""
+            named.append(f"{duration(dur_s)} in {what}{counted_calls}")
     if not named:
         return ""
+    advice = "".join(f" {text}" for words, text in _CALLS if re.search(words, named[0]))
     return f"During these waits, the host spends{_per_step(ranks)} {', '.join(named)}.{advice}"
 
 

@@ -10,7 +10,7 @@ from ddp_hpc.trace.analysis_results import Gap, HostWait
 from ddp_hpc.trace.device_activity import UNKNOWN
 from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import RankEvents
-from ddp_hpc.trace.intervals import Intervals, Longs, cover, union
+from ddp_hpc.trace.intervals import Intervals, Longs, cover
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
@@ -104,48 +104,44 @@ class _Host:
         The name of the call is empty outside of calls, and that of the operator outside of operators. If
         the thread runs no operator, those of the other launching threads count, and then annotations.
         """
-        rest = int((idle[1] - idle[0]).sum())
         found: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         for one in (*dict.fromkeys((thread, *self._launching)), None):
-            is_chosen = self._is_work if one is not None else ~self._is_work
-            one = self._main if one is None else one
-            own = self._spent(idle, one)
-            index = np.flatnonzero((own > 0) & is_chosen)
-            call = self._call[np.where(index >= self._num_host, index - self._num_host, -1)]
-            operator = np.where(index >= self._num_host, self._above[index], index)
-            caller = self._caller[operator]
-            pairs, number = np.unique(call * np.int64(len(self._callers)) + caller, return_inverse=True)
-            times = np.bincount(number, own[index])
-            for pair, time_ns, count in zip(
-                pairs.tolist(), times.tolist(), np.bincount(number).tolist(), strict=True
-            ):
-                what = self._calls[pair // len(self._callers)], self._callers[pair % len(self._callers)]
-                found[what] = found[what][0] + int(time_ns), found[what][1] + count
-            rest -= int(times.sum())
-            on = np.flatnonzero((self._thread == one) & is_chosen)
-            moments, inside = cover({"idle": idle, "host": union((self._begun[on], self._ended[on]))})
+            starts, ends = idle
+            if not len(starts):
+                break
+            on_thread = self._thread == (self._main if one is None else one)
+            index = np.flatnonzero(on_thread & (self._begun < ends[-1]) & (self._ended > starts[0]))
+            own, is_chosen = self._own(index, idle), self._is_work[index] == (one is not None)
+            self._add(index[is_chosen & (own > 0)], own[is_chosen & (own > 0)], found)
+            chosen = index[is_chosen]
+            moments, inside = cover({"idle": idle, "host": (self._begun[chosen], self._ended[chosen])})
             left = inside["idle"] & ~inside["host"]
             idle = moments[:-1][left], moments[1:][left]
-        found["", ""] = found["", ""][0] + max(0, rest), found["", ""][1]
+        found["", ""] = found["", ""][0] + int((idle[1] - idle[0]).sum()), found["", ""][1]
         return found
 
-    def _spent(self, idle: Intervals, thread: int) -> Longs:
-        """Returns the time of each event of a thread in the idle intervals, without the events inside it."""
-        own = np.zeros(len(self._thread), np.int64)
+    def _own(self, index: Longs, idle: Intervals) -> Longs:
+        """Returns the time of each event in the idle intervals, without that of the events inside it."""
         starts, ends = idle
-        if not len(starts):
-            return own
-        index = np.flatnonzero(
-            (self._thread == thread) & (self._begun < ends[-1]) & (self._ended > starts[0])
-        )
         before = np.append(0, np.cumsum(ends - starts))
 
         def idle_until(moments: Longs) -> Longs:
             at = np.searchsorted(starts, moments, side="right")
             return before[at] - np.where(at > 0, np.maximum(ends[at - 1] - moments, 0), 0)
 
-        own[index] = idle_until(self._ended[index]) - idle_until(self._begun[index])
-        spent = own[index]
-        inner = self._above[index] >= 0
-        np.subtract.at(own, self._above[index[inner]], spent[inner])
+        spent = idle_until(self._ended[index]) - idle_until(self._begun[index])
+        above = self._above[index]
+        inner = np.isin(above, index)
+        own = spent.copy()
+        np.subtract.at(own, np.searchsorted(index, above[inner]), spent[inner])
         return own
+
+    def _add(self, index: Longs, own: Longs, found: dict[tuple[str, str], tuple[int, int]]) -> None:
+        is_call, num_callers = index >= self._num_host, np.int64(len(self._callers))
+        call = self._call[np.where(is_call, index - self._num_host, -1)]
+        caller = self._caller[np.where(is_call, self._above[index], index)]
+        pairs, first, counts = np.unique(call * num_callers + caller, return_inverse=True, return_counts=True)
+        times = np.bincount(first, own, len(pairs))
+        for pair, time_ns, count in zip(pairs.tolist(), times.tolist(), counts.tolist(), strict=True):
+            what = self._calls[pair // num_callers], self._callers[pair % num_callers]
+            found[what] = found[what][0] + int(time_ns), found[what][1] + count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from ddp_hpc.base.text_table import Table, cut
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, present
-from ddp_hpc.trace.findings import step_lengths
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
@@ -86,7 +84,7 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
         ("hosts", _some(list(dict.fromkeys(trace.host for trace in capture.ranks)))),
         ("device", _device(capture)),
         ("steps", _range(steps) if capture.has_steps else "none"),
-        _length(capture),
+        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
         *tables.recorded(capture),
         ("events", f"{sum(trace.num_events for trace in capture.ranks):,}"),
     ]
@@ -95,15 +93,6 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
 def _device(capture: Capture) -> str:
     names = _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))
     return names if any(trace.busy for trace in capture.ranks) else f"{names}; no activity of another device"
-
-
-def _length(capture: Capture) -> tuple[str, str]:
-    lengths = step_lengths(capture.ranks)
-    if not capture.has_steps or len(lengths) < 2:
-        return "step" if capture.has_steps else "recording", duration(capture.mean.wall_s)
-    least_s, median_s, most_s = (duration(of(lengths.values())) for of in (min, statistics.median, max))
-    mean = duration(capture.mean.wall_s)
-    return "step", f"{mean} on average; median {median_s}, from {least_s} to {most_s}"
 
 
 def _range(steps: Sequence[int]) -> str:

@@ -42,15 +42,15 @@ def test_the_calls_and_operators_in_which_the_device_waits_are_named(tmp_path):
         ("Python, or code that was not recorded", "-", "2.00", "16.6%", "1.0"),
     ]
     (said,) = (text for text in capture.findings if "The device waits for the host" in text)
-    assert "4 ms in autograd::engine::evaluate_function: MulBackward0 itself (1 times)" in said
-    assert "3 ms in cudaFree (1 times in aten::convolution)" in said
+    assert "4 ms in autograd::engine::evaluate_function: MulBackward0 itself," in said
+    assert "3 ms in cudaFree (1 calls in aten::convolution)" in said
 
 
 def test_advice_is_given_for_the_call_in_which_the_host_spends_most_of_the_waits(tmp_path):
     events = [annotation("ProfilerStep#4", 0, 5000), *(one for one in recording()[1:] if one["ts"] < 5000)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert any(
-        "During these waits, the host spends per step 3 ms in cudaFree (1 times in aten::convolution). This "
+        "During these waits, the host spends per step 3 ms in cudaFree (1 calls in aten::convolution). This "
         "call can wait until the device has finished everything: check whether the caching allocator" in text
         for text in capture.findings
     )
