@@ -162,9 +162,9 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     before: defaultdict[int, dict[int | None, float]] = defaultdict(dict)
     begins: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for trace in ranks:
-        for own_step in trace.steps:
-            begins[own_step.number][trace.rank] = own_step.start_s
-    begun: set[int | None] = set()
+        for each in trace.steps:
+            begins[each.number][trace.rank] = each.start_s
+    begun: set[tuple[int | None, int]] = set()
     for collective in sorted(matched, key=lambda one: one.calls[one.last].start_s):
         others = [call for rank, call in collective.calls.items() if rank != collective.last]
         waited_s = statistics.median(call.dur_s for call in others) - collective.transfer_s
@@ -172,15 +172,10 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         step = collective.calls[collective.last].step
         waited_s = min(waited_s, max(0.0, late_s) + LEAST_CLOCK_S)
         by_step[collective.last][step] += waited_s
-        if step is not None and step not in begun:  # the delay before this collective can be older
-            begun.add(step)
-            took_s = {
-                r: call.start_s - begins[step].get(r, call.start_s) for r, call in collective.calls.items()
-            }
-            own_s = took_s.pop(collective.last)
-            late_s = begins[step][collective.last] - min(begins[step].values())
-            before_s = waited_s - max(0.0, own_s - statistics.median(took_s.values()))
-            before[collective.last][step] = max(0.0, min(before_s, late_s))
+        is_first = (step, collective.last) not in begun
+        begun |= {(step, rank) for rank in collective.calls}
+        if step is not None and is_first:
+            before[collective.last][step] = _begun_late_s(collective, begins[step], waited_s)
     if not by_step:
         return None
     num_steps = max(len(trace.steps) for trace in ranks)
@@ -210,6 +205,17 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     )
     lost_s = max(0.0, waited[rank] - before_s)
     return Straggler(rank, "idle", lost_s, lost_s / overall.wall_s, evidence, before_s)
+
+
+def _begun_late_s(collective: Matched, begins: dict[int, float], waited_s: float) -> float:
+    """Returns the part of the wait in the first collective of a step that is older than the step.
+
+    It is what remains if the last rank needs longer than the others from its start of the step to this call.
+    """
+    took_s = {rank: call.start_s - begins.get(rank, call.start_s) for rank, call in collective.calls.items()}
+    slower_s = took_s.pop(collective.last) - statistics.median(took_s.values())
+    late_s = begins[collective.last] - min(begins.values())
+    return max(0.0, min(waited_s - max(0.0, slower_s), late_s))
 
 
 def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
