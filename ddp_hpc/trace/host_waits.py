@@ -28,7 +28,7 @@ def host_waits(
     times: defaultdict[tuple[str, str], int] = defaultdict(int)
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for thread in np.unique(gaps.thread).tolist():
-        own = gaps.thread == thread
+        own = gaps.is_known & (gaps.thread == thread)
         idle = {"gap": (gaps.begins[own], gaps.launched[own]), "step": windows, **device.waited_for}
         moments, inside = cover(idle)
         chosen = inside["gap"] & inside["step"]
@@ -92,6 +92,8 @@ class _Host:
         self._num_host = len(rank_events.host)
         is_operator = np.array([*(category == "cpu_op" for category, _ in parts[0].names), False])
         self._is_work = np.append(is_operator[parts[0].name], np.ones(len(parts[1]), bool))
+        while (more := ~self._is_work & (self._above >= 0) & self._is_work[self._above]).any():
+            self._is_work |= more  # annotations inside operators
         self._launching = np.unique(steps.device.gaps.thread).tolist() if steps.device else []
         is_step = [bool(steps.separator) and name.startswith(steps.separator) for _, name in parts[0].names]
         marks = np.flatnonzero(np.array([*is_step, False])[rank_events.host.name])

@@ -7,6 +7,7 @@ from ddp_hpc.trace.html_page import page
 from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, launch, step, write
+from .test_causes import RandomTrace
 
 US = 1e-6
 
@@ -44,6 +45,29 @@ def test_the_calls_and_operators_in_which_the_device_waits_are_named(tmp_path):
     (said,) = (text for text in capture.findings if "The device waits for the host" in text)
     assert "4 ms in autograd::engine::evaluate_function: MulBackward0 itself," in said
     assert "3 ms in cudaFree (1 calls in aten::convolution)" in said
+
+
+def test_the_waits_of_random_programs_are_completely_attributed(tmp_path):
+    for seed in range(4):
+        made = RandomTrace(seed)
+        for number in range(3):
+            made.step(number)
+        (trace,) = read_capture(write(tmp_path / f"{seed}" / "t.json", made.events)).ranks
+        waited_s = sum(one.times.idle_host_s for one in trace.steps) / len(trace.steps)
+        assert sum(wait.dur_s for wait in trace.host_waits) == pytest.approx(waited_s, rel=0.001), seed
+
+
+def test_an_annotation_inside_an_operator_is_named_as_well(tmp_path):
+    events = [
+        annotation("ProfilerStep#4", 0, 5000),
+        *launch(1, 0, "a", 500, 500),
+        *launch(2, 4000, "b", 4002, 998),
+    ]
+    events += [event("cpu_op", "c10d::allreduce_", 1000, 3000), annotation("nccl:all_reduce", 2000, 500)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    assert [(row[0], row[2]) for row in _shown(tables.host_waits(capture))] == [
+        ("c10d::allreduce_", "50.0%"), ("nccl:all_reduce", "10.0%"),
+    ]  # fmt: skip
 
 
 def test_advice_is_given_for_the_call_in_which_the_host_spends_most_of_the_waits(tmp_path):
