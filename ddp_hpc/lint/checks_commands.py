@@ -30,7 +30,7 @@ _MONITORS = re.compile(
 _CONTAINER = re.compile(r"singularity|apptainer|docker|podman")
 # Programs and images that use GPUs. Containers for AMD GPUs can have their own libraries.
 _GPU_PROGRAM = re.compile(
-    r"\b(?:python[0-9.]*|torchrun|accelerate|deepspeed|nvidia-smi)\b|\.py\b|"
+    r"\b(?:python[0-9.]*|torchrun|accelerate|deepspeed|nvidia-smi)(?![\w./-])|\.py\b|"
     r"(?<![a-z])(?:py)?torch|tensorflow|(?<![a-z])(?:cuda|nvidia|ngc|jax)(?![a-z])",
     re.IGNORECASE,
 )
@@ -192,7 +192,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
         return  # the script uses its own directory only outside of jobs, or submits itself
     for number, line in enumerate(script.lines, start=1):
         if (
-            "dirname" in line
+            re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
             and not line.lstrip().startswith("#")
             and not script.is_quoted(number)
             and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)

@@ -10,6 +10,7 @@ from ddp_hpc.lint.launch_commands import (
     STARTS_ALL_RANKS,
     expanded_in_shell,
     has_whole_nodes,
+    requests_gpus,
     single_quoted,
     starts,
     torchruns,
@@ -71,9 +72,10 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
             return
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
-    # One node with four GPUs or 64 cores may be a whole node, or a part of one.
+    # With four GPUs, 64 cores or no request for GPUs, the job may have the whole node, or a part of it.
     cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
-    may_be_whole = not subject.site and ((subject.gpus_per_node or 0) >= 4 or cpus >= 64)
+    is_large = (subject.gpus_per_node or 0) >= 4 or cpus >= 64
+    may_be_whole = not subject.site and (is_large or not requests_gpus(subject))
     for value, line in {value: line for line, value in reversed(ports)}.items():
         yield Problem(
             line,

@@ -167,14 +167,12 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
     alone = {command.line for command in script.commands if not command.argv}
     started = starts(subject)
     last = max((start.command.line for start in started), default=0)
-    others = (start for start in started if not start.is_torchrun)
-    has_others = any(start.is_launched or start.program == "python" for start in others)
-    is_torchrun = any(start.is_torchrun for start in started) and not has_others
+    has_ranks = any(start.is_launched and not start.is_torchrun for start in started)
     for name, line in {name: line for line, name, _ in script.assignments}.items():
         is_needed = _READ_BY_PROGRAMS.fullmatch(name) and name not in subject.scheduler.reader.variables
         if not is_needed or line not in alone or line > last or re.search(r"\bset -\w*a", text):
             continue
-        if is_torchrun and name.startswith("MASTER_"):  # torchrun sets it for its ranks
+        if name.startswith("MASTER_") and not has_ranks:  # torchrun sets it, and one process needs none
             continue
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             yield Problem(

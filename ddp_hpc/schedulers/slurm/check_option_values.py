@@ -37,7 +37,7 @@ _COUNT = r"\d{1,18}[kKmMgGtTpP]?"
 _GRES_ITEM = re.compile(
     rf"(?:gres[:/])?[A-Za-z_][\w.-]*(?::(?:[^:,=]+|(?=:)))?(?:[:=]{_COUNT})?(?:\([^)]*\))?"
 )
-_GPU_ITEM = re.compile(rf"(?:[^:,=\s]*:)?{_COUNT}|[^:,=\s\d][^:,=\s]*")
+_GPU_ITEM = re.compile(rf"(?:[^:,=\s]*:)?{_COUNT}|(?:[^:,=\s\d]|\d+g[.])[^:,=\s]*")
 
 
 def is_time(text: str) -> bool:
