@@ -37,12 +37,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     Raises:
         OSError: the file cannot be opened.
     """
-    reading = Reading()
-    rank_events = RankEvents()
-    world_size = 0
-    for events in read_events(path, reading):
-        world_size = world_size or _place(path, reading.head)[1]
-        add_events(events, rank_events, world_size)
+    reading, rank_events = _read_events(path)
     rank, world_size = _place(path, reading.head)
     firsts = [columns.first_us() for columns in (rank_events.host, rank_events.device)]
     base_us = min((first for first in firsts if first is not None), default=0.0)
@@ -93,6 +88,14 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )
+
+
+def _read_events(path: Path) -> tuple[Reading, RankEvents]:
+    reading, rank_events, world_size = Reading(), RankEvents(), 0
+    for events in read_events(path, reading):
+        world_size = world_size or _place(path, reading.head)[1]
+        add_events(events, rank_events, world_size)
+    return reading, rank_events
 
 
 def _is_ring(info: Any) -> bool:
