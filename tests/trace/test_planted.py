@@ -53,7 +53,9 @@ def test_bus_bandwidth_equals_a_calculation_by_hand(planted):
 def test_every_moment_of_a_step_is_counted_once(planted):
     for trace in planted.capture.ranks:
         for step, following in zip(trace.steps, trace.steps[1:], strict=False):
-            assert step.times.wall_s == pytest.approx(following.start_s - step.start_s, rel=0.01)
+            between_s = following.start_s - step.start_s - step.times.wall_s
+            # profiler.step() takes some milliseconds, on a busy machine more.
+            assert -1e-5 < between_s < 0.1 * step.times.wall_s
 
 
 def test_operators_agree_with_torchs_own_key_averages(planted):
