@@ -117,10 +117,7 @@ def test_a_rank_that_hangs_is_named(rehearse: Rehearse, launch: Launch, tmp_path
     done = rehearse(job, "--fail", "hang", timeout_s=120.0)
     log = done.stdout + done.stderr
     assert done.exit_code == 0, log
-    assert (
-        "rehearse: the last rank on node2 is stopped with SIGSTOP; nothing more happens until the hang timeout (--fail hang)\n"
-        in log
-    )
+    assert "rehearse: the last rank on node2 is stopped with SIGSTOP; nothing more happens until " in log
     assert "rank 1 on node2 cannot continue because its process is stopped" in log
     assert log.count("has completed") == 2
 
