@@ -81,6 +81,9 @@ class _Kernel(_Link):
 
 
 _Args = TypeVar("_Args", _Link, _Memory, _Message)
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (_Link, _Kernel, _Memory, _Message)
+}
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,8 @@ def _add_memory(columns: Columns, events: list[Event]) -> None:
 def _decoded(kind: type[_Args], event: Event) -> _Args:
     """Returns the arguments of an event, with the defaults if they cannot be read."""
     try:
-        return msgspec.json.decode(event.args, type=kind)
+        decoded: _Args = _DECODERS[kind].decode(event.args)
+        return decoded
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return kind()
 

@@ -64,12 +64,12 @@ _MOST_NAMED = 3
 _NO_OPERATOR = "Python or other code outside of operators"
 _CALLS = (
     (
-        r"in \w*(Free|Alloc)\w*",
+        r"\w*(Free|Alloc)",
         "This call can wait until the device has finished everything: check whether the caching allocator is "
         "disabled, the memory nearly full, or a library allocates its own workspace.",
     ),
     (
-        r"in \w*(Synchronize|Memcpy)\w*",
+        r"\w*(Synchronize|Memcpy)",
         "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so.",
     ),
 )
@@ -228,15 +228,15 @@ def _host_waits(ranks: Sequence[RankTrace]) -> str:
             if wait.call and wait.operator:
                 operators[what][wait.operator] += wait.dur_s
     whole_s = sum(dur_s for dur_s, _ in times.values())
-    named = []
-    for what, (dur_s, num) in sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]:
+    longest, named = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED], []
+    for what, (dur_s, num) in longest:
         if dur_s >= _MUCH_IDLE * whole_s:
             callers = " and ".join(sorted(operators[what], key=lambda name: -operators[what][name])[:2])
             counted_calls = f" ({num:,.3g} calls in {callers})" if callers else ""
             named.append(f"{duration(dur_s)} in {what}{counted_calls}")
     if not named:
         return ""
-    advice = "".join(f" {text}" for words, text in _CALLS if re.search(words, named[0]))
+    advice = "".join(f" {text}" for words, text in _CALLS if re.match(words, longest[0][0]))
     return f"During these waits, the host spends{_per_step(ranks)} {', '.join(named)}.{advice}"
 
 

@@ -10,7 +10,7 @@ from ddp_hpc.trace.analysis_results import Gap, HostWait
 from ddp_hpc.trace.device_activity import UNKNOWN
 from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import RankEvents
-from ddp_hpc.trace.intervals import Intervals, Longs, cover
+from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
@@ -52,18 +52,18 @@ def _longest(rank_events: RankEvents, steps: Steps, device: DeviceActivity, host
     found = []
     lengths = (gaps.ends - gaps.begins) * steps.contain(gaps.begins)
     lengths[[0, -1]] = 0  # Whether they are longer than the recording is unknown.
+    step_at = index_at((steps.starts, steps.ends), gaps.begins)
     for at in np.argsort(-lengths, kind="stable")[:_MOST_GAPS].tolist():
         begin, end, event = int(gaps.begins[at]), int(gaps.ends[at]), int(gaps.event[at])
         if not lengths[at]:
             break
         did = host.during((gaps.begins[at : at + 1], gaps.ends[at : at + 1]), int(gaps.thread[at]))
         (call, operator), (time_ns, _) = max(did.items(), key=lambda item: item[1][0])
-        window = np.searchsorted(steps.starts, begin, side="right") - 1
         kernel = kernels[rank_events.device.name[event]] if event >= 0 else ""
         found.append(
             Gap(
-                step=steps.step_of(begin),
-                after_s=(begin - int(steps.starts[window])) * 1e-9,
+                step=steps.numbers[step_at[at]] if step_at[at] >= 0 else None,
+                after_s=(begin - int(steps.starts[step_at[at]])) * 1e-9,
                 dur_s=(end - begin) * 1e-9,
                 call=call,
                 operator=operator,
