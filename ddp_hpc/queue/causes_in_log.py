@@ -38,6 +38,9 @@ _TRAINED_ALONE = re.compile(
     r"([0-9]+ ranks were started, but rank 0's program (?:has not opened a process group|uses ).*)",
     re.MULTILINE,
 )
+_NOT_SAVED = re.compile(
+    r"^(?:\[[^]\n]+\] )?WARNING: (the snapshot of step ([0-9]+)\b.* was NOT saved in .*)", re.MULTILINE
+)
 _LOST_NODE = re.compile(r"Node failure on ([A-Za-z0-9_.-]+)")
 
 
@@ -59,3 +62,12 @@ def warning_in(log: str) -> str:
     """
     match = _TRAINED_ALONE.search(log)
     return match[1] if match else ""
+
+
+def not_saved_in(log: str, saved_step: int) -> str:
+    """Returns the trainer's last warning that a snapshot was not saved; empty if a later one was saved.
+
+    The training continues, so its user still has time to free space on the disk.
+    """
+    text, step = (_NOT_SAVED.findall(log) or [("", 0)])[-1]
+    return text if int(step) > saved_step else ""

@@ -14,7 +14,7 @@ from ddp_hpc.base.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.base.run_outcomes import State
 from ddp_hpc.base.run_state import RunState, read_state, state_path
 from ddp_hpc.queue import submission_ledger as ledger
-from ddp_hpc.queue.causes_in_log import warning_in
+from ddp_hpc.queue.causes_in_log import not_saved_in, warning_in
 from ddp_hpc.queue.failed_nodes import FailedNode, failed_nodes
 from ddp_hpc.queue.first_failure import last_attempt
 from ddp_hpc.queue.log_files import age_s, is_there, log_paths, read_head, read_tail, usual_logs
@@ -37,8 +37,9 @@ class JobReport:
     longer knows the job. `state` is None if the run directory contains the state of a later job. `resume`
     is the shell command that the job has left because no other job resumes the run; empty without one.
     `advice` is set if the job can never start, or if it has ended and the scheduler no longer knows it;
-    `warning` if its ranks may have trained separately. `cost` is that of all jobs of the run; None if it was
-    not recorded. `no_answer` is why the scheduler did not answer, so that only files are known.
+    `warning` if its ranks may have trained separately, or if its newest snapshot was not saved. `cost` is
+    that of all jobs of the run; None if it was not recorded. `no_answer` is why the scheduler did not answer,
+    so that only files are known.
     """
 
     job_id: str
@@ -127,7 +128,8 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         progress=None if job and job.phase == "waiting" else progress_in(last_attempt(log)),
         log_age_s=age_s(paths, time.time()) if job and job.phase == "running" else 0.0,
         advice=_advice(job, evidence),
-        warning=warning_in(read_head(paths) + log),
+        warning=warning_in(read_head(paths) + log)
+        or (not_saved_in(log, state.step if state else 0) if is_running else ""),
         cost=run_cost(run_dir, is_running=is_last and is_running) if run_dir else None,
         post_mortem=examine(job, evidence) if job else None,
     )

@@ -667,6 +667,20 @@ def test_ranks_that_trained_separately_are_named_though_the_job_ended_well(
     assert line == f"warning   {said}"
 
 
+def test_a_running_training_whose_last_snapshot_was_not_saved_has_a_warning(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    """The user can free space on the disk before the walltime ends; tests/training tests that line."""
+    log = answer(programs, work)
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    said = "the snapshot of step 95 was NOT saved in runs/ddp: No space left on device; the newest snapshot"
+    log.write_text(LOG + f"WARNING: {said}\n")
+    write_state(folder, RunState(State.RUNNING, 90, "saved a snapshot"))
+    assert f"warning   {said}" in run("status", "12").out.splitlines()
+    write_state(folder, RunState(State.RUNNING, 100, "saved a snapshot"))
+    assert "warning" not in run("status", "12").out
+
+
 def test_control_characters_in_logs_are_not_printed(work: Path, programs: Programs, run: Run) -> None:
     log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
     log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
