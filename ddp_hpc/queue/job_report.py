@@ -253,7 +253,7 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
         if jobs := ledger.job_ids(directory):
             job_id, job, no_answer = jobs[-1], None, ""
             try:
-                job_id, job = _current_job(directory, jobs[-1])
+                job_id, job = current_job(directory, jobs[-1])
             except DdpHpcError as error:
                 # The run directory can be a copy from another machine, or be damaged.
                 if run_dir is None and not isinstance(error, RequestError):
@@ -262,7 +262,7 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
             yield replace(combine(job_id, job, directory), no_answer=no_answer)
 
 
-def _current_job(run_dir: Path, last: str) -> tuple[str, JobState | None]:
+def current_job(run_dir: Path, last: str) -> tuple[str, JobState | None]:
     """Returns the running job of the run, even if another one was submitted later; otherwise the last one."""
     started = [attempt.job_id for attempt in ledger.attempts(run_dir)[-1:] if attempt.job_id != last]
     for job_id in (*started, last):

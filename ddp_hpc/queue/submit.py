@@ -17,11 +17,11 @@ from ddp_hpc.base.process_control import umask_text
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.queue import submission_ledger as ledger
 from ddp_hpc.queue.failed_nodes import failed_nodes
+from ddp_hpc.queue.job_report import current_job
 from ddp_hpc.queue.run_conflicts import warning_about
 from ddp_hpc.queue.run_directories import run_dir_in
 from ddp_hpc.render.render_script import script_bytes, write_script
-from ddp_hpc.schedulers.client import read_jobs, send
-from ddp_hpc.schedulers.job_state import is_job_id
+from ddp_hpc.schedulers.client import send
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
 from ddp_hpc.schedulers.scheduler import Scheduler
 from ddp_hpc.sites.site import Site
@@ -153,15 +153,18 @@ def conflict(submission: Submission) -> str:
 
 
 def unfinished_job(submission: Submission) -> str:
-    """Returns a warning if the last job of the run has not ended: only one job can use its directory."""
-    jobs = ledger.job_ids(submission.run_dir) if submission.run_dir is not None else []
+    """Returns a warning if a job of the run has not ended: only one job can use its directory."""
+    run_dir = submission.run_dir
+    jobs = ledger.job_ids(run_dir) if run_dir is not None else []
+    if run_dir is None or not jobs:
+        return ""
     with suppress(DdpHpcError):  # the submission then fails, too
-        for job in read_jobs(jobs[-1]) if jobs and is_job_id(jobs[-1]) else ():
-            if job.phase != "ended":
-                return (
-                    f"job {job.job_id} of the run in {submission.run_dir} is {job.phase}; a job that starts "
-                    "while another one of its run is running ends with an error"
-                )
+        job_id, job = current_job(run_dir, jobs[-1])
+        if job is not None and job.phase != "ended":
+            return (
+                f"job {job_id} of the run in {run_dir} is {job.phase}; a job that starts while another one "
+                "of its run is running ends with an error"
+            )
     return ""
 
 

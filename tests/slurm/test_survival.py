@@ -75,7 +75,7 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
 def test_a_second_job_of_a_running_run_is_refused_and_changes_nothing(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.3, render=("--nodes", "1"))
+    run = submit(cluster, tmp_path, *SAVING, num_steps=60, step_s=0.3, render=("--nodes", "1"))
     run.wait_for_step(5)
     command, env = [PYTHON, "-m", "ddp_hpc"], {"PYTHONPATH": str(PROJECT)}
     done = cluster.run([*command, "submit", "job.sbatch"], env=env, cwd=tmp_path)
@@ -86,10 +86,13 @@ def test_a_second_job_of_a_running_run_is_refused_and_changes_nothing(
     assert f"runs/ddp is in use by job {run.job}, which is running; submit this job again when " in second.log
     done = cluster.run([*command, "status", "runs/ddp"], env=env, cwd=tmp_path)
     assert f"job       {run.job} (ddp of " in done.stdout
+    # The second job has ended, and the first one is still running.
+    done = cluster.run([*command, "submit", "job.sbatch"], env=env, cwd=tmp_path)
+    assert f"warning: job {run.job} of the run in " in done.stderr
     end = run.end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert run.attempts == [(1, run.job, 0)]
-    assert run.state.startswith("done 40")
+    assert run.state.startswith("done 60")
 
 
 @pytest.mark.soak
