@@ -84,6 +84,11 @@ class Step:
     """Start on the common clock of the capture."""
     times: Times
 
+    @property
+    def end_s(self) -> float:
+        """The end on the same clock."""
+        return self.start_s + self.times.wall_s
+
 
 @dataclass(frozen=True)
 class Span:
