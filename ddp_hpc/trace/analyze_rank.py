@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import Collective, Op, RankTrace, Span, Step
+from ddp_hpc.trace.analysis_results import Collective, NamedEvent, Op, RankTrace, Step
 from ddp_hpc.trace.curves import memories
 from ddp_hpc.trace.device_summary import summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers, nanoseconds
@@ -62,7 +62,6 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
             Step(number, recording.zero_s + start * 1e-9, times)
             for number, start, times in zip(steps.numbers, steps.starts.tolist(), steps.times, strict=True)
         ),
-        spans=spans[:_MOST_SPANS],
         collectives=collectives,
         ops=_ops(recording, tree, chosen, steps.contain(recording.host.starts, on_host=True)),
         kernels=kernels(recording, tree, chosen, _MOST_OPS),
@@ -77,7 +76,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host_waits=waits,
         gaps=gaps,
         clock_ns=clock_ns,
-        named=named_events(recording, steps, tree, most_named),
+        named=(*spans[:_MOST_SPANS], *named_events(recording, steps, tree, most_named)),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )
@@ -164,13 +163,13 @@ def _collectives(recording: Recording, steps: Steps) -> tuple[Collective, ...]:
     )
 
 
-def _spans(steps: Steps, zero_s: float) -> tuple[Span, ...]:
+def _spans(steps: Steps, zero_s: float) -> list[NamedEvent]:
     spans = [
-        Span(region, zero_s + start * 1e-9, (end - start) * 1e-9, step)
+        NamedEvent(region, region, zero_s + start * 1e-9, (end - start) * 1e-9)
         for region, (starts, ends) in steps.regions.items()
-        for start, end, step in zip(starts.tolist(), ends.tolist(), steps.numbers_at(starts), strict=True)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
-    return tuple(sorted(spans, key=lambda span: span.start_s))
+    return sorted(spans, key=lambda span: span.start_s)
 
 
 def _ops(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import Gap, HostWait
+from ddp_hpc.trace.analysis_results import Gap, HostWait, RankTrace
 from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP
@@ -46,6 +48,19 @@ def host_waits(
         for what in sorted(times, key=lambda what: -times[what])[:_MOST_WAITS]
     ]
     return tuple(found), _longest(recording.device, steps, device.gaps, host)
+
+
+def mean_host_waits(ranks: Sequence[RankTrace]) -> list[HostWait]:
+    """Returns the means of the ranks' waits, the longest first."""
+    means: dict[tuple[str, str], HostWait] = {}
+    for wait in (wait for trace in ranks for wait in trace.host_waits):
+        before = means.get((wait.call, wait.operator), replace(wait, dur_s=0.0, num_calls=0.0))
+        means[wait.call, wait.operator] = replace(
+            wait,
+            dur_s=before.dur_s + wait.dur_s / len(ranks),
+            num_calls=before.num_calls + wait.num_calls / len(ranks),
+        )
+    return sorted(means.values(), key=lambda wait: -wait.dur_s)
 
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:

@@ -92,7 +92,7 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
 
 def _device(capture: Capture) -> str:
     names = _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))
-    return names if any(trace.busy for trace in capture.ranks) else f"{names}; no activity of another device"
+    return names if capture.on_device else f"{names}; no activity of another device"
 
 
 def _range(steps: Sequence[int]) -> str:

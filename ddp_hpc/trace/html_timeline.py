@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,9 +15,12 @@ from ddp_hpc.trace.analysis_results import (
     PARTS,
     REGIONS,
     Capture,
+    Collective,
+    NamedEvent,
     RankTrace,
     Times,
 )
+from ddp_hpc.trace.event_columns import Numbers
 from ddp_hpc.trace.event_names import region_of, shortened
 from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
@@ -38,6 +40,8 @@ _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
+_SPANS, _NAMED = (*REGIONS, _COLLECTIVE, _BUSY), (ANNOTATION, OPERATOR, *KINDS)
+"""The kinds of bars."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,9 @@ class Timeline:
 
 @dataclass(frozen=True)
 class _Bar:
-    category: str
-    """A region, the kind of a kernel, `annotation`, `operator`, `collective` or `device busy`."""
+    event: NamedEvent
     row: int
-    start_s: float
-    dur_s: float
     step: int | None
-    what: str
-    level: int = 0
-    callers: str | None = None
-    """Where a kernel was launched; None for bars without names."""
 
 
 _Line: TypeAlias = tuple[str, Sequence[float], Sequence[float], str]
@@ -95,24 +92,26 @@ class _Panel:
 def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
     drawn, notes = _choose_ranks(capture)
-    bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row)]
+    num_levels = 4 if len(drawn) <= 2 else 2 if len(drawn) <= _LABELED_RANKS else 1
+    all_bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row, num_levels)]
+    bars = [bar for bar in all_bars if bar.event.kind in _SPANS]
     if len(bars) > max_spans:
         num_omitted = len(bars) - max_spans
-        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
-        notes.append(f"The {num_omitted:,} shortest of {num_omitted + max_spans:,} spans are not shown")
-    named = [bar for row, trace in enumerate(drawn) for bar in _named(trace, row, len(drawn))]
-    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.dur_s)
-    begins = [bar.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
+        notes.append(f"The {num_omitted:,} shortest of {len(bars):,} spans are not shown")
+        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.event.dur_s)
+    named = (bar for bar in all_bars if bar.event.kind in _NAMED)
+    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.event.dur_s)
+    begins = [bar.event.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
     steps = _steps(drawn, zero_s)
-    ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
+    ends = [bar.event.start_s + bar.event.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
-    num_levels = 1 + max((bar.level for bar in bars), default=0)
-    lanes = _lanes(capture, {bar.category for bar in bars}, num_levels)
+    num_levels = 1 + max((bar.event.level for bar in bars), default=0)
+    lanes = _lanes(capture, {bar.event.kind for bar in bars}, num_levels)
     data = [
-        _trace(category, lanes, some, zero_s)
-        for category in (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, *KINDS)
-        if (some := [bar for bar in bars if bar.category == category])
+        _trace(kind, lanes, some, zero_s)
+        for kind in (*_SPANS, *_NAMED)
+        if (some := [bar for bar in bars if bar.event.kind == kind])
     ]
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
     lanes_px = (lane_px * _num_units(lanes) + 8) * len(drawn)
@@ -188,7 +187,7 @@ def _line(panel: _Panel, line: _Line, axis: int, zero_s: float, most: int) -> Fi
 def _lanes(capture: Capture, categories: set[str], num_levels: int) -> tuple[Lane, ...]:
     """Returns the lanes that contain bars."""
     named = [Lane("host: annotations", (ANNOTATION,)), Lane("host: operators", (OPERATOR,), num_levels)]
-    if any(trace.busy for trace in capture.ranks):
+    if capture.on_device:
         lanes = [
             Lane("host: data", ("data",)),
             *named,
@@ -238,81 +237,66 @@ def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
     """
     if len(capture.ranks) <= MAX_RANKS:
         return list(capture.ranks), []
-    by_work = sorted(
-        range(len(capture.ranks)), key=lambda index: _worked_s(capture.rank_means[index]), reverse=True
-    )
+    ranks = [trace.rank for trace in capture.ranks]
+    worked_s = {rank: _worked_s(mean) for rank, mean in zip(ranks, capture.rank_means, strict=True)}
+    by_work = sorted(ranks, key=lambda rank: -worked_s[rank])
     quarter = MAX_RANKS // 4
     chosen = {*by_work[:quarter], *by_work[-quarter:]}
-    chosen |= {
-        index for index, trace in enumerate(capture.ranks)
-        if capture.straggler and trace.rank == capture.straggler.rank
-    }  # fmt: skip
-    others = [index for index in range(len(capture.ranks)) if index not in chosen]
+    chosen |= {capture.straggler.rank} if capture.straggler else set()
+    others = [rank for rank in ranks if rank not in chosen]
     num = MAX_RANKS - len(chosen)
     chosen |= {others[number * len(others) // num] for number in range(num)}
     note = (
         f"{MAX_RANKS} of {len(capture.ranks)} ranks are shown: the {quarter} with the longest work per step, "
         f"the {quarter} with the shortest, and others at regular intervals"
     )
-    return [capture.ranks[index] for index in sorted(chosen)], [note]
+    return [trace for trace in capture.ranks if trace.rank in chosen], [note]
 
 
 def _worked_s(times: Times) -> float:
     return float(sum(getattr(times, part) for part in PARTS if part not in _WAITS))
 
 
-def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
-    for span in trace.spans:
-        if span.name in REGIONS:
-            yield _Bar(span.name, row, span.start_s, span.dur_s, span.step, span.name)
-    for call in trace.collectives:
-        what = [cut(call.kind, 60)]
-        what += [format_bytes(call.bytes)] if call.bytes else []
-        what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
-        what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
-        yield _Bar(_COLLECTIVE, row, call.start_s, call.dur_s, call.step, ", ".join(what))
-    for start_s, end_s in trace.busy:
-        yield _Bar(_BUSY, row, start_s, end_s - start_s, _step_at(trace, start_s), _BUSY)
-
-
-def _step_at(trace: RankTrace, at_s: float) -> int | None:
-    at = bisect_right(trace.steps, at_s, key=lambda step: step.start_s) - 1
-    step = trace.steps[at] if at >= 0 else None
-    return step.number if step and at_s < step.start_s + step.times.wall_s else None
-
-
-def _named(trace: RankTrace, row: int, num_rows: int) -> Iterator[_Bar]:
-    num_levels = 4 if num_rows <= 2 else 2 if num_rows <= _LABELED_RANKS else 1
-    for kind, name, start_s, dur_s, level, callers in trace.named:
+def _bars(trace: RankTrace, row: int, num_levels: int) -> Iterator[_Bar]:
+    busy = (NamedEvent(_BUSY, _BUSY, start_s, end_s - start_s) for start_s, end_s in trace.busy)
+    for event in (*trace.named, *map(_collective, trace.collectives), *busy):
         # On a host without a device, regions have a lane of their own.
-        if level < num_levels and not (kind == ANNOTATION and not trace.busy and region_of(name)):
-            text, step = shortened(name, _MAX_NAME), _step_at(trace, start_s)
-            yield _Bar(kind, row, start_s, dur_s, step, text, level, callers[-_MAX_NAME:])
+        is_twice = event.kind == ANNOTATION and not trace.busy and region_of(event.name)
+        if event.level < num_levels and not is_twice:
+            yield _Bar(event, row, trace.step_at(event.start_s))
 
 
-def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
-    number = next(i for i, lane in enumerate(lanes) if category in lane.categories)
+def _collective(call: Collective) -> NamedEvent:
+    what = [cut(call.kind, 60)]
+    what += [format_bytes(call.bytes)] if call.bytes else []
+    what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
+    what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
+    return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s)
+
+
+def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
+    number = next(i for i, lane in enumerate(lanes) if kind in lane.categories)
+    events = [bar.event for bar in bars]
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
-    texts: dict[str, int] = {}
-    callers = [texts.setdefault(bar.callers, len(texts)) for bar in bars if bar.callers is not None]
-    named = {"callers": callers} if callers else {}
+    texts: Numbers[str] = Numbers()
+    named = {"callers": [texts[event.callers[-_MAX_NAME:]] for event in events]} if kind in _NAMED else {}
     return {
         "type": "bar",
         "orientation": "h",
-        "name": category,
+        "name": kind,
         "width": 0.72 / _num_units(lanes),
-        "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
-        "x": [milliseconds(bar.dur_s) for bar in bars],
-        "y": [round(bar.row + _offset(lanes, number, bar.level), 3) for bar in bars],
+        "base": [milliseconds(event.start_s - zero_s) for event in events],
+        "x": [milliseconds(event.dur_s) for event in events],
+        "y": [round(bar.row + _offset(lanes, number, bar.event.level), 3) for bar in bars],
         # Concurrent collectives overlap, so their bars are translucent.
         "marker": {
-            "color": COLORS["comm_exposed"] if category == _COLLECTIVE else COLORS.get(category, _BUSY_COLOR),
-            "opacity": 0.6 if category == _COLLECTIVE else 1,
-            "line": {"width": 1 if category == ANNOTATION else 0, "color": "#ffffff"},
+            "color": COLORS["comm_exposed"] if kind == _COLLECTIVE else COLORS.get(kind, _BUSY_COLOR),
+            "opacity": 0.6 if kind == _COLLECTIVE else 1,
+            "line": {"width": 1 if kind == ANNOTATION else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],
-            "what": [texts.setdefault(bar.what, len(texts)) for bar in bars],
+            "what": [texts[shortened(event.name, _MAX_NAME)] for event in events],
             "texts": list(texts),
             "lane": lanes[number].title,
             **named,
@@ -324,7 +308,7 @@ def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
     limits: dict[int, tuple[float, float]] = {}
     for trace in drawn:
         for step in trace.steps:
-            start_s, end_s = step.start_s - zero_s, step.start_s - zero_s + step.times.wall_s
+            start_s, end_s = step.start_s - zero_s, step.end_s - zero_s
             first, last = limits.get(step.number, (start_s, end_s))
             limits[step.number] = (min(first, start_s), max(last, end_s))
     return tuple(

@@ -13,6 +13,7 @@ from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, PathRow, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
+from ddp_hpc.trace.host_waits import mean_host_waits
 
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
@@ -120,7 +121,6 @@ def _device_memory(trace: RankTrace) -> tuple[Memory, ...]:
 
 def recorded(capture: Capture) -> list[tuple[str, str]]:
     """Returns what was recorded of memory and data loading, or that it was not."""
-    on_device = any(trace.busy for trace in capture.ranks)
     peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
     loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
     cores = next((row["tensor_cores"] for row in _sums(capture, "kernels", (), "total_s")), None)
@@ -128,15 +128,15 @@ def recorded(capture: Capture) -> list[tuple[str, str]]:
         "unknown" if cores is None else f"used at least {cores:.0%} of the time of kernels, by their names"
     )
     return [
-        *([("Tensor or matrix cores", of_cores)] if on_device else []),
+        *([("Tensor or matrix cores", of_cores)] if capture.on_device else []),
         (
-            "memory of the device" if on_device else "memory",
+            "memory of the device" if capture.on_device else "memory",
             f"at most {format_bytes(max(peaks))}" if any(peaks) else "not recorded (profile_memory=True)",
         ),
         (
-            "data loading" + (" on the host" if on_device else ""),
-            f"{duration(loading_s)}{' per step' if capture.has_steps else ''}"
-            if any(span.name == "data" for trace in capture.ranks for span in trace.spans)
+            "data loading" + (" on the host" if capture.on_device else ""),
+            f"{duration(loading_s)}{capture.per_step}"
+            if any(event.kind == "data" for trace in capture.ranks for event in trace.named)
             else "not recorded (no DataLoader, and no region named data)",
         ),
     ]
@@ -158,7 +158,7 @@ def launches(capture: Capture) -> Table:
     """Returns the launch statistics of each rank that has some."""
     count = "{:,.0f}".format
     columns = [
-        Column("name", "launches per step" if capture.has_steps else "launches"),
+        Column("name", f"launches{capture.per_step}"),
         Column("num_calls", "launch calls", count),
         Column("num_kernels", "kernels and copies", count),
         Column("num_late", "launched late", count),
@@ -174,26 +174,21 @@ def launches(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    num_ranks, per_step = len(capture.ranks), " per step" if capture.has_steps else ""
-    wall_s = capture.mean.wall_s or 1.0
     columns = [
         Column("call", "while the device waits, the host is in", _name),
         Column("operator", "in operator", _name),
-        Column("dur_s", f"ms{per_step}", _ms),
-        Column("share", f"share of {'a step' if capture.has_steps else 'the recording'}", "{:.1%}".format),
-        Column("num_calls", f"times{per_step}", "{:,.1f}".format),
+        Column("dur_s", f"ms{capture.per_step}", _ms),
+        Column("share", f"share of {capture.a_step}", "{:.1%}".format),
+        Column("num_calls", f"times{capture.per_step}", "{:,.1f}".format),
     ]
-    times: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for trace in capture.ranks:
-        for wait in trace.host_waits:
-            own = times[wait.call, wait.operator]
-            own[:] = own[0] + wait.dur_s / num_ranks, own[1] + wait.num_calls / num_ranks
     rows: list[Row] = [
-        _host_names(*what) | {"dur_s": dur_s, "share": dur_s / wall_s, "num_calls": num_calls}
-        for what, (dur_s, num_calls) in times.items()
-        if dur_s
+        vars(wait)
+        | {"share": wait.dur_s / (capture.mean.wall_s or 1.0)}
+        | _host_names(wait.call, wait.operator)
+        for wait in mean_host_waits(capture.ranks)
+        if wait.dur_s
     ]
-    return _without_unknown(columns, sorted(rows, key=lambda row: -row["dur_s"]))
+    return _without_unknown(columns, rows)
 
 
 def _host_names(call: str, operator: str) -> Row:
@@ -284,8 +279,7 @@ def collectives(capture: Capture) -> Table:
 
 
 def _num_steps(capture: Capture) -> str:
-    num_steps = max(len(trace.steps) for trace in capture.ranks)
-    return counted(num_steps, "step") if capture.has_steps else "the recording"
+    return counted(capture.num_steps, "step") if capture.has_steps else "the recording"
 
 
 def kinds(capture: Capture) -> Table:
