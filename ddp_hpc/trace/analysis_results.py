@@ -69,6 +69,19 @@ PARTS = tuple(name for name in TIMES if name != "comm_hidden_s" and name not in 
 """The fields of Times that sum to the step."""
 COLUMNS = (*PARTS, "comm_hidden_s")
 """The fields of Times in the tables of mean steps."""
+PART_NAMES = {
+    "data_s": "waiting for data",
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "optimizer_s": "optimizer",
+    "snapshot_s": "snapshots",
+    "other_s": "other computation",
+    "comm_exposed_s": "exposed communication",
+    "memcpy_s": "memory copies",
+    "idle_s": "idle",
+    "comm_hidden_s": "hidden communication",
+}
+"""The names of these fields in sentences and charts."""
 
 
 def present(times: Sequence[Times], names: Sequence[str]) -> list[str]:

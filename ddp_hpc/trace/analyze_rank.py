@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,8 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     steps = measure(recording)
     tree = call_tree(recording, steps)
     collectives = _collectives(recording, steps)
-    spans = _spans(steps, recording.zero_s)
     waits, gaps = host_waits(recording, steps, tree)
-    notes = reading.notes + (_notes(recording, steps, len(spans), most_named) if reading.num_events else [])
+    notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
     chosen = steps.contain(recording.device.starts)
@@ -76,7 +76,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host_waits=waits,
         gaps=gaps,
         clock_ns=clock_ns,
-        named=(*spans[:_MOST_SPANS], *named_events(recording, steps, tree, most_named)),
+        named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )
@@ -169,7 +169,8 @@ def _spans(steps: Steps, zero_s: float) -> list[NamedEvent]:
         for region, (starts, ends) in steps.regions.items()
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
-    return sorted(spans, key=lambda span: span.start_s)
+    longest = heapq.nlargest(_MOST_SPANS, spans, key=lambda span: span.dur_s)
+    return sorted(longest, key=lambda span: span.start_s)
 
 
 def _ops(
@@ -205,7 +206,7 @@ def _ops(
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
 
 
-def _notes(recording: Recording, steps: Steps, num_spans: int, most_named: int) -> list[str]:
+def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
     notes = []
     if recording.num_dropped:
         notes.append(
@@ -239,8 +240,6 @@ def _notes(recording: Recording, steps: Steps, num_spans: int, most_named: int) 
             "unknown, and they are counted as other computation; they may be those of the step before the "
             "recording"
         )
-    if num_spans > _MOST_SPANS:
-        notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
     if max(len(recording.host), len(recording.device)) > most_named:
         notes.append(
             f"the timeline shows only {most_named} operators and as many kernels by name: those of the "

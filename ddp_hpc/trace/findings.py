@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
+    PART_NAMES,
+    PARTS,
     Capture,
     CriticalPath,
     LaunchStats,
@@ -33,18 +35,6 @@ _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
-PART_NAMES = {
-    "data": "waiting for data",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "snapshot": "snapshots",
-    "other": "other computation",
-    "comm_exposed": "exposed communication",
-    "memcpy": "memory copies",
-    "idle": "idle",
-}
-"""The names of the parts of a step in sentences."""
 _CAUSES = {
     "idle_host_s": "before the host launches the next kernel",
     "idle_launch_s": "during the call that launches the next kernel",
@@ -134,9 +124,7 @@ def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> 
 
 def _step(capture: Capture, wall_s: float) -> list[str]:
     overall, ranks = capture.mean, capture.ranks
-    shares = sorted(
-        ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
-    )
+    shares = sorted(((getattr(overall, part), PART_NAMES[part]) for part in PARTS), reverse=True)
     parts = ", ".join(
         f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
     )

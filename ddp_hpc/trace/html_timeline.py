@@ -76,17 +76,15 @@ class _Bar:
     step: int | None
 
 
-_Line: TypeAlias = tuple[str, Sequence[float], Sequence[float], str]
-"""The text for a line, its moments in seconds, its values, and its dashes."""
-
-
 @dataclass(frozen=True)
-class _Panel:
-    """The lines of one quantity below the lanes."""
+class _Line:
+    """A quantity over time, in one of the panels below the lanes."""
 
-    title: str
-    lines: Sequence[_Line]
-    unit: int = 1
+    panel: str
+    text: str
+    moments: Sequence[float]
+    values: Sequence[float]
+    dash: str = "solid"
 
 
 def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
@@ -115,11 +113,10 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     ]
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
     lanes_px = (lane_px * _num_units(lanes) + 8) * len(drawn)
-    panels = [panel for panel in (_memory(drawn), _queue(drawn)) if panel.lines]
+    lines = [*_memory(drawn), *_queue(drawn)]
+    panels = list(dict.fromkeys(line.panel for line in lines))
     height = lanes_px + len(panels) * _PANEL_PX
-    most_points = _MAX_POINTS // sum(len(panel.lines) for panel in panels) if panels else 0
-    for number, panel in enumerate(panels):
-        data += [_line(panel, line, number + 2, zero_s, most_points) for line in panel.lines]
+    data += [_drawn(line, panels.index(line.panel) + 2, zero_s, _MAX_POINTS // len(lines)) for line in lines]
     layout = base_layout() | {
         "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
         "barmode": "overlay",
@@ -136,51 +133,44 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         top = len(panels) - number
         domain = [(top - 1) * _PANEL_PX / height, (top - 0.25) * _PANEL_PX / height]
         layout[f"yaxis{number + 2}"] = axis(
-            panel.title, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
+            panel, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
         )
     ranks = tuple(trace.rank for trace in drawn)
     figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks}
     return Timeline(figure, ranks, steps, lanes, tuple(notes))
 
 
-def _memory(drawn: Sequence[RankTrace]) -> _Panel:
-    """Returns the lines of the devices, without the host if a rank has another device."""
-    lines: list[_Line] = [
-        (f"{text}, rank {trace.rank}, {plain(memory.device)}", moments, values, dash)
-        for trace in drawn
-        for memory in trace.memory
-        if memory.device != "cpu" or not trace.busy
-        for moments, *both in [memory.curve]
-        for text, values, dash in zip(("allocated", "reserved"), both, ("solid", "dot"), strict=True)
-        if any(values)
-    ]
-    return _Panel("memory, GiB", lines, 2**30)
+def _memory(drawn: Sequence[RankTrace]) -> Iterator[_Line]:
+    """Yields the lines of the devices, without the host if a rank has another device."""
+    for trace in drawn:
+        for memory in trace.memory:
+            moments, *both = memory.curve
+            for text, values, dash in zip(("allocated", "reserved"), both, ("solid", "dot"), strict=True):
+                if any(values) and (memory.device != "cpu" or not trace.busy):
+                    of = f"{text}, rank {trace.rank}, {plain(memory.device)}"
+                    yield _Line("memory, GiB", of, moments, [value / 2**30 for value in values], dash)
 
 
-def _queue(drawn: Sequence[RankTrace]) -> _Panel:
-    lines: list[_Line] = [
-        (f"in the queue, rank {trace.rank}", moments, lengths, "solid")
-        for trace in drawn if trace.queue
-        for moments, lengths in [trace.queue]
-    ]  # fmt: skip
-    return _Panel("queue", lines)
+def _queue(drawn: Sequence[RankTrace]) -> Iterator[_Line]:
+    for trace in drawn:
+        if trace.queue:
+            moments, lengths = trace.queue
+            yield _Line("queue", f"in the queue, rank {trace.rank}", moments, lengths)
 
 
-def _line(panel: _Panel, line: _Line, axis: int, zero_s: float, most: int) -> Figure:
-    text, moments, values, dash = line
-    every = -(-len(moments) // most)
-    # The largest of neighboring values is kept.
-    pieces = (range(len(values))[at : at + every] for at in range(0, len(values), every))
-    kept = [max(piece, key=values.__getitem__) for piece in pieces]
+def _drawn(line: _Line, axis: int, zero_s: float, most: int) -> Figure:
+    every = -(-len(line.moments) // most)
+    pieces = (range(len(line.values))[at : at + every] for at in range(0, len(line.values), every))
+    kept = [max(piece, key=line.values.__getitem__) for piece in pieces]  # the largest of neighboring values
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": panel.title,
-        "x": [milliseconds(moment - zero_s) for moment in map(moments.__getitem__, kept)],
-        "y": [round(value / panel.unit, 3) for value in map(values.__getitem__, kept)],
+        "name": line.panel,
+        "x": [milliseconds(line.moments[at] - zero_s) for at in kept],
+        "y": [round(line.values[at], 3) for at in kept],
         "yaxis": f"y{axis}",
-        "line": {"shape": "hv", "width": 1.5, "dash": dash, "color": COLORS["backward"]},
-        "hovertemplate": f"%{{y:,}} {text}<br>at %{{x:,.3~f}} ms<extra></extra>",
+        "line": {"shape": "hv", "width": 1.5, "dash": line.dash, "color": COLORS["backward"]},
+        "hovertemplate": f"%{{y:,}} {line.text}<br>at %{{x:,.3~f}} ms<extra></extra>",
     }
 
 

@@ -19,7 +19,7 @@ from ddp_hpc.trace.device_activity import (
 )
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import COLLECTIVE, Recording
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, index_at, is_within, union
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, index_at, is_within, overlap, union
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
@@ -93,10 +93,7 @@ class Steps:
     @property
     def loading_s(self) -> float:
         """The time per step in which the host fetched data."""
-        moments, inside = cover({"step": self.on_host, "data": self.regions["data"]})
-        return (
-            float(np.diff(moments)[inside["step"] & inside["data"]].sum()) * 1e-9 / (len(self.numbers) or 1)
-        )
+        return overlap(self.on_host, self.regions["data"]) * 1e-9 / (len(self.numbers) or 1)
 
 
 def measure(recording: Recording) -> Steps:
@@ -161,18 +158,10 @@ def _measure_device(
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
         numbers, *steps, _times_on_device(sets, steps), regions, separator, on_host_steps,
-        outside_share=_outside_share(busy, steps),
+        outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
         device=DeviceActivity(busy, gaps, launches, launched_in, waited_for),
     )  # fmt: skip
-
-
-def _outside_share(busy: Intervals, steps: Intervals) -> float:
-    """Returns the part of the busy time that is outside the steps."""
-    moments, inside = cover({"step": steps, "busy": busy})
-    lengths, busy_ns = np.diff(moments), int((busy[1] - busy[0]).sum())
-    counted_ns = int(lengths[inside["step"] & inside["busy"]].sum())
-    return 1 - counted_ns / busy_ns if busy_ns else 0.0
 
 
 def _regions_of_launches(

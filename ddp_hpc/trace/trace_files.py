@@ -110,8 +110,9 @@ def _warnings(traces: Sequence[RankTrace]) -> tuple[str, ...]:
 
 
 def first_of(items: Sequence[object]) -> str:
-    """Returns a list of the first items as text."""
-    return ", ".join([*map(str, items[:_MOST_SHOWN]), *["..."] * (len(items) > _MOST_SHOWN)])
+    """Returns the first items as text, and the number of the others."""
+    num_others = len(items) - _MOST_SHOWN
+    return ", ".join(map(str, items[:_MOST_SHOWN])) + (f" and {num_others:,} more" if num_others > 0 else "")
 
 
 def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
