@@ -96,7 +96,8 @@ def _ticks(ranks: Sequence[int]) -> Figure:
 def base_layout() -> dict[str, Any]:
     """Returns the layout common to all charts; the page's style sheet sets the colors of text and grid."""
     return {
-        "margin": {"l": 12, "r": 12, "t": 12, "b": 12},
+        # Plotly draws a chart twice if its labels need more space than this.
+        "margin": {"l": 66, "r": 12, "t": 16, "b": 56},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "showlegend": False,

@@ -36,6 +36,8 @@ _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
 _LANE_PX, _THIN_LANE_PX = 20, 11
 _PANEL_PX = 90
+_CHARACTER_PX = 6
+"""About the mean width of the characters in labels."""
 _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
@@ -117,8 +119,9 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     panels = list(dict.fromkeys(line.panel for line in lines))
     height = lanes_px + len(panels) * _PANEL_PX
     data += [_drawn(line, panels.index(line.panel) + 2, zero_s, _MAX_POINTS // len(lines)) for line in lines]
+    labels = _labels(drawn, lanes)
     layout = base_layout() | {
-        "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
+        "margin": {"l": 26 + _CHARACTER_PX * max(map(len, labels["ticktext"])), "r": 12, "t": 28, "b": 56},
         "barmode": "overlay",
         "dragmode": "zoom",
         "shapes": [_mark(start) for _, start, _ in steps[:: -(-len(steps) // _MAX_MARKS) or 1]],
@@ -126,7 +129,7 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         "xaxis": axis("milliseconds", range=[0, end], showgrid=False, anchor=f"y{len(panels) + 1}"),
         "yaxis": axis(
             range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False,
-            domain=[1 - lanes_px / height, 1], **_labels(drawn, lanes),
+            domain=[1 - lanes_px / height, 1], **labels,
         ),
     }  # fmt: skip
     for number, panel in enumerate(panels):
