@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeAlias
@@ -68,6 +69,19 @@ PARTS = tuple(name for name in TIMES if name != "comm_hidden_s" and name not in 
 """The fields of Times that sum to the step."""
 COLUMNS = (*PARTS, "comm_hidden_s")
 """The fields of Times in the tables of mean steps."""
+PART_NAMES = {
+    "data_s": "waiting for data",
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "optimizer_s": "optimizer",
+    "snapshot_s": "snapshots",
+    "other_s": "other computation",
+    "comm_exposed_s": "exposed communication",
+    "memcpy_s": "memory copies",
+    "idle_s": "idle",
+    "comm_hidden_s": "hidden communication",
+}
+"""The names of these fields in sentences and charts."""
 
 
 def present(times: Sequence[Times], names: Sequence[str]) -> list[str]:
@@ -84,17 +98,10 @@ class Step:
     """Start on the common clock of the capture."""
     times: Times
 
-
-@dataclass(frozen=True)
-class Span:
-    """A region on the timeline of a rank."""
-
-    name: str
-    """The name of the region, one of REGIONS."""
-    start_s: float
-    dur_s: float
-    step: int | None
-    """The number of the step in which the region starts, or None if it starts outside of all steps."""
+    @property
+    def end_s(self) -> float:
+        """The end on the same clock."""
+        return self.start_s + self.times.wall_s
 
 
 @dataclass(frozen=True)
@@ -149,10 +156,10 @@ class Kernel:
 
 
 class NamedEvent(NamedTuple):
-    """An operator, an annotation or a kernel on the timeline of a rank."""
+    """A region, an operator, an annotation or a kernel on the timeline of a rank."""
 
     kind: str
-    """OPERATOR, ANNOTATION, or the kind of the kernel."""
+    """One of REGIONS, OPERATOR, ANNOTATION, or the kind of the kernel."""
     name: str
     start_s: float
     dur_s: float
@@ -280,7 +287,6 @@ class RankTrace:
     device: str
     """The device type used for computation: cpu, cuda or xpu."""
     steps: tuple[Step, ...]
-    spans: tuple[Span, ...]
     collectives: tuple[Collective, ...]
     ops: tuple[Op, ...]
     """Operators by self time, the longest first."""
@@ -315,6 +321,11 @@ class RankTrace:
     """The time per step in which the host fetched data, whatever the device did."""
     is_ring: bool = False
     """Whether its collectives are those of gloo, in groups of all ranks or of one."""
+
+    def step_at(self, moment_s: float) -> int | None:
+        """Returns the number of the step that contains the moment, or None."""
+        at = bisect_right(self.steps, moment_s, key=lambda step: step.start_s) - 1
+        return self.steps[at].number if at >= 0 and moment_s < self.steps[at].end_s else None
 
 
 @dataclass(frozen=True)
@@ -435,3 +446,23 @@ class Capture:
     def has_steps(self) -> bool:
         """Whether the traces contain steps; otherwise, each is treated as one step."""
         return any(trace.steps_from for trace in self.ranks)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the rank with the most."""
+        return max(len(trace.steps) for trace in self.ranks)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the activity of a device other than the CPU was recorded."""
+        return any(trace.busy for trace in self.ranks)
+
+    @property
+    def a_step(self) -> str:
+        """The words for what `mean` is the mean of."""
+        return "a step" if self.has_steps else "the recording"
+
+    @property
+    def per_step(self) -> str:
+        """The words after a time or a number of events in `mean`."""
+        return " per step" if self.has_steps else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import Collective, Op, RankTrace, Span, Step
+from ddp_hpc.trace.analysis_results import Collective, NamedEvent, Op, RankTrace, Step
 from ddp_hpc.trace.curves import memories
 from ddp_hpc.trace.device_summary import summarize
-from ddp_hpc.trace.event_columns import MOST_EVENTS, Columns, nanoseconds
-from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind
-from ddp_hpc.trace.events_by_kind import Call, RankEvents, add_events
+from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers, nanoseconds
+from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind, runs_on_host
+from ddp_hpc.trace.events_by_kind import Collector, Recording
 from ddp_hpc.trace.host_waits import host_waits
-from ddp_hpc.trace.intervals import Longs
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
@@ -37,65 +37,49 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     Raises:
         OSError: the file cannot be opened.
     """
-    reading, rank_events = _read_events(path)
+    reading, collector, world_size = Reading(), Collector(), 0
+    for events in read_events(path, reading):
+        world_size = world_size or _place(path, reading.head)[1]
+        collector.add(events, world_size)
     rank, world_size = _place(path, reading.head)
-    firsts = [columns.first_us() for columns in (rank_events.host, rank_events.device)]
-    base_us = min((first for first in firsts if first is not None), default=0.0)
-    steps = measure(rank_events, base_us)
     clock_ns = _zero_ns(reading.head)
-    zero_s = clock_ns * 1e-9 + base_us * 1e-6
-    collectives = _collectives(rank_events.calls, base_us, zero_s, steps)
-    spans = _spans(steps, zero_s)
-    tree = call_tree(rank_events, base_us, steps)
-    named = named_events(rank_events, base_us, zero_s, steps, tree, most_named)
-    waits, gaps = host_waits(rank_events, base_us, steps, tree)
-    notes = reading.notes + (_notes(rank_events, steps, len(spans), most_named) if reading.num_events else [])
+    recording = collector.recording(clock_ns)
+    steps = measure(recording)
+    tree = call_tree(recording, steps)
+    collectives = _collectives(recording, steps)
+    waits, gaps = host_waits(recording, steps, tree)
+    notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
-    chosen = steps.contain(rank_events.device.start_ns(base_us))
-    device = summarize(rank_events, steps, base_us, zero_s, len(collectives))
+    chosen = steps.contain(recording.device.starts)
     return RankTrace(
         rank=rank,
         world_size=world_size,
         path=str(path),
         host=host,
-        device=_device(rank_events, reading.head),
+        device=_device(recording, reading.head),
         steps=tuple(
-            Step(number, zero_s + int(start) * 1e-9, times)
-            for number, start, times in zip(steps.numbers, steps.starts, steps.times, strict=True)
+            Step(number, recording.zero_s + start * 1e-9, times)
+            for number, start, times in zip(steps.numbers, steps.starts.tolist(), steps.times, strict=True)
         ),
-        spans=spans[:_MOST_SPANS],
         collectives=collectives,
-        ops=_ops(
-            rank_events.host,
-            tree,
-            rank_events.device.dur_ns() * chosen,
-            steps.contain(rank_events.host.start_ns(base_us), on_host=True),
-        ),
-        kernels=kernels(rank_events, tree, chosen, _MOST_OPS),
+        ops=_ops(recording, tree, chosen, steps.contain(recording.host.starts, on_host=True)),
+        kernels=kernels(recording, tree, chosen, _MOST_OPS),
         loading_s=steps.loading_s if steps.numbers else 0.0,
-        memory=memories(rank_events, base_us, zero_s, steps, tree),
+        memory=memories(recording, steps, tree),
         num_events=reading.num_events,
         notes=tuple(notes),
-        process=_process(rank_events, host),
-        device_name=_device_name(reading.head) if len(rank_events.device) else "",
+        process=_process(recording, host),
+        device_name=_device_name(reading.head) if len(recording.device) else "",
         is_cut_off=reading.is_cut_off,
-        **device,
+        **summarize(recording, steps, len(collectives)),
         host_waits=waits,
         gaps=gaps,
         clock_ns=clock_ns,
-        named=named,
+        named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )
-
-
-def _read_events(path: Path) -> tuple[Reading, RankEvents]:
-    reading, rank_events, world_size = Reading(), RankEvents(), 0
-    for events in read_events(path, reading):
-        world_size = world_size or _place(path, reading.head)[1]
-        add_events(events, rank_events, world_size)
-    return reading, rank_events
 
 
 def _is_ring(info: Any) -> bool:
@@ -126,20 +110,20 @@ def _zero_ns(head: dict[str, Any]) -> int:
     return base if isinstance(base, int) and abs(base) < _FAR_NS else 0
 
 
-def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
-    runtimes = {category.partition("_")[0] for category, _ in rank_events.launches.names} - {"cuda"}
+def _device(recording: Recording, head: dict[str, Any]) -> str:
+    runtimes = {category.partition("_")[0] for category, _ in recording.launches.names} - {"cuda"}
     if runtimes:  # xpu_runtime, mtia_runtime; that of ROCm is named cuda_runtime
         return min(runtimes)
-    if not len(rank_events.device):
+    if not len(recording.device):
         return "cpu"
-    kinds = {name.partition(":")[0] for _, name in rank_events.memory.names} - {"cpu"}
+    kinds = {name.partition(":")[0] for _, name in recording.memory.names} - {"cpu"}
     return next(iter(sorted(kinds)), "xpu" if "xpu" in str(head.get("deviceProperties")).lower() else "cuda")
 
 
-def _process(rank_events: RankEvents, host: str) -> str:
+def _process(recording: Recording, host: str) -> str:
     """Returns host and process ID of the recorded program, or an empty string if its events lack them."""
-    pid = next((pid for pid, _ in rank_events.host.threads), None)
-    return f"{host}/{pid}" if isinstance(pid, int) and len(rank_events.host) else ""
+    pid = next((pid for pid, _ in recording.host.threads), None)
+    return f"{host}/{pid}" if isinstance(pid, int) and len(recording.host) else ""
 
 
 def _device_name(head: dict[str, Any]) -> str:
@@ -150,45 +134,56 @@ def _device_name(head: dict[str, Any]) -> str:
     return ", ".join(sorted(name for name in names if isinstance(name, str)))
 
 
-def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps) -> tuple[Collective, ...]:
-    on_device = any(call.on_device for call in calls)
+def _collectives(recording: Recording, steps: Steps) -> tuple[Collective, ...]:
+    calls = sorted(recording.calls, key=lambda call: call.start_us)
+    on_host = [call for call in calls if not call.on_device]
+    host_kinds = {call.kind for call in on_host}
     # NCCL implements all-to-all with the kernels of send and receive.
-    on_host = {call.kind for call in calls if not call.on_device}
-    is_all_to_all = "all_to_all" in on_host and not on_host & {"send", "recv", "send_recv"}
-    collectives = []
-    for call in sorted(calls, key=lambda call: call.start_us):
-        if call.on_device == on_device and not call.is_launch:
-            start_ns = int(nanoseconds(call.start_us - base_us))
-            start_s = zero_s + start_ns * 1e-9
-            step = steps.step_of(start_ns)
-            dur_s = int(nanoseconds(call.dur_us)) * 1e-9
-            kind = "all_to_all" if call.kind == "send_recv" and is_all_to_all else call.kind
-            about = kind, call.group, call.num_ranks, call.bytes
-            collectives.append(Collective(*about, start_s, dur_s, step, call.kernel))
-    return tuple(collectives)
+    is_all_to_all = "all_to_all" in host_kinds and not host_kinds & {"send", "recv", "send_recv"}
+    if len(on_host) < len(calls):
+        calls = [call for call in calls if call.on_device]
+    else:
+        calls = [call for call in on_host if runs_on_host(call.name)]
+    starts = nanoseconds([call.start_us - recording.base_us for call in calls])
+    durations = nanoseconds([call.dur_us for call in calls])
+    return tuple(
+        Collective(
+            kind="all_to_all" if call.kind == "send_recv" and is_all_to_all else call.kind,
+            group=call.group,
+            num_ranks=call.num_ranks,
+            bytes=call.bytes,
+            start_s=recording.zero_s + start * 1e-9,
+            dur_s=dur * 1e-9,
+            step=step,
+            kernel=call.name if call.on_device else "",
+        )
+        for call, start, dur, step in zip(
+            calls, starts.tolist(), durations.tolist(), steps.numbers_at(starts), strict=True
+        )
+    )
 
 
-def _spans(steps: Steps, zero_s: float) -> tuple[Span, ...]:
+def _spans(steps: Steps, zero_s: float) -> list[NamedEvent]:
     spans = [
-        Span(region, zero_s + int(start) * 1e-9, int(end - start) * 1e-9, steps.step_of(int(start)))
+        NamedEvent(region, region, zero_s + start * 1e-9, (end - start) * 1e-9)
         for region, (starts, ends) in steps.regions.items()
-        for start, end in zip(starts, ends, strict=True)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
-    return tuple(sorted(spans, key=lambda span: span.start_s))
+    longest = heapq.nlargest(_MOST_SPANS, spans, key=lambda span: span.dur_s)
+    return sorted(longest, key=lambda span: span.start_s)
 
 
 def _ops(
-    columns: Columns, tree: CallTree, device_durations: Longs, chosen: npt.NDArray[np.bool_]
+    recording: Recording, tree: CallTree, kernels: npt.NDArray[np.bool_], chosen: npt.NDArray[np.bool_]
 ) -> tuple[Op, ...]:
     """Returns the chosen operators by self time, computed as in torch's key averages; tests/trace compares
-    the two.
+    the two. `kernels` are the events of the device that count.
     """
+    host, device = recording.host, recording.device
     # All steps (`ProfilerStep#3`) are one entry. Collectives are omitted, since they have a separate table.
-    names = [ALL_STEPS if name.startswith(STEP) else name for _, name in columns.names]
-    numbers: dict[str, int] = {}
-    key = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.intc)[columns.name]
-    durations = columns.dur_ns()
-    above = tree.above
+    numbers: Numbers[str] = Numbers()
+    names = [numbers[ALL_STEPS if name.startswith(STEP) else name] for _, name in host.names]
+    key, durations, above = np.array(names, np.intc)[host.name], host.durations, tree.above
     inner = np.flatnonzero(above >= 0).astype(np.intc)
     own = durations.copy()
     np.subtract.at(own, above[inner], durations[inner])
@@ -201,7 +196,8 @@ def _ops(
     calls = np.bincount(key[counted], minlength=size)
     totals = np.bincount(key[counted], durations[counted] * 1e-9, size)
     selves = np.bincount(key, own * chosen * 1e-9, size)
-    device_totals = np.bincount(key[counted], tree.device_ns(device_durations)[counted] * 1e-9, size)
+    device_ns = tree.device_ns(device.durations * kernels)
+    device_totals = np.bincount(key[counted], device_ns[counted] * 1e-9, size)
     ops = [
         Op(name, int(calls[i]), *(float(of[i]) for of in (totals, selves, device_totals)))
         for name, i in numbers.items()
@@ -210,12 +206,11 @@ def _ops(
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
 
 
-def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: int) -> list[str]:
+def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
     notes = []
-    dropped = sum(part.num_dropped for part in vars(rank_events).values() if isinstance(part, Columns))
-    if dropped or rank_events.num_calls_dropped:
+    if recording.num_dropped:
         notes.append(
-            f"{dropped + rank_events.num_calls_dropped} events after the first {MOST_EVENTS} of their kind "
+            f"{recording.num_dropped} events after the first {MOST_EVENTS} of their kind "
             "were dropped, so their times are missing"
         )
     if not steps.numbers:
@@ -230,7 +225,7 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: in
         notes.append(
             f"profiler.step() was not called, so the whole recording{from_launch} is treated as one step"
         )
-    if rank_events.lacks_device:
+    if recording.lacks_device:
         notes.append(
             "calls to the device's runtime were recorded, but not the device's activity, so all times are "
             "the host's; record both with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -245,9 +240,7 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int, most_named: in
             "unknown, and they are counted as other computation; they may be those of the step before the "
             "recording"
         )
-    if num_spans > _MOST_SPANS:
-        notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
-    if max(len(rank_events.host), len(rank_events.device)) > most_named:
+    if max(len(recording.host), len(recording.device)) > most_named:
         notes.append(
             f"the timeline shows only {most_named} operators and as many kernels by name: those of the "
             "middle step, and the longest ones of other steps"

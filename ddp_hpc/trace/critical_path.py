@@ -9,20 +9,29 @@ kept.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import CriticalPath, PathLink, PathLinks, PathPart, PathRow, RankTrace
-from ddp_hpc.trace.intervals import Longs
+from ddp_hpc.trace.analysis_results import (
+    Collective,
+    CriticalPath,
+    PathLink,
+    PathLinks,
+    PathPart,
+    PathRow,
+    RankTrace,
+)
+from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.event_names import kernel_kind
+from ddp_hpc.trace.events_by_kind import COLLECTIVE
+from ddp_hpc.trace.intervals import Intervals, Longs
 from ddp_hpc.trace.match_collectives import Matched
-from ddp_hpc.trace.step_times import DeviceActivity
+from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
 COMPUTE, MEMCPY, COMMUNICATION, WAIT = "compute", "memcpy", "communication", "wait"
 
@@ -44,87 +53,52 @@ LATE, QUEUED, _UNKNOWN = "for a late launch", "to start, although queued", "for 
 IN_CALL = "in the launch call"
 
 
-@dataclass(frozen=True)
-class StepEvents:
-    """The events of a device in one step in the order of their ends, with times in nanoseconds."""
+def path_links(
+    device: Events, activity: DeviceActivity, steps: Steps, num_collectives: int
+) -> PathLinks | None:
+    """Returns the links to the end of the middle step and to the start of each of its collectives, since the
+    first and the last step are often unusual. Returns None if the step contains no events or too many.
 
-    begin: int
-    end: int
-    ran_dry: int
-    """The end of the last event before the step."""
-    starts: list[int]
-    ends: list[int]
-    moment: list[int]
-    """The start of the call that launched each event."""
-    returned: list[int]
-    """The end of this call."""
-    is_known: list[bool]
-    """Whether this call was recorded."""
-    region: list[str]
-    """The region in which each event was launched; empty outside of all regions."""
-    label: list[tuple[str, str]]
-    """The kind and the name of each event."""
-    collective: list[int]
-    """The index of each event in the rank's list of collectives, or -1."""
-    waited_for: dict[str, _Spans]
-    """The times in which the host fetched data or saved a snapshot."""
-
-
-def step_events(
-    window: tuple[int, int],
-    activity: DeviceActivity,
-    labels: Sequence[tuple[str, str]],
-    label: npt.NDArray[np.intc],
-    collective: Longs,
-) -> StepEvents | None:
-    """Selects the events of one step; returns None if there are none or too many.
-
-    Args:
-        window: the start and the end of the step.
-        activity: the events of the device.
-        labels: pairs of kind and name.
-        label: the index in `labels` for each event.
-        collective: the index of each event in the rank's list of collectives, or -1.
+    `num_collectives` is the length of the rank's list of collectives, to which the links refer.
     """
-    begin, end = window
-    starts, ends = activity.events
+    middle = len(steps.numbers) // 2
+    begin, end = int(steps.starts[middle]), int(steps.ends[middle])
     # An event without a duration cannot have delayed another one.
-    chosen = np.flatnonzero((ends > begin) & (ends <= end) & (ends > starts))
-    if not 0 < len(chosen) <= _MOST_EVENTS or (collective[chosen] >= 0).sum() > _MOST_COLLECTIVES:
+    chosen = np.flatnonzero((device.ends > begin) & (device.ends <= end) & (device.ends > device.starts))
+    collective = _collective_index(device, num_collectives)
+    num_links = 1 + int((collective[chosen] >= 0).sum())
+    if not 0 < len(chosen) <= _MOST_EVENTS or num_links > 1 + _MOST_COLLECTIVES:
         return None
-    chosen = chosen[np.argsort(ends[chosen], kind="stable")]
-    return StepEvents(
-        begin=begin,
-        end=end,
-        ran_dry=int(ends[ends <= begin].max(initial=np.iinfo(np.int64).min)),
-        starts=np.maximum(starts[chosen], begin).tolist(),
-        ends=ends[chosen].tolist(),
-        moment=activity.launches.moment[chosen].tolist(),
-        returned=activity.launches.returned[chosen].tolist(),
-        is_known=activity.launches.is_known[chosen].tolist(),
-        region=activity.region[chosen].tolist(),
-        label=[labels[i] for i in label[chosen]],
-        collective=collective[chosen].tolist(),
-        waited_for={
-            name: (starts.tolist(), ends.tolist(), np.append(0, np.cumsum(ends - starts)).tolist())
-            for name, (starts, ends) in activity.waited_for.items()
-        },
-    )
-
-
-def path_links(step: int, events: StepEvents) -> PathLinks | None:
-    """Returns the links to the end of the step and to the start of each of its collectives."""
-    finder = _Finder(events)
+    chosen = chosen[np.argsort(device.ends[chosen], kind="stable")]
+    finder = _Finder(device, activity, begin, chosen, collective[chosen])
+    most_names = max(_LEAST_NAMES, _MOST_PARTS // num_links)
     try:
-        end = finder.link(events.end, None)
-        before = {
-            collective: finder.link(events.starts[i], i)
-            for i, collective in enumerate(events.collective)
-            if collective >= 0
-        }
+        return PathLinks(
+            step=steps.numbers[middle],
+            end=finder.link(end, None, most_names),
+            before={
+                number: finder.link(finder.starts[i], i, most_names)
+                for i, number in enumerate(finder.collective)
+                if number >= 0
+            },
+        )
     except _TooLongError:
         return None
-    return PathLinks(step, end, before)
+
+
+def _collective_index(device: Events, num_collectives: int) -> Longs:
+    """Returns the index of each event in the rank's list of collectives, which is sorted by start, or -1."""
+    index = np.full(len(device), -1, np.int64)
+    members = np.flatnonzero(device.where(lambda category, _: category == COLLECTIVE))
+    if len(members) == num_collectives:  # otherwise, some events were dropped
+        index[members[np.argsort(device.starts[members], kind="stable")]] = np.arange(num_collectives)
+    return index
+
+
+def _label(category: str, name: str) -> tuple[str, str]:
+    if category == COLLECTIVE:
+        return COMMUNICATION, kernel_kind(name) or name
+    return (MEMCPY if category in ("gpu_memcpy", "gpu_memset") else COMPUTE), name
 
 
 class _TooLongError(Exception):
@@ -132,35 +106,51 @@ class _TooLongError(Exception):
 
 
 class _Finder:
-    def __init__(self, events: StepEvents) -> None:
-        self._events = events
-        self._num_visits = 0
-        num_links = 1 + sum(collective >= 0 for collective in events.collective)
-        self._most_names = max(_LEAST_NAMES, _MOST_PARTS // num_links)
-        self._by_start = sorted(range(len(events.starts)), key=lambda i: events.starts[i])
-        self._starts = [events.starts[i] for i in self._by_start]
+    """Finds links among the chosen events of one step, which are in the order of their ends."""
 
-    def link(self, moment: int, event: int | None) -> PathLink:
+    def __init__(
+        self, device: Events, activity: DeviceActivity, begin: int, chosen: Longs, collective: Longs
+    ) -> None:
+        launches = activity.launches
+        labels = [_label(*pair) for pair in device.names]
+        self._begin = begin
+        # The end of the last event before the step.
+        self._ran_dry = int(device.ends[device.ends <= begin].max(initial=np.iinfo(np.int64).min))
+        # Lists, since access to single elements of arrays is slow.
+        self.starts: list[int] = np.maximum(device.starts[chosen], begin).tolist()
+        self._ends: list[int] = device.ends[chosen].tolist()
+        self._launched: list[int] = launches.moment[chosen].tolist()
+        self._returned: list[int] = launches.returned[chosen].tolist()
+        self._is_known: list[bool] = launches.is_known[chosen].tolist()
+        self._region: list[str] = activity.region[chosen].tolist()
+        self._label = [labels[number] for number in device.name[chosen]]
+        self.collective: list[int] = collective.tolist()
+        self._waited_for = {name: _spans(intervals) for name, intervals in activity.waited_for.items()}
+        self._by_start = sorted(range(len(chosen)), key=lambda i: self.starts[i])
+        self._sorted_starts = [self.starts[i] for i in self._by_start]
+        self._num_visits = 0
+
+    def link(self, moment: int, event: int | None, most_names: int) -> PathLink:
         """Follows the path backward from a moment to the end of a collective or the start of the step.
 
         `event` is the event that starts at the moment; None is the end of the step.
         """
-        events = self._events
         times: defaultdict[tuple[str, str], int] = defaultdict(int)
         counts: Counter[tuple[str, str]] = Counter()
         previous = -1
-        while moment > events.begin:
+        while moment > self._begin:
             self._num_visits += 1
             if self._num_visits > _MOST_VISITS:
                 raise _TooLongError
-            before = bisect_right(events.ends, moment) - 1
-            finished = events.ends[before] if before >= 0 else events.begin
-            is_late = self._is_late(event, finished if before >= 0 else events.ran_dry)
+            before = bisect_right(self._ends, moment) - 1
+            finished = self._ends[before] if before >= 0 else self._begin
+            # Whether the host launched the event only after the previous event had finished.
+            is_late = event is None or self._launched[event] > (finished if before >= 0 else self._ran_dry)
             running = self._running(moment, event) if finished < moment and not is_late else None
             if running is not None:
-                begun = max(events.starts[running], finished)
-                times[events.label[running]] += moment - begun
-                counts[events.label[running]] += 1
+                begun = max(self.starts[running], finished)
+                times[self._label[running]] += moment - begun
+                counts[self._label[running]] += 1
                 if begun > finished:
                     moment, event = begun, running
                     continue
@@ -169,49 +159,48 @@ class _Finder:
                     if dur:
                         times[WAIT, reason] += dur
                         counts[WAIT, reason] += 1
-            if before < 0 or (previous := events.collective[before]) >= 0:
+            if before < 0 or (previous := self.collective[before]) >= 0:
                 break
-            times[events.label[before]] += finished - events.starts[before]
-            counts[events.label[before]] += 1
-            moment, event = events.starts[before], before
-        return PathLink(previous, _parts(times, counts, self._most_names))
-
-    def _is_late(self, event: int | None, finished: int) -> bool:
-        """Returns whether the host launched the event only after the previous event had finished."""
-        return event is None or self._events.moment[event] > finished
+            times[self._label[before]] += finished - self.starts[before]
+            counts[self._label[before]] += 1
+            moment, event = self.starts[before], before
+        return PathLink(previous, _parts(times, counts, most_names))
 
     def _running(self, moment: int, event: int | None) -> int | None:
         """Returns the kernel that started last of those that still run when the event starts, or None.
 
         Such a kernel let the event start early, as with programmatic dependent launch, or shares the device.
         """
-        events = self._events
-        at = bisect_left(self._starts, moment)
+        at = bisect_left(self._sorted_starts, moment)
         for i in self._by_start[max(0, at - _MOST_OVERLAPS) : at][::-1]:
-            if events.ends[i] > moment and i != event and events.label[i][0] == COMPUTE:
+            if self._ends[i] > moment and i != event and self._label[i][0] == COMPUTE:
                 return i
         return None
 
     def _waits(self, begin: int, end: int, event: int | None) -> Iterator[tuple[str, int]]:
         """Yields the reasons for waiting from `begin` to `end`, with times in nanoseconds."""
-        events = self._events
         launched = returned = end
         region = ""
         if event is not None:
-            if not events.is_known[event]:
+            if not self._is_known[event]:
                 yield _UNKNOWN, end - begin
                 return
-            launched = min(max(events.moment[event], begin), end)
-            returned = min(max(events.returned[event], begin), end)
-            region = events.region[event]
+            launched = min(max(self._launched[event], begin), end)
+            returned = min(max(self._returned[event], begin), end)
+            region = self._region[event]
         rest = launched - begin
-        for name, spans in events.waited_for.items():
+        for name, spans in self._waited_for.items():
             waited = min(_covered(spans, launched) - _covered(spans, begin), rest)
             yield _REASONS[name], waited
             rest -= waited
         yield LATE + (f" ({region})" if region else ""), rest
         yield IN_CALL, returned - launched
         yield QUEUED, end - returned
+
+
+def _spans(intervals: Intervals) -> _Spans:
+    starts, ends = intervals
+    return starts.tolist(), ends.tolist(), np.append(0, np.cumsum(ends - starts)).tolist()
 
 
 def _covered(spans: _Spans, moment: int) -> int:
@@ -239,14 +228,15 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
 
     The path ends on the rank whose step ends last, and is not longer than this rank's step.
     """
-    linked = {trace.rank: trace for trace in ranks if trace.path_links}
-    if not linked:
+    links = {trace.rank: trace.path_links for trace in ranks if trace.path_links}
+    if not links:
         return None
-    first = next(iter(linked.values())).path_links
-    step = first.step if first else 0
-    ends = {rank: _end_s(trace, step) for rank, trace in linked.items()}
-    last_rank = max(ends, key=lambda rank: ends[rank])
-    followed = list(_followed(linked, matched, step, last_rank))
+    number = next(iter(links.values())).step
+    links = {rank: own for rank, own in links.items() if own.step == number}
+    steps = {trace.rank: step for trace in ranks for step in trace.steps if step.number == number}
+    end_rank = max(links, key=lambda rank: steps[rank].end_s)
+    collectives = {trace.rank: trace.collectives for trace in ranks}
+    followed = list(_followed(links, collectives, matched, end_rank, steps[end_rank].times.wall_s))
     if not followed:
         return None
     rows: dict[tuple[int, str, str], PathRow] = {}
@@ -255,37 +245,33 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
         before = rows.get(key, replace(part, dur_s=0.0, count=0))
         rows[key] = replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
     begin_rank = followed[-1].rank
-    begins = {rank: _begin_s(trace, step) for rank, trace in linked.items()}
-    first_rank = min(begins, key=lambda rank: begins[rank])
+    first_rank = min(links, key=lambda rank: steps[rank].start_s)
     return CriticalPath(
-        step=step,
+        step=number,
         begin_rank=begin_rank,
-        end_rank=last_rank,
+        end_rank=end_rank,
         num_ranks=len({part.rank for part in followed}),
         first_rank=first_rank,
-        late_s=begins[begin_rank] - begins[first_rank],
+        late_s=steps[begin_rank].start_s - steps[first_rank].start_s,
         rows=tuple(sorted(rows.values(), key=lambda row: -row.dur_s)),
     )
 
 
-def _begin_s(trace: RankTrace, step: int) -> float:
-    return next((own.start_s for own in trace.steps if own.number == step), math.inf)
-
-
-def _end_s(trace: RankTrace, step: int) -> float:
-    return next((own.start_s + own.times.wall_s for own in trace.steps if own.number == step), -math.inf)
-
-
 def _followed(
-    linked: dict[int, RankTrace], matched: Sequence[Matched], step: int, rank: int
+    links: dict[int, PathLinks],
+    collectives: dict[int, tuple[Collective, ...]],
+    matched: Sequence[Matched],
+    rank: int,
+    rest_s: float,
 ) -> Iterator[PathRow]:
-    """Yields the parts of the path, from its end to the start of the step on the rank on which it ends."""
+    """Yields the parts of the path, from its end to the start of the step on the rank on which it ends.
+
+    `rest_s` is the length of this rank's step.
+    """
     matched_by = {id(call): collective for collective in matched for call in collective.calls.values()}
-    index = {id(call): i for trace in linked.values() for i, call in enumerate(trace.collectives)}
+    index = {id(call): i for rank in links for i, call in enumerate(collectives[rank])}
     seen: set[tuple[int, int]] = set()
-    links = linked[rank].path_links
-    link = links.end if links and links.step == step else None
-    rest_s = next((own.times.wall_s for own in linked[rank].steps if own.number == step), 0.0)
+    link: PathLink | None = links[rank].end
     while link is not None:
         length_s = sum(part.dur_s for part in link.parts)
         # The order of the parts is not known, so if a link begins before the step, all of them are shortened.
@@ -297,17 +283,15 @@ def _followed(
         if at < 0 or rest_s <= 0 or (rank, at) in seen:
             return
         seen.add((rank, at))
-        call = linked[rank].collectives[at]
+        call = collectives[rank][at]
         dur_s = call.dur_s
         collective = matched_by.get(id(call))
-        if collective is not None and collective.last != rank and collective.last in linked:
+        if collective is not None and collective.last != rank and collective.last in links:
             # The transfer began when the last rank started the collective, so the path continues there.
             last = collective.calls[collective.last]
-            there = linked[collective.last].path_links
             from_start_s = call.dur_s + call.start_s - last.start_s
-            if there and there.step == step and index[id(last)] in there.before and from_start_s > 0:
+            if index[id(last)] in links[collective.last].before and from_start_s > 0:
                 rank, at, dur_s = collective.last, index[id(last)], from_start_s
         yield PathRow(COMMUNICATION, call.kind, min(dur_s, rest_s), 1, rank)
         rest_s -= dur_s
-        here = linked[rank].path_links
-        link = here.before.get(at) if here and rest_s > 0 else None
+        link = links[rank].before.get(at) if rest_s > 0 else None

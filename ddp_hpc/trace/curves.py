@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_hpc.trace.analysis_results import Curve, Memory
 from ddp_hpc.trace.device_activity import Launches
-from ddp_hpc.trace.events_by_kind import RankEvents
+from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Longs
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
@@ -17,30 +17,26 @@ from ddp_hpc.trace.step_times import Steps
 _MOST_POINTS = 1000
 
 
-def memories(
-    rank_events: RankEvents, base_us: float, zero_s: float, steps: Steps, tree: CallTree
-) -> tuple[Memory, ...]:
+def memories(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Memory, ...]:
     """Returns the memory of each device for which allocations were recorded."""
-    host, events = rank_events.host, rank_events.memory
-    begun, moments = host.start_ns(base_us), events.start_ns(base_us)
-    ended = begun + host.dur_ns()
+    host, events = recording.host, recording.memory
     found = []
     for number, (_, device) in enumerate(events.names):
         own = np.flatnonzero(events.name == number)
-        own = own[np.argsort(moments[own], kind="stable")]
-        allocated, reserved = (events.values(name)[own] for name in ("allocated_bytes", "reserved_bytes"))
+        own = own[np.argsort(events.starts[own], kind="stable")]
+        allocated, reserved = (events.fields[name][own] for name in ("allocated_bytes", "reserved_bytes"))
         peak = own[np.argmax(allocated)]
-        moment = int(moments[peak])
-        around = (host.thread == events.thread[peak]) & (begun <= moment) & (moment < ended)
-        innermost = max(np.flatnonzero(around), key=lambda at: (begun[at], -ended[at]), default=-1)
+        moment = events.starts[peak]
+        around = (host.thread == events.thread[peak]) & (host.starts <= moment) & (moment < host.ends)
+        innermost = max(np.flatnonzero(around), key=lambda at: (host.starts[at], -host.ends[at]), default=-1)
         found.append(
             Memory(
                 device=device,
                 allocated_bytes=int(allocated.max()),
                 reserved_bytes=int(reserved.max()),
-                step=steps.step_of(moment),
+                step=steps.numbers_at(moment[np.newaxis])[0],
                 callers=tree.path(int(innermost), host),
-                curve=_curve(zero_s, moments[own], allocated, reserved),
+                curve=_curve(recording.zero_s, events.starts[own], allocated, reserved),
             )
         )
     return tuple(found)

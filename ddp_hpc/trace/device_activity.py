@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.intervals import Intervals, Longs, union
 
 UNKNOWN = -1
@@ -37,57 +38,46 @@ class Launches:
         return np.not_equal(self.call, UNKNOWN)
 
 
-def find_launches(
-    wanted: Longs, starts: Longs, correlation: Longs, threads: npt.NDArray[np.intc], calls: Intervals
-) -> Launches:
-    """Returns the launch of each event of a device.
-
-    Args:
-        wanted: the correlation IDs of the events, shape (events,).
-        starts: the starts of the events.
-        correlation: the correlation IDs of the calls, shape (calls,).
-        threads: the threads of the calls.
-        calls: the starts and ends of the calls. If several have the same ID, the first one is used.
+def find_launches(device: Events, calls: Events) -> Launches:
+    """Returns the launch of each event of a device. If several calls have the same correlation ID, the first
+    one is used.
     """
-    if not len(correlation):
-        unknown = np.full(len(wanted), UNKNOWN, np.int64)
-        return Launches(unknown, unknown, starts, starts)
-    order = np.lexsort((calls[0], correlation))
+    wanted, correlation = device.fields["correlation"], calls.fields["correlation"]
+    if not len(calls):
+        unknown = np.full(len(device), UNKNOWN, np.int64)
+        return Launches(unknown, unknown, device.starts, device.starts)
+    order = np.lexsort((calls.starts, correlation))
     at = np.minimum(np.searchsorted(correlation, wanted, sorter=order), len(order) - 1)
     call = order[at]
     is_known = (wanted >= 0) & (correlation[call] == wanted)
     return Launches(
         np.where(is_known, call, UNKNOWN),
-        np.where(is_known, threads[call], UNKNOWN),
-        np.where(is_known, calls[0][call], starts),
-        np.where(is_known, calls[1][call], starts),
+        np.where(is_known, calls.thread[call], UNKNOWN),
+        np.where(is_known, calls.starts[call], device.starts),
+        np.where(is_known, calls.ends[call], device.starts),
     )
 
 
-def is_inside(
-    launches: Launches, threads: npt.NDArray[np.intc], intervals: Intervals
-) -> npt.NDArray[np.bool_]:
-    """Returns for each launch whether it was inside an interval of its own thread."""
+def is_inside(launches: Launches, host: Events, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Returns for each launch whether it was inside a chosen event of its own thread."""
     inside = np.zeros(len(launches.moment), bool)
-    for thread in np.unique(threads):
-        own = threads == thread
-        starts, ends = union((intervals[0][own], intervals[1][own]))
+    for thread in np.unique(host.thread[chosen]):
+        starts, ends = union(host.intervals(chosen & (host.thread == thread)))
         mine = np.flatnonzero(launches.thread == thread)
         at = np.searchsorted(starts, launches.moment[mine], side="right") - 1
         inside[mine] = (at >= 0) & (launches.moment[mine] < ends[at])
     return inside
 
 
-def step_windows(steps: Intervals, launches: Launches, ends: Longs) -> Intervals:
+def step_windows(steps: Intervals, launches: Launches, device: Events) -> Intervals:
     """Returns the start and the end of each step on the device.
 
     A step begins on the device when the host has begun it and the device has finished everything that was
     launched before. If the device lags behind the host, a step thus lasts as long as the device's period.
-    `ends` are the ends of the device's events.
     """
     begins, finishes = steps
     order = np.argsort(launches.moment, kind="stable")
-    finished = np.maximum.accumulate(ends[order])
+    finished = np.maximum.accumulate(device.ends[order])
     before = np.searchsorted(launches.moment[order], np.append(begins, np.iinfo(np.int64).max))
     earlier = np.where(before > 0, finished[np.maximum(before - 1, 0)], np.iinfo(np.int64).min)
     starts = np.maximum.accumulate(np.maximum(begins, earlier[:-1]))
@@ -114,34 +104,31 @@ class Gaps:
     """The number of the launching thread, or `UNKNOWN`."""
 
     def by_cause(self) -> dict[str, Intervals]:
-        """Returns the gaps divided by cause.
+        """Returns the parts of the gaps after the host has begun to launch the event that ends them.
 
-        `idle_host` is the time before the host launches the event, `idle_launch` the time during the call
-        that launches it, and `idle_kernel` the time after the call. If the launch was not recorded, the whole
-        gap is `idle_other`.
+        `idle_launch` is the time during the call that launches it, and `idle_kernel` the time after the call.
+        If the launch was not recorded, the whole gap is `idle_other`.
         """
         known = self.is_known
-        moments = (self.begins, self.launched, self.returned, self.ends)
-        causes = ("idle_host", "idle_launch", "idle_kernel")
-        gaps = {cause: (moments[i][known], moments[i + 1][known]) for i, cause in enumerate(causes)}
-        return gaps | {"idle_other": (self.begins[~known], self.ends[~known])}
+        return {
+            "idle_launch": (self.launched[known], self.returned[known]),
+            "idle_kernel": (self.returned[known], self.ends[known]),
+            "idle_other": (self.begins[~known], self.ends[~known]),
+        }
 
 
-def idle_gaps(busy: Intervals, events: Intervals, launches: Launches, whole: tuple[int, int]) -> Gaps:
+def idle_gaps(busy: Intervals, device: Events, launches: Launches, steps: Intervals) -> Gaps:
     """Returns the times in which the device does nothing.
 
-    Args:
-        busy: the union of the events, not empty.
-        events: the starts and ends of the device's events.
-        launches: the launches of the events.
-        whole: the start and the end of all steps. After its last event, the device waits for the host.
+    `busy` is the union of the device's events, and `steps` are the starts and ends of the steps. After the
+    last event, the device waits for the host.
     """
     starts, ends = busy
     # If several events begin at the end of a gap, the one that was launched first ends it.
-    order = np.lexsort((launches.moment, events[0]))
-    first = order[np.searchsorted(events[0][order], starts)]
-    ran_dry = np.append(min(whole[0], int(starts[0])), ends)
-    resumed = np.append(starts, max(whole[1], int(ends[-1])))
+    order = np.lexsort((launches.moment, device.starts))
+    first = order[np.searchsorted(device.starts[order], starts)]
+    ran_dry = np.append(min(steps[0].min(), starts[0]), ends)
+    resumed = np.append(starts, max(steps[1].max(), ends[-1]))
     launched = np.clip(np.append(launches.moment[first], resumed[-1]), ran_dry, resumed)
     returned = np.clip(np.append(launches.returned[first], resumed[-1]), launched, resumed)
     is_known = np.append(launches.is_known[first], True)

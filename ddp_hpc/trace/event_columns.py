@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ddp_hpc.trace.intervals import Ints, Longs
+from ddp_hpc.trace.intervals import Intervals, Ints, Longs
 from ddp_hpc.trace.parse_events import Event
 
 MOST_EVENTS = 4_000_000
@@ -26,69 +29,84 @@ class Numbers(dict[_Key, int]):
         return number
 
 
-class Columns:
-    """The names, threads, starts and durations of events.
+@dataclass(frozen=True)
+class Events:
+    """Events of one kind, with times in nanoseconds relative to the first event of the rank."""
 
-    Columns that share `threads` have the same thread numbers.
+    names: tuple[tuple[str, str], ...]
+    """(category, name) pairs, in the order of their first occurrence."""
+    name: Ints
+    """The index of each event's name in `names`."""
+    threads: tuple[tuple[Any, Any], ...]
+    """(process ID, thread ID) pairs, in the order of their first occurrence."""
+    thread: Ints
+    """The index of each event's thread in `threads`."""
+    starts: Longs
+    ends: Longs
+    fields: dict[str, npt.NDArray[Any]]
+    """The values of other fields of the events, in which -1 is unknown."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def durations(self) -> Longs:
+        """The durations, at least 0."""
+        return self.ends - self.starts
+
+    def where(self, condition: Callable[[str, str], object]) -> npt.NDArray[np.bool_]:
+        """Returns a mask of the events whose category and name satisfy the condition."""
+        return np.array([bool(condition(*pair)) for pair in self.names], bool)[self.name]
+
+    def intervals(self, chosen: npt.NDArray[np.bool_] | slice = slice(None)) -> Intervals:
+        """Returns the starts and ends of the chosen events."""
+        return self.starts[chosen], self.ends[chosen]
+
+
+class Columns:
+    """Collects events. Columns that share `threads` have the same thread numbers.
+
+    `fields` are the names and the type codes of their other fields.
     """
 
-    def __init__(self, threads: Numbers[tuple[Any, Any]] | None = None) -> None:
-        self.names: Numbers[tuple[str, str]] = Numbers()
-        """Numbers of (category, name) pairs, in the order of their first occurrence."""
-        self.threads: Numbers[tuple[Any, Any]] = Numbers() if threads is None else threads
+    def __init__(self, threads: Numbers[tuple[Any, Any]], **fields: str) -> None:
+        self._threads = threads
+        self._names: Numbers[tuple[str, str]] = Numbers()
         self._name = array("i")
         self._thread = array("i")
         self._start_us = array("d")
         self._dur_us = array("d")
-        self._values: dict[str, array[Any]] = {}
+        self._fields: dict[str, array[Any]] = {name: array(code) for name, code in fields.items()}
         self.num_dropped = 0
 
-    def __len__(self) -> int:
-        return len(self._name)
-
-    def add(self, events: list[Event]) -> None:
-        """Adds events until the limit is reached, and counts the rest as dropped."""
-        room = max(0, MOST_EVENTS - len(self))
-        if room < len(events):
-            self.num_dropped += len(events) - room
-            events = events[:room]
-        names, threads = self.names, self.threads
+    def add(self, events: Sequence[Event], **fields: Sequence[Any]) -> None:
+        """Adds events and their other fields until the limit is reached, and counts the rest as dropped."""
+        room = MOST_EVENTS - len(self._name)
+        self.num_dropped += max(0, len(events) - room)
+        events, names, threads = events[:room], self._names, self._threads
         self._name.extend([names[event.cat, event.name] for event in events])
         self._thread.extend([threads[event.pid, event.tid] for event in events])
         self._start_us.extend([event.ts for event in events])
         self._dur_us.extend([event.dur for event in events])
-
-    def add_values(self, name: str, values: list[Any]) -> None:
-        """Adds the values of a field of the events that were added last, without those of dropped events."""
-        own = self._values.setdefault(name, array("q" if name == "correlation" else "d"))
-        own.extend(values[: len(self) - len(own)])
-
-    def values(self, name: str) -> Any:
-        """Returns the values of a field of the events, in which -1 is unknown. Empty if none were added."""
-        own = self._values.get(name, array("q"))
-        return np.frombuffer(own, own.typecode)
-
-    @property
-    def name(self) -> Ints:
-        """The index of each event's name in `names`."""
-        return np.frombuffer(self._name, np.intc)
-
-    @property
-    def thread(self) -> Ints:
-        """The index of each event's thread, in the order of first occurrence."""
-        return np.frombuffer(self._thread, np.intc)
+        for name, values in fields.items():
+            self._fields[name].extend(values[:room])
 
     def first_us(self) -> float | None:
         """Returns the earliest start, or None without events."""
         return min(self._start_us, default=None)
 
-    def start_ns(self, base_us: float) -> Longs:
-        """Returns the starts relative to `base_us` in integer nanoseconds, so that comparisons are exact."""
-        return nanoseconds(np.frombuffer(self._start_us) - base_us)
-
-    def dur_ns(self) -> Longs:
-        """Returns the durations in integer nanoseconds, at least 0."""
-        return np.maximum(nanoseconds(np.frombuffer(self._dur_us)), 0)
+    def events(self, base_us: float) -> Events:
+        """Returns the events with times relative to `base_us`, in integers, so that comparisons are exact."""
+        starts = nanoseconds(np.frombuffer(self._start_us) - base_us)
+        return Events(
+            names=tuple(self._names),
+            name=np.frombuffer(self._name, np.intc),
+            threads=tuple(self._threads),
+            thread=np.frombuffer(self._thread, np.intc),
+            starts=starts,
+            ends=starts + np.maximum(nanoseconds(np.frombuffer(self._dur_us)), 0),
+            fields={name: np.frombuffer(own, own.typecode) for name, own in self._fields.items()},
+        )
 
 
 def nanoseconds(microseconds: Any) -> Longs:

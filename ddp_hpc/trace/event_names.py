@@ -35,27 +35,11 @@ _REGIONS = {
 }
 _REGION_OF = {name: region for region, names in _REGIONS.items() for name in names}
 
-_KINDS = {
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "sendrecv": "send_recv",
-}
+_KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "send_recv", "reduce",
+    "gather", "scatter", "send", "recv",
+)  # fmt: skip
+"""The collectives. A word is the first one with which it begins, as `_reduce_scatter_base` does."""
 _BACKEND_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
 _ON_HOST = ("gloo", "mpi")
 """The backends whose annotations last as long as the collective; the others annotate only its launch."""
@@ -78,27 +62,13 @@ _REPEATED = re.compile(
     r"|, (std::array|(at::detail::)?Array)<char\*, \d+(ul)?>"
 )
 
-_ELEMENT_BYTES = {
-    "float": 4,
-    "double": 8,
-    "half": 2,
-    "c10::half": 2,
-    "bfloat16": 2,
-    "c10::bfloat16": 2,
-    "byte": 1,
-    "char": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "short": 2,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "bool": 1,
-    "c10::float8_e4m3fn": 1,
-    "float8_e4m3fn": 1,
-    "c10::complex<float>": 8,
-    "complexfloat": 8,
+_DTYPES = {
+    1: ("bool", "byte", "char", "unsigned char", "signed char", "float8_e4m3fn", "c10::float8_e4m3fn"),
+    2: ("short", "half", "c10::half", "bfloat16", "c10::bfloat16"),
+    4: ("int", "float"),
+    8: ("long", "long int", "double", "complexfloat", "c10::complex<float>"),
 }
+_ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
 
 def region_of(name: str) -> str | None:
@@ -138,7 +108,8 @@ def kernel_kind(name: str) -> str | None:
 
 def kind_of(word: str) -> str:
     """Returns the canonical name of a collective, whose spelling depends on the backend."""
-    return _KINDS.get(re.sub(r"[^a-z]", "", word.lower()), word)
+    letters = re.sub(r"[^a-z]", "", word.lower())
+    return next((kind for kind in _KINDS if letters.startswith(kind.replace("_", ""))), word)
 
 
 def waits(name: str) -> bool:

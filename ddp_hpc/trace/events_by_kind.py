@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from ddp_hpc.trace import event_names as names
-from ddp_hpc.trace.event_columns import Columns
+from ddp_hpc.trace.event_columns import Columns, Events, Numbers
 from ddp_hpc.trace.parse_events import Event
 
 _OLD_CATEGORIES = {
@@ -26,15 +26,8 @@ _MTIA_WAITS = ("event_wait", "event_record")
 _RUNTIMES = ("_runtime", "_driver")
 """The ends of the categories of calls that launch work: cuda_runtime, cuda_driver, xpu_runtime."""
 _DEVICE_TYPES = {
-    0: "cpu",
-    1: "cuda",
-    6: "hip",
-    12: "xpu",
-    13: "mps",
-    15: "hpu",
-    19: "mtia",
-    20: "privateuseone",
-}
+    0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone",
+}  # fmt: skip
 """The values of c10::DeviceType, which torch writes as a number."""
 _MOST_CALLS = 1_000_000
 _MOST = 2**63
@@ -86,6 +79,12 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 }
 
 
+COLLECTIVE = "collective"
+"""The category of collective kernels in `Recording.device`."""
+OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
+"""The fields of `Recording.device` with Kineto's estimates for each kernel."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A collective in the trace, with times in microseconds."""
@@ -97,31 +96,31 @@ class Call:
     bytes: int
     start_us: float
     dur_us: float
+    name: str
+    """The name of the kernel, or that of the annotation on the host."""
     on_device: bool
-    is_launch: bool = False
-    """Whether the times are those of a call on the host that only launches the collective."""
-    kernel: str = ""
-    """The name of the kernel; empty on the host."""
 
 
-@dataclass
-class RankEvents:
+@dataclass(frozen=True)
+class Recording:
     """The events of a rank by kind."""
 
-    host: Columns = field(default_factory=Columns)
+    base_us: float
+    """The start of the first event."""
+    zero_s: float
+    """The same moment as a time of day, to which all times are relative."""
+    host: Events
     """Operators and annotations."""
-    launches: Columns = field(init=False)
+    launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
-    device: Columns = field(default_factory=Columns)
+    device: Events
     """Kernels and copies, with correlation IDs and the fields in OCCUPANCY."""
-    memory: Columns = field(init=False)
+    memory: Events
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
-    calls: list[Call] = field(default_factory=list)
-    num_calls_dropped: int = 0
-
-    def __post_init__(self) -> None:
-        self.launches, self.memory = Columns(self.host.threads), Columns(self.host.threads)
+    calls: Sequence[Call]
+    num_dropped: int
+    """The number of events that were not kept."""
 
     @property
     def lacks_device(self) -> bool:
@@ -129,69 +128,91 @@ class RankEvents:
         return len(self.launches) > 0 and not len(self.device)
 
 
-COLLECTIVE = "collective"
-"""The category of collective kernels in `RankEvents.device`."""
-OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
-"""The fields of `RankEvents.device` with Kineto's estimates for each kernel."""
+class Collector:
+    """Collects the events of a rank."""
 
+    def __init__(self) -> None:
+        threads: Numbers[tuple[Any, Any]] = Numbers()
+        self.host = Columns(threads)
+        self.launches = Columns(threads, correlation="q")
+        self.device = Columns(Numbers(), correlation="q", **dict.fromkeys(OCCUPANCY, "d"))
+        self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
+        self.calls: list[Call] = []
+        self.num_calls_dropped = 0
 
-def add_events(events: list[Event], rank_events: RankEvents, world_size: int) -> None:
-    """Adds events to `rank_events`."""
-    of: defaultdict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        of[event.cat].append(event)
-    for old, new in _OLD_CATEGORIES.items():
-        for event in of.pop(old, ()):
-            event.cat = new
-            of[new].append(event)
-    # Annotations come first, so that they enclose operators of the same duration.
-    host = of["user_annotation"] + of["cpu_op"]
-    rank_events.host.add([event for event in host if event.ph == "X"])
-    for category in of:
-        if category.endswith(_RUNTIMES):
-            _add_linked(rank_events.launches, of[category])
-    for event in of.pop("mtia_ccp_events", ()):
-        if event.name not in _MTIA_WAITS:
-            event.cat = "gpu_memcpy" if event.name == "dma_request" else "kernel"
+    def add(self, events: list[Event], world_size: int) -> None:
+        """Adds events of a program of `world_size` ranks, or 0 if this is unknown."""
+        of: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in events:
             of[event.cat].append(event)
-    calls = [
-        replace(_call(event, kind, world_size, on_device=False), is_launch=not names.runs_on_host(event.name))
-        for event in of["user_annotation"]
-        if (kind := names.annotated_kind(event.name))
-    ]
-    for event in of["kernel"]:
-        if kind := names.kernel_kind(event.name):
-            event.cat = COLLECTIVE
-            calls.append(_call(event, kind, world_size, on_device=True))
-    _add_linked(rank_events.device, of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"], OCCUPANCY)
-    room = max(0, _MOST_CALLS - len(rank_events.calls))
-    rank_events.num_calls_dropped += max(0, len(calls) - room)
-    rank_events.calls += calls[:room]
-    _add_memory(rank_events.memory, [e for e in of["cpu_instant_event"] if e.name == "[memory]"])
+        for old, new in _OLD_CATEGORIES.items():
+            for event in of.pop(old, ()):
+                event.cat = new
+                of[new].append(event)
+        # Annotations come first, so that they enclose operators of the same duration.
+        host = of["user_annotation"] + of["cpu_op"]
+        self.host.add([event for event in host if event.ph == "X"])
+        for category in of:
+            if category.endswith(_RUNTIMES):
+                links = [_decoded(_Link, event) for event in of[category]]
+                self.launches.add(of[category], correlation=_correlations(links))
+        for event in of.pop("mtia_ccp_events", ()):
+            if event.name not in _MTIA_WAITS:
+                event.cat = "gpu_memcpy" if event.name == "dma_request" else "kernel"
+                of[event.cat].append(event)
+        calls = [
+            _call(event, kind, world_size, on_device=False)
+            for event in of["user_annotation"]
+            if (kind := names.annotated_kind(event.name))
+        ]
+        for event in of["kernel"]:
+            if kind := names.kernel_kind(event.name):
+                event.cat = COLLECTIVE
+                calls.append(_call(event, kind, world_size, on_device=True))
+        self._add_device(of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
+        room = _MOST_CALLS - len(self.calls)
+        self.num_calls_dropped += max(0, len(calls) - room)
+        self.calls += calls[:room]
+        self._add_memory([event for event in of["cpu_instant_event"] if event.name == "[memory]"])
+
+    def _add_device(self, events: list[Event]) -> None:
+        kernels = [_decoded(_Kernel, event) for event in events]
+        estimates = {name: [getattr(kernel, name) for kernel in kernels] for name in OCCUPANCY}
+        self.device.add(events, correlation=_correlations(kernels), **estimates)
+
+    def _add_memory(self, events: list[Event]) -> None:
+        decoded = [(event, _decoded(_Memory, event)) for event in events]
+        known = [
+            (event, memory)
+            for event, memory in decoded
+            if 0 <= memory.allocated_bytes < _MOST and 0 <= memory.reserved_bytes < _MOST
+        ]
+        for event, memory in known:
+            event.name = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
+            if memory.device_id >= 0 and event.name != "cpu":
+                event.name += f":{memory.device_id}"
+        self.memory.add(
+            [event for event, _ in known],
+            allocated_bytes=[memory.allocated_bytes for _, memory in known],
+            reserved_bytes=[memory.reserved_bytes for _, memory in known],
+        )
+
+    def recording(self, clock_ns: int) -> Recording:
+        """Returns the events. `clock_ns` is the time of day to which their timestamps are relative."""
+        firsts = [columns.first_us() for columns in (self.host, self.device)]
+        base_us = min((first for first in firsts if first is not None), default=0.0)
+        parts = {name: columns for name, columns in vars(self).items() if isinstance(columns, Columns)}
+        return Recording(
+            base_us=base_us,
+            zero_s=clock_ns * 1e-9 + base_us * 1e-6,
+            calls=self.calls,
+            num_dropped=self.num_calls_dropped + sum(columns.num_dropped for columns in parts.values()),
+            **{name: columns.events(base_us) for name, columns in parts.items()},
+        )
 
 
-def _add_linked(columns: Columns, events: list[Event], fields: Sequence[str] = ()) -> None:
-    columns.add(events)
-    links = [_decoded(_Kernel if fields else _Link, event) for event in events]
-    columns.add_values(
-        "correlation", [link.correlation if -1 <= link.correlation < _MOST else -1 for link in links]
-    )
-    for name in fields:
-        columns.add_values(name, [getattr(link, name) for link in links])
-
-
-def _add_memory(columns: Columns, events: list[Event]) -> None:
-    known = [
-        (event, memory) for event in events
-        if 0 <= (memory := _decoded(_Memory, event)).allocated_bytes < _MOST > memory.reserved_bytes
-    ]  # fmt: skip
-    for event, memory in known:
-        event.name = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
-        if memory.device_id >= 0 and event.name != "cpu":
-            event.name += f":{memory.device_id}"
-    columns.add([event for event, _ in known])
-    for name in ("allocated_bytes", "reserved_bytes"):
-        columns.add_values(name, [getattr(memory, name) for _, memory in known])
+def _correlations(links: Sequence[_Link]) -> list[int]:
+    return [link.correlation if -1 <= link.correlation < _MOST else -1 for link in links]
 
 
 def _decoded(kind: type[_Args], event: Event) -> _Args:
@@ -215,9 +236,8 @@ def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
             num_bytes *= max(1, num_ranks)
     if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
         num_bytes = num_ranks = 0  # the size is invalid, because no buffer can be this large
-    kernel = event.name if on_device else ""
     about = kind, message.group, num_ranks, num_bytes
-    return Call(*about, event.ts, event.dur, on_device, kernel=kernel)
+    return Call(*about, event.ts, event.dur, event.name, on_device)
 
 
 def _bytes_in(message: _Message) -> int:

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
-    CollectiveRow,
+    PART_NAMES,
+    PARTS,
+    Capture,
     CriticalPath,
     LaunchStats,
     PathRow,
     RankTrace,
     SlowConnection,
-    SlowLoad,
-    Straggler,
-    Times,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE
+from ddp_hpc.trace.host_waits import mean_host_waits
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -35,18 +35,6 @@ _LONG_WAIT_S = 1e-3
 """Mean wait for a late launch above which the host must have done something other than launching kernels."""
 _LITTLE = 0.01
 """Fraction of a step below which a part is not mentioned."""
-PART_NAMES = {
-    "data": "waiting for data",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "snapshot": "snapshots",
-    "other": "other computation",
-    "comm_exposed": "exposed communication",
-    "memcpy": "memory copies",
-    "idle": "idle",
-}
-"""The names of the parts of a step in sentences."""
 _CAUSES = {
     "idle_host_s": "before the host launches the next kernel",
     "idle_launch_s": "during the call that launches the next kernel",
@@ -82,27 +70,19 @@ def is_own(ranks: Sequence[RankTrace]) -> bool:
     return all(_OWN_NAME.fullmatch(Path(trace.path).name) for trace in ranks)
 
 
-def findings(
-    ranks: Sequence[RankTrace],
-    overall: Times,
-    straggler: Straggler | None,
-    connection: SlowConnection | None,
-    load: SlowLoad | None,
-    collectives: Sequence[CollectiveRow],
-    path: CriticalPath | None,
-) -> list[str]:
-    """Returns the findings of a capture, the length of a step first. `overall` is the mean step."""
-    wall_s = overall.wall_s or 1.0
-    whole = "a step" if ranks[0].steps_from else "the recording"
-    sentences = _step(ranks, overall, wall_s)
-    if straggler:
+def findings(capture: Capture) -> list[str]:
+    """Returns the findings of a capture, the length of a step first."""
+    overall, wall_s = capture.mean, capture.mean.wall_s or 1.0
+    sentences = _step(capture, wall_s)
+    if straggler := capture.straggler:
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
             f"Without {'the rest of ' * bool(straggler.before_s)}this delay, a step would be up to "
             f"{straggler.share:.0%} shorter."
         )
-    if connection:
-        sentences.append(_slow_connection(connection, ranks))
+    if capture.slow_connection:
+        sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
+    load = capture.slowest_load
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         sentences.append(
             f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
@@ -111,17 +91,19 @@ def findings(
     if overall.data_s >= _MUCH * wall_s:
         advice = (
             "Measure other file formats with ddp-hpc bench io, or try --workers."
-            if is_own(ranks)
+            if is_own(capture.ranks)
             else "More workers of the DataLoader, or a faster file format, can shorten it."
         )
-        loading_s = statistics.fmean(trace.loading_s for trace in ranks)
+        loading_s = statistics.fmean(trace.loading_s for trace in capture.ranks)
         loading = f", and loading itself {duration(loading_s)} ({loading_s / wall_s:.0%}) on the host"
-        itself = loading if any(trace.busy for trace in ranks) else ""
-        sentences.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of {whole}{itself}. {advice}")
-    sentences += _idle(ranks, overall, wall_s, whole)
-    if path and path.rows:
-        sentences.append(_critical_path(path, ranks))
-    return sentences + list(_communication(ranks, overall, collectives, not (straggler or connection)))
+        itself = loading if capture.on_device else ""
+        sentences.append(
+            f"Waiting for data takes {overall.data_s / wall_s:.0%} of {capture.a_step}{itself}. {advice}"
+        )
+    sentences += _idle(capture, wall_s)
+    if capture.path:
+        sentences.append(_critical_path(capture.path, capture))
+    return sentences + list(_communication(capture))
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:
@@ -140,10 +122,9 @@ def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> 
     )
 
 
-def _step(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> list[str]:
-    shares = sorted(
-        ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
-    )
+def _step(capture: Capture, wall_s: float) -> list[str]:
+    overall, ranks = capture.mean, capture.ranks
+    shares = sorted(((getattr(overall, part), PART_NAMES[part]) for part in PARTS), reverse=True)
     parts = ", ".join(
         f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
     )
@@ -173,7 +154,8 @@ def _step_lengths(ranks: Sequence[RankTrace]) -> dict[int, float]:
     return {number: statistics.fmean(own) for number, own in lengths.items()}
 
 
-def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str) -> Iterator[str]:
+def _idle(capture: Capture, wall_s: float) -> Iterator[str]:
+    overall = capture.mean
     idle_s = overall.device_idle_s
     if idle_s < _MUCH_IDLE * wall_s:
         return
@@ -184,10 +166,10 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str)
     share = f"{idle_s / wall_s:.0%}"
     if overall.idle_data_s >= _LITTLE * wall_s:
         share += f", of which {overall.idle_data_s / wall_s:.0%} is waiting for data"
-    yield f"The device does nothing for {duration(idle_s)} of {whole} ({share}): {named}."
-    launches = [trace.launches for trace in ranks if trace.launches]
+    yield f"The device does nothing for {duration(idle_s)} of {capture.a_step} ({share}): {named}."
+    launches = [trace.launches for trace in capture.ranks if trace.launches]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
-        yield _late_launches(ranks, launches, overall.idle_host_s)
+        yield _late_launches(capture, launches)
     if overall.idle_launch_s >= _MUCH_IDLE * wall_s:
         yield (
             "A launch takes long if it first loads the code of the kernel, or copies memory that is not "
@@ -195,52 +177,52 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float, whole: str)
         )
 
 
-def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], waited_s: float) -> str:
+def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
+    waited_s = capture.mean.idle_host_s
     num_late = statistics.fmean(stats.num_late for stats in launches)
-    during = _host_waits(ranks)
+    during = _host_waits(capture)
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
-            f"The device waits for the host {counted(num_waits, 'time')}{_per_step(ranks)}, for "
+            f"The device waits for the host {counted(num_waits, 'time')}{capture.per_step}, for "
             f"{duration(waited_s / num_waits)} on average. {during}"
         )
     num_kernels = statistics.fmean(stats.num_kernels for stats in launches)
     num_short = statistics.fmean(stats.num_short for stats in launches)
-    option = " (--compile reduce-overhead)" if is_own(ranks) else ""
+    option = " (--compile reduce-overhead)" if is_own(capture.ranks) else ""
     share = f"{num_short / num_kernels:.0%}"
     return (
-        f"The host launches {num_kernels:,.0f} kernels{_per_step(ranks)}, and {share} of them are shorter "
+        f"The host launches {num_kernels:,.0f} kernels{capture.per_step}, and {share} of them are shorter "
         "than the call that launches them. Larger batches, torch.compile or CUDA graphs"
         f"{option} reduce the work of the host. {during}"
     ).rstrip()
 
 
-def _host_waits(ranks: Sequence[RankTrace]) -> str:
+def _host_waits(capture: Capture) -> str:
     """Names the calls and operators in which the host spends most of the waits."""
     times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    operators: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for trace in ranks:
-        for wait in trace.host_waits:
-            what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
-            times[what][0] += wait.dur_s / len(ranks)
-            times[what][1] += wait.num_calls / len(ranks)
-            if wait.call and wait.operator:
-                operators[what][wait.operator] += wait.dur_s
+    operators: defaultdict[str, list[str]] = defaultdict(list)
+    for wait in mean_host_waits(capture.ranks):  # the longest first
+        what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
+        times[what][0] += wait.dur_s
+        times[what][1] += wait.num_calls
+        if wait.call and wait.operator:
+            operators[what].append(wait.operator)
     whole_s = sum(dur_s for dur_s, _ in times.values())
     longest, named = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED], []
     for what, (dur_s, num) in longest:
         if dur_s >= _MUCH_IDLE * whole_s:
-            callers = " and ".join(sorted(operators[what], key=lambda name: -operators[what][name])[:2])
+            callers = " and ".join(operators[what][:2])
             counted_calls = f" ({num:,.3g} calls in {callers})" if callers else ""
             named.append(f"{duration(dur_s)} in {what}{counted_calls}")
     if not named:
         return ""
     advice = "".join(f" {text}" for words, text in _CALLS if re.match(words, longest[0][0]))
-    return f"During these waits, the host spends{_per_step(ranks)} {', '.join(named)}.{advice}"
+    return f"During these waits, the host spends{capture.per_step} {', '.join(named)}.{advice}"
 
 
-def _critical_path(path: CriticalPath, ranks: Sequence[RankTrace]) -> str:
+def _critical_path(path: CriticalPath, capture: Capture) -> str:
     total_s = path.total_s or 1.0
     times: defaultdict[str, float] = defaultdict(float)
     for row in path.rows:
@@ -250,7 +232,7 @@ def _critical_path(path: CriticalPath, ranks: Sequence[RankTrace]) -> str:
         for way, time_s in sorted(times.items(), key=lambda item: -item[1])
         if time_s >= _LITTLE * total_s
     )
-    step = f"step {path.step}" if ranks[0].steps_from else "the recording"
+    step = f"step {path.step}" if capture.has_steps else capture.a_step
     text = (
         f"The critical path of {step}, the chain of work and waits that determines its end, takes "
         f"{duration(path.total_s)}: {shares}."
@@ -265,7 +247,7 @@ def _critical_path(path: CriticalPath, ranks: Sequence[RankTrace]) -> str:
             f" Rank {path.begin_rank} began this step {duration(path.late_s)} after rank {path.first_rank}, "
             "the first; the path does not include this time."
         )
-    if _are_missing(ranks):
+    if capture.missing:
         text += " Ranks of which no trace was given may have delayed the step, too."
     return text
 
@@ -278,39 +260,29 @@ def _way(row: PathRow) -> str:
     return "waiting for late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
 
 
-def _per_step(ranks: Sequence[RankTrace]) -> str:
-    return " per step" if ranks[0].steps_from else ""
-
-
-def _are_missing(ranks: Sequence[RankTrace]) -> bool:
-    return len(ranks) < max(trace.world_size for trace in ranks)
-
-
-def _communication(
-    ranks: Sequence[RankTrace], overall: Times, collectives: Sequence[CollectiveRow], no_rank_is_slow: bool
-) -> Iterator[str]:
-    if not collectives or not sum(row.total_s for row in collectives):
+def _communication(capture: Capture) -> Iterator[str]:
+    overall, collectives, num_steps = capture.mean, capture.collectives, capture.num_steps
+    if not sum(row.total_s for row in collectives):
         return
     row, longest = collectives[0], max(collectives, key=lambda row: row.total_s)
-    num_steps = max(len(trace.steps) for trace in ranks)
     if longest is not row and row.is_transfer_known and longest.is_transfer_known:
         yield (
             f"{longest.kind} takes the most time of the collectives: {duration(longest.total_s / num_steps)}"
-            f"{_per_step(ranks)}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
+            f"{capture.per_step}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
             "the transfer, and the rest waiting for other ranks."
         )
     of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
     num_calls = row.num_calls / num_steps
-    calls = f"{num_calls:.3g}{_per_step(ranks)} with a median of {duration(row.median_s)}"
+    calls = f"{num_calls:.3g}{capture.per_step} with a median of {duration(row.median_s)}"
     if row.is_transfer_known:
         # A rank without a trace can have started a collective after all of the others.
-        at_most = "at most " if _are_missing(ranks) else ""
+        at_most = "at most " if capture.missing else ""
         bandwidth = f" with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
         detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
         yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."
         exposed_s = overall.comm_exposed_s
         if (
-            no_rank_is_slow
+            not (capture.straggler or capture.slow_connection)
             and row.num_ranks > 1
             and exposed_s >= _MUCH_COMMUNICATION * overall.wall_s
             and num_calls * row.transfer_s >= exposed_s / 2

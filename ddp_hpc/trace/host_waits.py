@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ddp_hpc.trace.analysis_results import Gap, HostWait
-from ddp_hpc.trace.device_activity import UNKNOWN
+from ddp_hpc.trace.analysis_results import Gap, HostWait, RankTrace
+from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
+from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP
-from ddp_hpc.trace.events_by_kind import RankEvents
+from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at
 from ddp_hpc.trace.named_events import CallTree
-from ddp_hpc.trace.step_times import DeviceActivity, Steps
+from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 5, 100
 
 
 def host_waits(
-    rank_events: RankEvents, base_us: float, steps: Steps, tree: CallTree
+    recording: Recording, steps: Steps, tree: CallTree
 ) -> tuple[tuple[HostWait, ...], tuple[Gap, ...]]:
     """Returns what the host does in all waits for late launches, the longest first, and the longest gaps."""
     device = steps.device
     if device is None:
         return (), ()
-    host, gaps, windows = _Host(rank_events, base_us, steps, tree), device.gaps, (steps.starts, steps.ends)
+    host, gaps, windows = _Host(recording, steps, tree), device.gaps, (steps.starts, steps.ends)
     times: defaultdict[tuple[str, str], int] = defaultdict(int)
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for thread in np.unique(gaps.thread).tolist():
@@ -44,11 +47,23 @@ def host_waits(
         HostWait(*what, times[what] * 1e-9 / num_steps, counts[what] / num_steps)
         for what in sorted(times, key=lambda what: -times[what])[:_MOST_WAITS]
     ]
-    return tuple(found), _longest(rank_events, steps, device, host)
+    return tuple(found), _longest(recording.device, steps, device.gaps, host)
 
 
-def _longest(rank_events: RankEvents, steps: Steps, device: DeviceActivity, host: _Host) -> tuple[Gap, ...]:
-    gaps, kernels = device.gaps, [name for _, name in rank_events.device.names]
+def mean_host_waits(ranks: Sequence[RankTrace]) -> list[HostWait]:
+    """Returns the means of the ranks' waits, the longest first."""
+    means: dict[tuple[str, str], HostWait] = {}
+    for wait in (wait for trace in ranks for wait in trace.host_waits):
+        before = means.get((wait.call, wait.operator), replace(wait, dur_s=0.0, num_calls=0.0))
+        means[wait.call, wait.operator] = replace(
+            wait,
+            dur_s=before.dur_s + wait.dur_s / len(ranks),
+            num_calls=before.num_calls + wait.num_calls / len(ranks),
+        )
+    return sorted(means.values(), key=lambda wait: -wait.dur_s)
+
+
+def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:
     found = []
     lengths = (gaps.ends - gaps.begins) * steps.contain(gaps.begins)
     lengths[[0, -1]] = 0  # Whether they are longer than the recording is unknown.
@@ -59,7 +74,7 @@ def _longest(rank_events: RankEvents, steps: Steps, device: DeviceActivity, host
             break
         did = host.during((gaps.begins[at : at + 1], gaps.ends[at : at + 1]), int(gaps.thread[at]))
         (call, operator), (time_ns, _) = max(did.items(), key=lambda item: item[1][0])
-        kernel = kernels[rank_events.device.name[event]] if event >= 0 else ""
+        kernel = events.names[events.name[event]][1] if event >= 0 else ""
         found.append(
             Gap(
                 step=steps.numbers[step_at[at]] if step_at[at] >= 0 else None,
@@ -77,27 +92,24 @@ def _longest(rank_events: RankEvents, steps: Steps, device: DeviceActivity, host
 class _Host:
     """The operators and annotations of the host, and then its calls of the device's runtime."""
 
-    def __init__(self, rank_events: RankEvents, base_us: float, steps: Steps, tree: CallTree) -> None:
-        parts = (rank_events.host, rank_events.launches)
+    def __init__(self, recording: Recording, steps: Steps, tree: CallTree) -> None:
+        host, calls = parts = recording.host, recording.launches
         self._thread = np.concatenate([part.thread for part in parts])
-        self._begun = np.concatenate([part.start_ns(base_us) for part in parts])
-        self._ended = self._begun + np.concatenate([part.dur_ns() for part in parts])
-        self._ended[len(rank_events.host) :][tree.is_nested] = 0
-        self._ended = np.maximum(self._ended, self._begun)
+        self._begun = np.concatenate([part.starts for part in parts])
+        self._ended = np.concatenate([host.ends, np.where(tree.is_nested, calls.starts, calls.ends)])
         self._above = np.concatenate([tree.above, tree.caller])
         self._callers, self._calls = (
             [*(("" if name.startswith(STEP) else name) for _, name in part.names), ""] for part in parts
         )
         self._caller, self._call = (np.append(part.name, len(part.names)) for part in parts)
-        self._num_host = len(rank_events.host)
-        is_operator = np.array([*(category == "cpu_op" for category, _ in parts[0].names), False])
-        self._is_work = np.append(is_operator[parts[0].name], np.ones(len(parts[1]), bool))
+        self._num_host = len(host)
+        is_operator = host.where(lambda category, _: category == "cpu_op")
+        self._is_work = np.append(is_operator, np.ones(len(calls), bool))
         while (more := ~self._is_work & (self._above >= 0) & self._is_work[self._above]).any():
             self._is_work |= more  # annotations inside operators
         self._launching = np.unique(steps.device.gaps.thread).tolist() if steps.device else []
-        is_step = [bool(steps.separator) and name.startswith(steps.separator) for _, name in parts[0].names]
-        marks = np.flatnonzero(np.array([*is_step, False])[rank_events.host.name])
-        threads = self._thread[marks] if len(marks) else self._thread
+        marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
+        threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
 
     def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, PARTS, Capture, Times, present
+from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, PART_NAMES, PARTS, Capture, Times, present
 from ddp_hpc.trace.kernel_kinds import KINDS
 
 Figure: TypeAlias = dict[str, Any]
@@ -32,19 +32,9 @@ _KIND_COLORS = (
     "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #661100 #8c96a3 #c5ccd6"
 )
 COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION), _KIND_COLORS.split(), strict=True))
-_LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communication, hidden"}
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 MANY_RANKS = 32
 """With more ranks, there are no gaps between their columns, and the chart can be zoomed."""
-
-
-def label_of(field: str) -> str:
-    """Returns the label of a field such as `data_s`."""
-    return _LABELS.get(field, _part(field))
-
-
-def _part(field: str) -> str:
-    return field.removesuffix("_s")
 
 
 def milliseconds(seconds: float) -> float:
@@ -78,12 +68,12 @@ def _columns(numbers: Sequence[int], means: Sequence[Times], x_axis: Figure) -> 
     data = [
         {
             "type": "bar",
-            "name": label_of(field),
+            "name": PART_NAMES[field],
             "x": list(numbers),
             "y": [milliseconds(getattr(mean, field)) for mean in means],
             "yaxis": y_axis,
-            "marker": {"color": COLORS[_part(field)], "line": {"width": 0}},
-            "hovertemplate": f"%{{x}}, {label_of(field)}: %{{y:,.3~f}} ms<extra></extra>",
+            "marker": {"color": COLORS[field.removesuffix("_s")], "line": {"width": 0}},
+            "hovertemplate": f"%{{x}}, {PART_NAMES[field]}: %{{y:,.3~f}} ms<extra></extra>",
         }
         for fields, y_axis in ((PARTS, "y"), (_COMM, "y2"))
         for field in present(means, fields)
@@ -106,7 +96,8 @@ def _ticks(ranks: Sequence[int]) -> Figure:
 def base_layout() -> dict[str, Any]:
     """Returns the layout common to all charts; the page's style sheet sets the colors of text and grid."""
     return {
-        "margin": {"l": 12, "r": 12, "t": 12, "b": 12},
+        # Plotly draws a chart twice if its labels need more space than this.
+        "margin": {"l": 66, "r": 12, "t": 16, "b": 56},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "showlegend": False,

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_hpc.base.text_table import Table, cut
-from ddp_hpc.base.units import duration
+from ddp_hpc.base.text_table import Table
 from ddp_hpc.trace import tables
-from ddp_hpc.trace.analysis_results import COLUMNS, Capture, present
+from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, present
 from ddp_hpc.trace.html_document import document
-from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
+from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
 
-_MAX_NAMED = 8
-_MAX_NAME = 80
 _MAX_ROWS, _MAX_FOUND_ROWS = 25, 200
 
 
@@ -47,7 +44,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     return {
         "number": number,
         "capture": capture,
-        "about": _about(capture),
+        "about": tables.about(capture),
         "timeline": lines,
         "ranks": _without_empty(
             *([tables.ranks(capture)] if len(capture.ranks) > 1 else []), tables.memory(capture)
@@ -74,39 +71,6 @@ def _without_empty(*shown: Table) -> list[Table]:
     return [table for table in shown if table.rows]
 
 
-def _about(capture: Capture) -> list[tuple[str, str]]:
-    steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
-    ranks = f"{len(capture.ranks)} of {capture.world_size}"
-    if capture.missing:
-        ranks += f"; missing: {_some([str(rank) for rank in capture.missing])}"
-    return [
-        ("ranks", ranks),
-        ("hosts", _some(list(dict.fromkeys(trace.host for trace in capture.ranks)))),
-        ("device", _device(capture)),
-        ("steps", _range(steps) if capture.has_steps else "none"),
-        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
-        *tables.recorded(capture),
-        ("events", f"{sum(trace.num_events for trace in capture.ranks):,}"),
-    ]
-
-
-def _device(capture: Capture) -> str:
-    names = _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))
-    return names if any(trace.busy for trace in capture.ranks) else f"{names}; no activity of another device"
-
-
-def _range(steps: Sequence[int]) -> str:
-    if len(steps) < 2:
-        return f"1 (number {steps[0]})" if steps else "none"
-    return f"{len(steps)} ({steps[0]} to {steps[-1]})"
-
-
-def _some(names: Sequence[str]) -> str:
-    named = ", ".join(cut(name, _MAX_NAME) or "unknown" for name in names[:_MAX_NAMED])
-    num_left = len(names) - _MAX_NAMED
-    return f"{named} and {num_left:,} more" if num_left > 0 else named
-
-
 def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:
     shown = present([mean for capture in captures for mean in capture.rank_means], COLUMNS)
-    return [(label_of(field), COLORS[field.removesuffix("_s")]) for field in shown]
+    return [(PART_NAMES[field], COLORS[field.removesuffix("_s")]) for field in shown]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,9 +15,12 @@ from ddp_hpc.trace.analysis_results import (
     PARTS,
     REGIONS,
     Capture,
+    Collective,
+    NamedEvent,
     RankTrace,
     Times,
 )
+from ddp_hpc.trace.event_columns import Numbers
 from ddp_hpc.trace.event_names import region_of, shortened
 from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
@@ -34,10 +36,14 @@ _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
 _LANE_PX, _THIN_LANE_PX = 20, 11
 _PANEL_PX = 90
+_CHARACTER_PX = 6
+"""About the mean width of the characters in labels."""
 _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
+_SPANS, _NAMED = (*REGIONS, _COLLECTIVE, _BUSY), (ANNOTATION, OPERATOR, *KINDS)
+"""The kinds of bars."""
 
 
 @dataclass(frozen=True)
@@ -67,62 +73,55 @@ class Timeline:
 
 @dataclass(frozen=True)
 class _Bar:
-    category: str
-    """A region, the kind of a kernel, `annotation`, `operator`, `collective` or `device busy`."""
+    event: NamedEvent
     row: int
-    start_s: float
-    dur_s: float
     step: int | None
-    what: str
-    level: int = 0
-    callers: str | None = None
-    """Where a kernel was launched; None for bars without names."""
-
-
-_Line: TypeAlias = tuple[str, Sequence[float], Sequence[float], str]
-"""The text for a line, its moments in seconds, its values, and its dashes."""
 
 
 @dataclass(frozen=True)
-class _Panel:
-    """The lines of one quantity below the lanes."""
+class _Line:
+    """A quantity over time, in one of the panels below the lanes."""
 
-    title: str
-    lines: Sequence[_Line]
-    unit: int = 1
+    panel: str
+    text: str
+    moments: Sequence[float]
+    values: Sequence[float]
+    dash: str = "solid"
 
 
 def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
     drawn, notes = _choose_ranks(capture)
-    bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row)]
+    num_levels = 4 if len(drawn) <= 2 else 2 if len(drawn) <= _LABELED_RANKS else 1
+    all_bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row, num_levels)]
+    bars = [bar for bar in all_bars if bar.event.kind in _SPANS]
     if len(bars) > max_spans:
         num_omitted = len(bars) - max_spans
-        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
-        notes.append(f"The {num_omitted:,} shortest of {num_omitted + max_spans:,} spans are not shown")
-    named = [bar for row, trace in enumerate(drawn) for bar in _named(trace, row, len(drawn))]
-    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.dur_s)
-    begins = [bar.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
+        notes.append(f"The {num_omitted:,} shortest of {len(bars):,} spans are not shown")
+        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.event.dur_s)
+    named = (bar for bar in all_bars if bar.event.kind in _NAMED)
+    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.event.dur_s)
+    begins = [bar.event.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
     steps = _steps(drawn, zero_s)
-    ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
+    ends = [bar.event.start_s + bar.event.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
-    num_levels = 1 + max((bar.level for bar in bars), default=0)
-    lanes = _lanes(capture, {bar.category for bar in bars}, num_levels)
+    num_levels = 1 + max((bar.event.level for bar in bars), default=0)
+    lanes = _lanes(capture, {bar.event.kind for bar in bars}, num_levels)
     data = [
-        _trace(category, lanes, some, zero_s)
-        for category in (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, *KINDS)
-        if (some := [bar for bar in bars if bar.category == category])
+        _trace(kind, lanes, some, zero_s)
+        for kind in (*_SPANS, *_NAMED)
+        if (some := [bar for bar in bars if bar.event.kind == kind])
     ]
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
     lanes_px = (lane_px * _num_units(lanes) + 8) * len(drawn)
-    panels = [panel for panel in (_memory(drawn), _queue(drawn)) if panel.lines]
+    lines = [*_memory(drawn), *_queue(drawn)]
+    panels = list(dict.fromkeys(line.panel for line in lines))
     height = lanes_px + len(panels) * _PANEL_PX
-    most_points = _MAX_POINTS // sum(len(panel.lines) for panel in panels) if panels else 0
-    for number, panel in enumerate(panels):
-        data += [_line(panel, line, number + 2, zero_s, most_points) for line in panel.lines]
+    data += [_drawn(line, panels.index(line.panel) + 2, zero_s, _MAX_POINTS // len(lines)) for line in lines]
+    labels = _labels(drawn, lanes)
     layout = base_layout() | {
-        "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
+        "margin": {"l": 26 + _CHARACTER_PX * max(map(len, labels["ticktext"])), "r": 12, "t": 28, "b": 56},
         "barmode": "overlay",
         "dragmode": "zoom",
         "shapes": [_mark(start) for _, start, _ in steps[:: -(-len(steps) // _MAX_MARKS) or 1]],
@@ -130,65 +129,58 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         "xaxis": axis("milliseconds", range=[0, end], showgrid=False, anchor=f"y{len(panels) + 1}"),
         "yaxis": axis(
             range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False,
-            domain=[1 - lanes_px / height, 1], **_labels(drawn, lanes),
+            domain=[1 - lanes_px / height, 1], **labels,
         ),
     }  # fmt: skip
     for number, panel in enumerate(panels):
         top = len(panels) - number
         domain = [(top - 1) * _PANEL_PX / height, (top - 0.25) * _PANEL_PX / height]
         layout[f"yaxis{number + 2}"] = axis(
-            panel.title, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
+            panel, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
         )
     ranks = tuple(trace.rank for trace in drawn)
     figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks}
     return Timeline(figure, ranks, steps, lanes, tuple(notes))
 
 
-def _memory(drawn: Sequence[RankTrace]) -> _Panel:
-    """Returns the lines of the devices, without the host if a rank has another device."""
-    lines: list[_Line] = [
-        (f"{text}, rank {trace.rank}, {plain(memory.device)}", moments, values, dash)
-        for trace in drawn
-        for memory in trace.memory
-        if memory.device != "cpu" or not trace.busy
-        for moments, *both in [memory.curve]
-        for text, values, dash in zip(("allocated", "reserved"), both, ("solid", "dot"), strict=True)
-        if any(values)
-    ]
-    return _Panel("memory, GiB", lines, 2**30)
+def _memory(drawn: Sequence[RankTrace]) -> Iterator[_Line]:
+    """Yields the lines of the devices, without the host if a rank has another device."""
+    for trace in drawn:
+        for memory in trace.memory:
+            moments, *both = memory.curve
+            for text, values, dash in zip(("allocated", "reserved"), both, ("solid", "dot"), strict=True):
+                if any(values) and (memory.device != "cpu" or not trace.busy):
+                    of = f"{text}, rank {trace.rank}, {plain(memory.device)}"
+                    yield _Line("memory, GiB", of, moments, [value / 2**30 for value in values], dash)
 
 
-def _queue(drawn: Sequence[RankTrace]) -> _Panel:
-    lines: list[_Line] = [
-        (f"in the queue, rank {trace.rank}", moments, lengths, "solid")
-        for trace in drawn if trace.queue
-        for moments, lengths in [trace.queue]
-    ]  # fmt: skip
-    return _Panel("queue", lines)
+def _queue(drawn: Sequence[RankTrace]) -> Iterator[_Line]:
+    for trace in drawn:
+        if trace.queue:
+            moments, lengths = trace.queue
+            yield _Line("queue", f"in the queue, rank {trace.rank}", moments, lengths)
 
 
-def _line(panel: _Panel, line: _Line, axis: int, zero_s: float, most: int) -> Figure:
-    text, moments, values, dash = line
-    every = -(-len(moments) // most)
-    # The largest of neighboring values is kept.
-    pieces = (range(len(values))[at : at + every] for at in range(0, len(values), every))
-    kept = [max(piece, key=values.__getitem__) for piece in pieces]
+def _drawn(line: _Line, axis: int, zero_s: float, most: int) -> Figure:
+    every = -(-len(line.moments) // most)
+    pieces = (range(len(line.values))[at : at + every] for at in range(0, len(line.values), every))
+    kept = [max(piece, key=line.values.__getitem__) for piece in pieces]  # the largest of neighboring values
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": panel.title,
-        "x": [milliseconds(moment - zero_s) for moment in map(moments.__getitem__, kept)],
-        "y": [round(value / panel.unit, 3) for value in map(values.__getitem__, kept)],
+        "name": line.panel,
+        "x": [milliseconds(line.moments[at] - zero_s) for at in kept],
+        "y": [round(line.values[at], 3) for at in kept],
         "yaxis": f"y{axis}",
-        "line": {"shape": "hv", "width": 1.5, "dash": dash, "color": COLORS["backward"]},
-        "hovertemplate": f"%{{y:,}} {text}<br>at %{{x:,.3~f}} ms<extra></extra>",
+        "line": {"shape": "hv", "width": 1.5, "dash": line.dash, "color": COLORS["backward"]},
+        "hovertemplate": f"%{{y:,}} {line.text}<br>at %{{x:,.3~f}} ms<extra></extra>",
     }
 
 
 def _lanes(capture: Capture, categories: set[str], num_levels: int) -> tuple[Lane, ...]:
     """Returns the lanes that contain bars."""
     named = [Lane("host: annotations", (ANNOTATION,)), Lane("host: operators", (OPERATOR,), num_levels)]
-    if any(trace.busy for trace in capture.ranks):
+    if capture.on_device:
         lanes = [
             Lane("host: data", ("data",)),
             *named,
@@ -238,81 +230,66 @@ def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
     """
     if len(capture.ranks) <= MAX_RANKS:
         return list(capture.ranks), []
-    by_work = sorted(
-        range(len(capture.ranks)), key=lambda index: _worked_s(capture.rank_means[index]), reverse=True
-    )
+    ranks = [trace.rank for trace in capture.ranks]
+    worked_s = {rank: _worked_s(mean) for rank, mean in zip(ranks, capture.rank_means, strict=True)}
+    by_work = sorted(ranks, key=lambda rank: -worked_s[rank])
     quarter = MAX_RANKS // 4
     chosen = {*by_work[:quarter], *by_work[-quarter:]}
-    chosen |= {
-        index for index, trace in enumerate(capture.ranks)
-        if capture.straggler and trace.rank == capture.straggler.rank
-    }  # fmt: skip
-    others = [index for index in range(len(capture.ranks)) if index not in chosen]
+    chosen |= {capture.straggler.rank} if capture.straggler else set()
+    others = [rank for rank in ranks if rank not in chosen]
     num = MAX_RANKS - len(chosen)
     chosen |= {others[number * len(others) // num] for number in range(num)}
     note = (
         f"{MAX_RANKS} of {len(capture.ranks)} ranks are shown: the {quarter} with the longest work per step, "
         f"the {quarter} with the shortest, and others at regular intervals"
     )
-    return [capture.ranks[index] for index in sorted(chosen)], [note]
+    return [trace for trace in capture.ranks if trace.rank in chosen], [note]
 
 
 def _worked_s(times: Times) -> float:
     return float(sum(getattr(times, part) for part in PARTS if part not in _WAITS))
 
 
-def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
-    for span in trace.spans:
-        if span.name in REGIONS:
-            yield _Bar(span.name, row, span.start_s, span.dur_s, span.step, span.name)
-    for call in trace.collectives:
-        what = [cut(call.kind, 60)]
-        what += [format_bytes(call.bytes)] if call.bytes else []
-        what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
-        what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
-        yield _Bar(_COLLECTIVE, row, call.start_s, call.dur_s, call.step, ", ".join(what))
-    for start_s, end_s in trace.busy:
-        yield _Bar(_BUSY, row, start_s, end_s - start_s, _step_at(trace, start_s), _BUSY)
-
-
-def _step_at(trace: RankTrace, at_s: float) -> int | None:
-    at = bisect_right(trace.steps, at_s, key=lambda step: step.start_s) - 1
-    step = trace.steps[at] if at >= 0 else None
-    return step.number if step and at_s < step.start_s + step.times.wall_s else None
-
-
-def _named(trace: RankTrace, row: int, num_rows: int) -> Iterator[_Bar]:
-    num_levels = 4 if num_rows <= 2 else 2 if num_rows <= _LABELED_RANKS else 1
-    for kind, name, start_s, dur_s, level, callers in trace.named:
+def _bars(trace: RankTrace, row: int, num_levels: int) -> Iterator[_Bar]:
+    busy = (NamedEvent(_BUSY, _BUSY, start_s, end_s - start_s) for start_s, end_s in trace.busy)
+    for event in (*trace.named, *map(_collective, trace.collectives), *busy):
         # On a host without a device, regions have a lane of their own.
-        if level < num_levels and not (kind == ANNOTATION and not trace.busy and region_of(name)):
-            text, step = shortened(name, _MAX_NAME), _step_at(trace, start_s)
-            yield _Bar(kind, row, start_s, dur_s, step, text, level, callers[-_MAX_NAME:])
+        is_twice = event.kind == ANNOTATION and not trace.busy and region_of(event.name)
+        if event.level < num_levels and not is_twice:
+            yield _Bar(event, row, trace.step_at(event.start_s))
 
 
-def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
-    number = next(i for i, lane in enumerate(lanes) if category in lane.categories)
+def _collective(call: Collective) -> NamedEvent:
+    what = [cut(call.kind, 60)]
+    what += [format_bytes(call.bytes)] if call.bytes else []
+    what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
+    what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
+    return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s)
+
+
+def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
+    number = next(i for i, lane in enumerate(lanes) if kind in lane.categories)
+    events = [bar.event for bar in bars]
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
-    texts: dict[str, int] = {}
-    callers = [texts.setdefault(bar.callers, len(texts)) for bar in bars if bar.callers is not None]
-    named = {"callers": callers} if callers else {}
+    texts: Numbers[str] = Numbers()
+    named = {"callers": [texts[event.callers[-_MAX_NAME:]] for event in events]} if kind in _NAMED else {}
     return {
         "type": "bar",
         "orientation": "h",
-        "name": category,
+        "name": kind,
         "width": 0.72 / _num_units(lanes),
-        "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
-        "x": [milliseconds(bar.dur_s) for bar in bars],
-        "y": [round(bar.row + _offset(lanes, number, bar.level), 3) for bar in bars],
+        "base": [milliseconds(event.start_s - zero_s) for event in events],
+        "x": [milliseconds(event.dur_s) for event in events],
+        "y": [round(bar.row + _offset(lanes, number, bar.event.level), 3) for bar in bars],
         # Concurrent collectives overlap, so their bars are translucent.
         "marker": {
-            "color": COLORS["comm_exposed"] if category == _COLLECTIVE else COLORS.get(category, _BUSY_COLOR),
-            "opacity": 0.6 if category == _COLLECTIVE else 1,
-            "line": {"width": 1 if category == ANNOTATION else 0, "color": "#ffffff"},
+            "color": COLORS["comm_exposed"] if kind == _COLLECTIVE else COLORS.get(kind, _BUSY_COLOR),
+            "opacity": 0.6 if kind == _COLLECTIVE else 1,
+            "line": {"width": 1 if kind == ANNOTATION else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],
-            "what": [texts.setdefault(bar.what, len(texts)) for bar in bars],
+            "what": [texts[shortened(event.name, _MAX_NAME)] for event in events],
             "texts": list(texts),
             "lane": lanes[number].title,
             **named,
@@ -324,7 +301,7 @@ def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
     limits: dict[int, tuple[float, float]] = {}
     for trace in drawn:
         for step in trace.steps:
-            start_s, end_s = step.start_s - zero_s, step.start_s - zero_s + step.times.wall_s
+            start_s, end_s = step.start_s - zero_s, step.end_s - zero_s
             first, last = limits.get(step.number, (start_s, end_s))
             limits[step.number] = (min(first, start_s), max(last, end_s))
     return tuple(

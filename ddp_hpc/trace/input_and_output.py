@@ -48,7 +48,7 @@ def _fields(capture: Capture) -> dict[str, Any]:
     fields["mean"] |= {"wall_s": capture.mean.wall_s, "device_idle_s": capture.mean.device_idle_s}
     for trace in fields["ranks"]:
         # Omit these fields: the collectives, the steps and the critical path contain the same times.
-        for name in ("spans", "busy", "path_links", "named", "queue"):
+        for name in ("busy", "path_links", "named", "queue"):
             del trace[name]
         for memory in trace["memory"]:
             del memory["curve"]

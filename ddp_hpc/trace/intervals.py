@@ -63,6 +63,12 @@ def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[n
     return moments, covered
 
 
+def overlap(first: Intervals, second: Intervals) -> int:
+    """Returns the length of the times in an interval of both sets."""
+    moments, inside = cover({"first": first, "second": second})
+    return int(np.diff(moments)[inside["first"] & inside["second"]].sum())
+
+
 def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
     """Returns for each interval the index of the one that directly encloses it on the same thread, or -1."""
     enclosing = np.full(len(starts), -1, np.intc)  # 32 bits to save memory for millions of events

@@ -114,7 +114,6 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
     return replace(
         trace,
         steps=tuple(replace(step, start_s=step.start_s + by_s) for step in trace.steps),
-        spans=tuple(replace(span, start_s=span.start_s + by_s) for span in trace.spans),
         collectives=tuple(replace(call, start_s=call.start_s + by_s) for call in trace.collectives),
         busy=tuple((start_s + by_s, end_s + by_s) for start_s, end_s in trace.busy),
         clock_ns=trace.clock_ns + round(by_s * 1e9),

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
-from ddp_hpc.trace.event_columns import Columns
+from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind
-from ddp_hpc.trace.events_by_kind import OCCUPANCY, RankEvents
+from ddp_hpc.trace.events_by_kind import COLLECTIVE, OCCUPANCY, Recording
 from ddp_hpc.trace.intervals import Ints, Longs, parents
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.step_times import Steps
@@ -50,22 +50,20 @@ class CallTree:
             at = int(self.above[at])
         return found
 
-    def path(self, at: int, host: Columns) -> str:
+    def path(self, at: int, host: Events) -> str:
         """Returns the names of an event of the host and all that enclose it, except that of the step."""
-        names = [name for _, name in host.names]
-        return " > ".join(
-            name for one in self.enclosing(at) if not (name := names[host.name[one]]).startswith(STEP)
-        )
+        names = [host.names[host.name[one]][1] for one in self.enclosing(at)]
+        return " > ".join(name for name in names if not name.startswith(STEP))
 
 
-def call_tree(rank_events: RankEvents, base_us: float, steps: Steps) -> CallTree:
+def call_tree(recording: Recording, steps: Steps) -> CallTree:
     """Returns the call tree of a rank."""
-    host, calls = rank_events.host, rank_events.launches
+    host, calls = recording.host, recording.launches
     launched = steps.device.launches.call if steps.device else np.empty(0, np.int64)
     above = parents(
         np.concatenate([host.thread, calls.thread]),
-        np.concatenate([host.start_ns(base_us), calls.start_ns(base_us)]),
-        np.concatenate([host.dur_ns(), np.maximum(calls.dur_ns(), 1)]),
+        np.concatenate([host.starts, calls.starts]),
+        np.concatenate([host.durations, np.maximum(calls.durations, 1)]),
     )
     is_nested = above[len(host) :] >= len(host)
     while (is_in_call := above >= len(host)).any():  # the runtime calls the driver
@@ -75,21 +73,22 @@ def call_tree(rank_events: RankEvents, base_us: float, steps: Steps) -> CallTree
 
 
 def kernels(
-    rank_events: RankEvents, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
+    recording: Recording, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
 ) -> tuple[Kernel, ...]:
     """Returns the times of the chosen kernels by the operators that launched them, the longest first."""
-    host, device = rank_events.host, rank_events.device
-    callers, names = [*(name for _, name in host.names), ""], [name for _, name in device.names]
+    host, device = recording.host, recording.device
+    callers = [*(name for _, name in host.names), ""]
     caller = np.append(host.name, len(callers) - 1)[tree.launcher]
     of_pair = device.name * np.int64(len(callers)) + caller
     pairs, index = np.unique(of_pair[chosen], return_inverse=True)
-    durations = device.dur_ns()[chosen] * 1e-9
+    durations = device.durations[chosen] * 1e-9
     calls, totals = np.bincount(index), np.bincount(index, durations)
-    means = {name: _means(device.values(name)[chosen], durations, index) for name in OCCUPANCY}
-    is_amd = any(name.startswith("hip") for _, name in rank_events.launches.names)
+    means = {name: _means(device.fields[name][chosen], durations, index) for name in OCCUPANCY}
+    is_amd = any(name.startswith("hip") for _, name in recording.launches.names)
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
-        name, operator = names[pairs[at] // len(callers)], callers[pairs[at] % len(callers)]
+        number, of_caller = divmod(int(pairs[at]), len(callers))
+        name, operator = device.names[number][1], callers[of_caller]
         kind = kernel_category(name, operator)
         estimates = {field: None if np.isnan(mean[at]) else float(mean[at]) for field, mean in means.items()}
         # NVIDIA's kernels have warps.
@@ -110,49 +109,45 @@ def _means(values: Any, weights: Any, index: Any) -> Any:
     )
 
 
-def named_events(
-    rank_events: RankEvents, base_us: float, zero_s: float, steps: Steps, tree: CallTree, most: int
-) -> tuple[NamedEvent, ...]:
-    """Returns at most `most` kernels, and as many operators and annotations of the host.
+def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) -> tuple[NamedEvent, ...]:
+    """Returns at most `most` operators and annotations of the host, and as many kernels without collectives.
 
     If there are more, these are those of the step in the middle, and the longest ones of the other steps.
     """
-    host, device = rank_events.host, rank_events.device
-    begun, took = host.start_ns(base_us), host.dur_ns()
-    started, ran = device.start_ns(base_us), device.dur_ns()
+    host, device = recording.host, recording.device
     middle = len(steps.numbers) // 2
     first, last = (int(side[middle]) for side in (steps.starts, steps.ends)) if steps.numbers else (0, 0)
-    kernels = _choose(ran, (started >= first) & (started < last), most)
-    is_preferred = (begun >= first) & (begun < last)
+    own = np.flatnonzero(device.where(lambda category, _: category != COLLECTIVE))
+    is_in_middle = (device.starts >= first) & (device.starts < last)
+    kernels = own[_choose(device.durations[own], is_in_middle[own], most)]
+    is_preferred = (host.starts >= first) & (host.starts < last)
     launcher = tree.launcher[kernels]
     while len(launcher := launcher[launcher >= 0]):
         is_preferred[launcher] = True
         launcher = np.unique(tree.above[launcher])
-    is_listed = [not (name.startswith(STEP) or annotated_kind(name)) for _, name in host.names]
-    listed = np.flatnonzero(np.array(is_listed, bool)[host.name])
-    calls = listed[_choose(took[listed], is_preferred[listed], most)]
-    categories, names = zip(*host.names, strict=True) if host.names else ((), ())
+    listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
+    calls = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
-    for at, start_s, dur_s in _rows(calls, begun, took, zero_s):
-        kind = OPERATOR if categories[host.name[at]] == "cpu_op" else ANNOTATION
+    for at, (category, name), start_s, dur_s in _rows(host, calls, recording.zero_s):
+        kind = OPERATOR if category == "cpu_op" else ANNOTATION
         around = tree.enclosing(int(tree.above[at])) if kind == OPERATOR else []
-        level = sum(categories[host.name[one]] == "cpu_op" for one in around)
-        events.append(NamedEvent(kind, names[host.name[at]], start_s, dur_s, level))
-    kind_of, kernel_names = cache(kernel_category), [name for _, name in device.names]
-    for at, start_s, dur_s in _rows(kernels, started, ran, zero_s):
-        callers = [names[host.name[one]] for one in tree.enclosing(int(tree.launcher[at]))]
-        kind = kind_of(name := kernel_names[device.name[at]], callers[-1] if callers else "")
-        path = " > ".join(caller for caller in callers if not caller.startswith(STEP))
-        events.append(NamedEvent(kind, name, start_s, dur_s, callers=path))
+        level = sum(host.names[host.name[one]][0] == "cpu_op" for one in around)
+        events.append(NamedEvent(kind, name, start_s, dur_s, level))
+    kind_of = cache(kernel_category)
+    for at, (_, name), start_s, dur_s in _rows(device, kernels, recording.zero_s):
+        caller = int(tree.launcher[at])
+        kind = kind_of(name, host.names[host.name[caller]][1] if caller >= 0 else "")
+        events.append(NamedEvent(kind, name, start_s, dur_s, callers=tree.path(caller, host)))
     return tuple(events)
 
 
 def _rows(
-    chosen: Longs, starts: Longs, durations: Longs, zero_s: float
-) -> Iterator[tuple[int, float, float]]:
-    """Returns index, start and duration of the chosen events, in seconds."""
-    starts_s, durations_s = zero_s + starts[chosen] * 1e-9, durations[chosen] * 1e-9
-    return zip(chosen.tolist(), starts_s.tolist(), durations_s.tolist(), strict=True)
+    events: Events, chosen: Longs, zero_s: float
+) -> Iterator[tuple[int, tuple[str, str], float, float]]:
+    """Returns index, category and name, start and duration of the chosen events, in seconds."""
+    names = [events.names[number] for number in events.name[chosen]]
+    starts_s, durations_s = zero_s + events.starts[chosen] * 1e-9, events.durations[chosen] * 1e-9
+    return zip(chosen.tolist(), names, starts_s.tolist(), durations_s.tolist(), strict=True)
 
 
 def _choose(durations: Longs, is_preferred: npt.NDArray[np.bool_], most: int) -> Longs:

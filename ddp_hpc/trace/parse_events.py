@@ -24,7 +24,8 @@ _NO_JSON = (msgspec.DecodeError, RecursionError)
 """The errors for invalid JSON; RecursionError is raised for thousands of nested brackets."""
 _LONGEST_EVENT_BYTES = 256 << 20
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
-_END = re.compile(rb"\}\s*(?=\])")
+_END = re.compile(rb"(?<=\})\s*(?=\])")
+_END_OF_EVENT = re.compile(rb"(?<=\})")
 _TAIL_BYTES = 1 << 16
 _TRIES = 20
 _SURELY_BROKEN_BYTES = 32 << 20
@@ -94,6 +95,7 @@ class _Reader:
             # An event that is larger than a block would otherwise be parsed again with each block.
             least_bytes = min(2 * len(text), _LONGEST_EVENT_BYTES)
             if not begun:
+                text = text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
                 start = _begin(text, self._reading)
                 if start is None:
                     if len(text) > _LONGEST_EVENT_BYTES:
@@ -111,9 +113,6 @@ class _Reader:
         if not begun:
             self._reading.notes.append("no traceEvents found" if text else "the file is empty")
             return
-        if len(text) > _BLOCK_BYTES:
-            events, text = self._take(text)
-            yield events
         if events := self._take_last(text):
             yield events
         if self._reading.num_unreadable:
@@ -122,13 +121,9 @@ class _Reader:
     def _take(self, text: bytes) -> tuple[list[Any], bytes]:
         """Returns the complete events, and the text after them."""
         cuts = [*_BETWEEN.finditer(text, max(0, len(text) - _TAIL_BYTES))] or [*_BETWEEN.finditer(text)]
-        # A cut inside an event leaves a bracket or a string open, so text that can be decoded was cut
-        # between two events.
-        for cut in reversed(cuts[-_TRIES:]):
-            try:
-                return self._decode(text[: cut.start()]), text[cut.end() :]
-            except _NO_JSON:
-                continue
+        if found := self._decode_before(text, cuts):
+            events, end = found
+            return events, text[end:]
         # The cuts may be inside an event that is not complete yet.
         if not cuts or len(text) < _SURELY_BROKEN_BYTES:
             return [], text
@@ -136,30 +131,30 @@ class _Reader:
 
     def _take_last(self, text: bytes) -> list[Any]:
         """Returns the events of the last piece, and reads the fields that follow the array."""
-        stripped = text.strip()
-        if stripped[:1] == b"]":  # all events have been returned
-            _trailer(stripped, self._reading)
-            return []
-        for mark in reversed([*_END.finditer(text)][-10 * _TRIES :]):
-            end = mark.end()
-            try:
-                events = self._decode(text[:end])
-            except _NO_JSON:
-                continue
+        ends = [*_END.finditer(text)]
+        is_empty = text.lstrip()[:1] == b"]"  # all events have been returned
+        found = ([], 0) if is_empty else self._decode_before(text, ends)
+        if found is None and ends and text.rstrip().endswith((b"}", b"]")):  # the file is not truncated
+            found = self._salvage(text[: ends[-1].start()]), ends[-1].end()
+        if found is not None:
+            events, end = found
             _trailer(text[end:].strip(), self._reading)
             return events
-        marks = [*_END.finditer(text)]
-        if marks and text.rstrip().endswith((b"}", b"]")):  # the file is not truncated
-            _trailer(text[marks[-1].end() :].strip(), self._reading)
-            return self._salvage(text[: marks[-1].end()])
         self._reading.cut_off("the file is truncated; the events before the end were read")
-        ends = [mark.start() for mark in re.finditer(rb"\}", text)]
-        for end in reversed(ends[-10 * _TRIES :]):
+        found = self._decode_before(text, [*_END_OF_EVENT.finditer(text)])
+        return found[0] if found else self._salvage(text)
+
+    def _decode_before(self, text: bytes, cuts: list[re.Match[bytes]]) -> tuple[list[Any], int] | None:
+        """Returns the events before the last cut that is not inside an event, and the offset behind this cut.
+
+        A cut inside an event leaves a bracket or a string open, so text before it cannot be decoded.
+        """
+        for cut in reversed(cuts[-_TRIES:]):
             try:
-                return self._decode(text[: end + 1])
+                return self._decode(text[: cut.start()]), cut.end()
             except _NO_JSON:
                 continue
-        return self._salvage(text)
+        return None
 
     def _decode(self, text: bytes) -> list[Any]:
         """Decodes events; raises one of _NO_JSON if the text is not valid JSON."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 _READ_BYTES = 1 << 16
-"""The size is small because zlib discards everything that it decompressed from a damaged block."""
 _GZIP = b"\x1f\x8b"
-_BOM = b"\xef\xbb\xbf"
 
 
 def unpacked(path: Path, block_bytes: int, cut_off: Callable[[str], None]) -> Iterator[bytes]:
@@ -21,49 +19,22 @@ def unpacked(path: Path, block_bytes: int, cut_off: Callable[[str], None]) -> It
     Raises:
         OSError: the file cannot be opened.
     """
-    with path.open("rb") as file:
-        pieces = _gunzipped(file, cut_off) if file.read(2) == _GZIP else _plain(file)
-        file.seek(0)
-        block: list[bytes] = []
-        size = 0
-        first = True
+    with path.open("rb") as raw:
+        file = gzip.GzipFile(fileobj=raw) if raw.read(2) == _GZIP else raw
+        raw.seek(0)
+        block = bytearray()
         try:
-            for piece in pieces:
-                block.append(piece.removeprefix(_BOM) if first else piece)
-                first = False
-                size += len(piece)
-                if size >= block_bytes:
-                    yield b"".join(block)
+            while piece := file.read1(_READ_BYTES):
+                block += piece
+                if len(block) >= block_bytes:
+                    yield bytes(block)
                     block.clear()
-                    size = 0
+        except EOFError:
+            cut_off("the gzip data is truncated; the events before the end were read")
+        except (gzip.BadGzipFile, zlib.error) as error:
+            reason = str(error).rsplit(": ", 1)[-1]
+            cut_off(f"the gzip data is damaged ({reason}); the rest was not read")
         except OSError as error:
             cut_off(f"reading stopped after an error: {error.strerror}")
         if block:
-            yield b"".join(block)
-
-
-def _plain(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(_READ_BYTES):
-        yield piece
-
-
-def _gunzipped(file: BinaryIO, cut_off: Callable[[str], None]) -> Iterator[bytes]:
-    unpacker = zlib.decompressobj(wbits=31)
-    whole = True
-    try:
-        while packed := file.read(_READ_BYTES):
-            while packed:
-                whole = False
-                # The output is limited, because a few compressed bytes may expand to gigabytes.
-                if piece := unpacker.decompress(packed, _READ_BYTES * 16):
-                    yield piece
-                packed = unpacker.unconsumed_tail
-                if unpacker.eof:  # another member may follow, as in the output of `cat a.gz b.gz`
-                    packed = unpacker.unused_data
-                    unpacker = zlib.decompressobj(wbits=31)
-                    whole = True
-    except zlib.error as error:
-        cut_off(f"the gzip data is damaged ({str(error).rsplit(': ', 1)[-1]}); the rest was not read")
-        return
-    if not whole:
-        cut_off("the gzip data is truncated; the events before the end were read")
+            yield bytes(block)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +17,9 @@ from ddp_hpc.trace.device_activity import (
     is_inside,
     step_windows,
 )
-from ddp_hpc.trace.event_columns import Columns
-from ddp_hpc.trace.events_by_kind import COLLECTIVE, RankEvents
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, index_at, is_within, union
+from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.events_by_kind import COLLECTIVE, Recording
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, index_at, is_within, overlap, union
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
@@ -48,9 +46,8 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """The events of a device, with times in nanoseconds relative to the first event."""
+    """What the events of a device, `Recording.device`, show."""
 
-    events: Intervals
     busy: Intervals
     """The union of the events."""
     gaps: Gaps
@@ -83,63 +80,38 @@ class Steps:
     device: DeviceActivity | None = None
     """None if no activity of a device was recorded."""
 
-    def step_of(self, moment_ns: int) -> int | None:
-        """Returns the number of the step that contains the moment, or None."""
-        at = int(index_at((self.starts, self.ends), np.array([moment_ns]))[0])
-        return self.numbers[at] if at >= 0 else None
+    def numbers_at(self, moments: Longs) -> list[int | None]:
+        """Returns the number of the step that contains each moment, or None."""
+        at = index_at((self.starts, self.ends), moments)
+        return [self.numbers[i] if i >= 0 else None for i in at.tolist()]
 
     def contain(self, moments: Longs, *, on_host: bool = False) -> _Mask:
         """Returns for each moment whether it is in a step. Without marked steps, all moments are."""
         windows = self.on_host if on_host else (self.starts, self.ends)
-        return np.full(len(moments), not self.separator) | (index_at(windows, moments) >= 0)
+        return (index_at(windows, moments) >= 0) | (not self.separator)
 
     @property
     def loading_s(self) -> float:
         """The time per step in which the host fetched data."""
-        moments, inside = cover({"step": self.on_host, "data": self.regions["data"]})
-        return (
-            float(np.diff(moments)[inside["step"] & inside["data"]].sum()) * 1e-9 / (len(self.numbers) or 1)
-        )
+        return overlap(self.on_host, self.regions["data"]) * 1e-9 / (len(self.numbers) or 1)
 
 
-class _Named:
-    """Columns with masks by name, in which a condition is evaluated once per name and not per event."""
-
-    def __init__(self, columns: Columns, base_us: float) -> None:
-        self.names = list(columns.names)
-        self.name = columns.name
-        self.thread = columns.thread
-        self.starts = columns.start_ns(base_us)
-        self.ends = self.starts + columns.dur_ns()
-
-    def where(self, condition: Callable[[str, str], object]) -> _Mask:
-        """Returns a mask of the events whose category and name satisfy the condition."""
-        return np.array([bool(condition(*name)) for name in self.names], bool)[self.name]
-
-    @cached_property
-    def region(self) -> npt.NDArray[np.object_]:
-        """The region in REGIONS that each event's name denotes; empty for other names."""
-        regions = ["backward" if names.is_node(*pair) else names.region_of(pair[1]) for pair in self.names]
-        return np.array([region or "" for region in regions], object)[self.name]
-
-    def intervals(self, mask: _Mask) -> Intervals:
-        return self.starts[mask], self.ends[mask]
-
-
-def measure(rank_events: RankEvents, base_us: float) -> Steps:
+def measure(recording: Recording) -> Steps:
     """Returns the steps of a rank with the times of their parts."""
-    host = _Named(rank_events.host, base_us)
-    device = _Named(rank_events.device, base_us)
-    numbers, steps, separator = _windows(host, device)
+    host = recording.host
+    numbers, steps, separator = _windows(host, recording.device)
     is_comm = host.where(lambda category, name: category != "cpu_op" and names.runs_on_host(name))
     is_step = host.where(lambda _, name: separator and name.startswith(separator))
     # The threads of a communication backend are excluded, since they only sum received data.
     own = np.isin(host.thread, np.setdiff1d(host.thread[is_comm], host.thread[is_step]), invert=True)
     # What other threads prefetch or save in the background delays no step.
     main = np.isin(host.thread, host.thread[is_step]) if is_step.any() else own
-    regions = _regions(host, own, main)
-    if len(device.name):
-        return _measure_device(rank_events, base_us, host, device, numbers, steps, separator, main, regions)
+    region = _region(host)
+    regions = _regions(host, region, own, main)
+    if len(recording.device):
+        launches = find_launches(recording.device, recording.launches)
+        launched_in = _regions_of_launches(host, region, launches, main)
+        return _measure_device(recording.device, launches, launched_in, numbers, steps, separator, regions)
     is_op = own & host.where(lambda category, _: category == "cpu_op")
     waits = host.where(lambda _, name: names.waits(name))
     sets = {"step": steps, **regions}
@@ -149,88 +121,64 @@ def measure(rank_events: RankEvents, base_us: float) -> Steps:
     return Steps(numbers, *steps, _times_on_host(sets, steps), regions, separator, steps)
 
 
+def _region(host: Events) -> npt.NDArray[np.object_]:
+    """Returns the region in REGIONS that each event's name denotes; empty for other names."""
+    regions = ["backward" if names.is_node(*pair) else names.region_of(pair[1]) for pair in host.names]
+    return np.array([region or "" for region in regions], object)[host.name]
+
+
 def _measure_device(
-    rank_events: RankEvents,
-    base_us: float,
-    host: _Named,
-    device: _Named,
+    device: Events,
+    launches: Launches,
+    launched_in: npt.NDArray[np.object_],
     numbers: tuple[int, ...],
-    steps: Intervals,
+    on_host_steps: Intervals,
     separator: str,
-    main: _Mask,
     on_host: dict[str, Intervals],
 ) -> Steps:
-    calls = rank_events.launches
-    called = calls.start_ns(base_us)
-    launches = find_launches(
-        rank_events.device.values("correlation"),
-        device.starts,
-        calls.values("correlation"),
-        calls.thread,
-        (called, called + calls.dur_ns()),
-    )
-    on_host_steps = steps
     if separator:
-        steps = step_windows(steps, launches, device.ends)
+        steps = step_windows(on_host_steps, launches, device)
     else:  # without the start of the program
         steps = launches.moment.min(keepdims=True), device.ends.max(keepdims=True)
-    waited_for = {region: on_host[region] for region in _WAITED_FOR}
-    events, whole = (device.starts, device.ends), (int(steps[0].min()), int(steps[1].max()))
-    busy = union(events)
-    activity = DeviceActivity(
-        events=events,
-        busy=busy,
-        gaps=idle_gaps(busy, events, launches, whole),
-        launches=launches,
-        region=_regions_of_launches(host, launches, main),
-        waited_for=waited_for,
-    )
+    busy, waited_for = union(device.intervals()), {region: on_host[region] for region in _WAITED_FOR}
+    gaps = idle_gaps(busy, device, launches, steps)
     is_collective = device.where(lambda category, _: category == COLLECTIVE)
     is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))
     is_kernel = ~is_collective & ~is_copy
     sets = {"step": steps, "compute": union(device.intervals(is_kernel))}
     sets |= {"comm": union(device.intervals(is_collective)), "memcpy": union(device.intervals(is_copy))}
     sets |= {f"idle_{region}": intervals for region, intervals in waited_for.items()}
-    sets |= activity.gaps.by_cause()
+    sets |= gaps.by_cause()
     for region in _INNER_FIRST:
         if region != "data":
-            sets[region] = union(device.intervals(is_kernel & (activity.region == region)))
-    is_in_region = is_kernel & ~np.isin(activity.region, ("", "data"))
-    regions = _blocks(device.intervals(is_in_region), activity.region[is_in_region], steps)
+            sets[region] = union(device.intervals(is_kernel & (launched_in == region)))
+    is_in_region = is_kernel & ~np.isin(launched_in, ("", "data"))
+    regions = _blocks(device.intervals(is_in_region), launched_in[is_in_region], steps)
     regions["data"] = on_host["data"]
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
         numbers, *steps, _times_on_device(sets, steps), regions, separator, on_host_steps,
-        outside_share=_outside_share(activity.busy, steps),
+        outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
-        device=activity,
+        device=DeviceActivity(busy, gaps, launches, launched_in, waited_for),
     )  # fmt: skip
 
 
-def _outside_share(busy: Intervals, steps: Intervals) -> float:
-    """Returns the part of the busy time that is outside the steps."""
-    moments, inside = cover({"step": steps, "busy": busy})
-    lengths, busy_ns = np.diff(moments), int((busy[1] - busy[0]).sum())
-    counted_ns = int(lengths[inside["step"] & inside["busy"]].sum())
-    return 1 - counted_ns / busy_ns if busy_ns else 0.0
-
-
-def _regions_of_launches(host: _Named, launches: Launches, main: _Mask) -> npt.NDArray[np.object_]:
+def _regions_of_launches(
+    host: Events, region: npt.NDArray[np.object_], launches: Launches, main: _Mask
+) -> npt.NDArray[np.object_]:
     """Returns the region in which each event of the device was launched; empty outside of all regions."""
-    regions, masks = [*_IN_CLOSURE, *_INNER_FIRST], []
-    optimizer = host.intervals(host.region == "optimizer")
-    for number, region in enumerate(regions):
-        mask = host.region == region
-        if number < len(_IN_CLOSURE):
-            mask[mask] = is_within(host.intervals(mask), optimizer)
-        masks.append(is_inside(launches, host.thread[mask], host.intervals(mask)))
+    optimizer = host.intervals(region == "optimizer")
+    chosen = [(region == name) & is_within(host.intervals(), optimizer) for name in _IN_CLOSURE]
+    chosen += [region == name for name in _INNER_FIRST]
+    masks = [is_inside(launches, host, mask) for mask in chosen]
     # Everything that autograd's threads launch, including the hooks of DDP, belongs to the backward pass.
     threads = np.setdiff1d(host.thread[host.where(names.is_node)], host.thread[main])
     masks.append(np.isin(launches.thread, threads))
-    return np.select(masks, [*regions, "backward"], "")
+    return np.select(masks, [*_IN_CLOSURE, *_INNER_FIRST, "backward"], "")
 
 
-def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, str]:
+def _windows(host: Events, device: Events) -> tuple[tuple[int, ...], Intervals, str]:
     """Returns numbers and intervals of the steps in order, and the value of RankTrace.steps_from."""
     windows: dict[int, tuple[int, int]] = {}
     for at in np.flatnonzero(host.where(lambda _, name: name.startswith(names.STEP))):
@@ -244,31 +192,28 @@ def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, 
     updates = np.unique(host.ends[host.where(lambda _, name: name.startswith(names.UPDATE))])
     if len(updates) >= _LEAST_UPDATES:
         return tuple(range(1, len(updates))), (updates[:-1], updates[1:]), names.UPDATE
-    starts = np.concatenate([host.starts, device.starts])
+    starts, ends = _joined([host.intervals(), device.intervals()])
     if not len(starts):
         return (), NO_INTERVALS, ""
-    ends = np.concatenate([host.ends, device.ends])
     return (0,), (starts.min(keepdims=True), ends.max(keepdims=True)), ""
 
 
-def _regions(events: _Named, own: _Mask, main: _Mask) -> dict[str, Intervals]:
+def _regions(host: Events, region: npt.NDArray[np.object_], own: _Mask, main: _Mask) -> dict[str, Intervals]:
     """Returns the intervals of each region: those of its annotations and operators."""
     regions = {
-        region: union(events.intervals((main if region in _WAITED_FOR else own) & (events.region == region)))
-        for region in REGIONS
+        name: union(host.intervals((main if name in _WAITED_FOR else own) & (region == name)))
+        for name in REGIONS
     }
-    is_node = own & events.where(names.is_node)
-    passes = [
-        _passes(events, is_node, events.thread == thread) for thread in np.unique(events.thread[is_node])
-    ]
+    is_node = own & host.where(names.is_node)
+    passes = [_passes(host, is_node, host.thread == thread) for thread in np.unique(host.thread[is_node])]
     regions["backward"] = union(_joined([regions["backward"], *passes]))
     return regions
 
 
-def _passes(events: _Named, is_node: _Mask, on_thread: _Mask) -> Intervals:
+def _passes(host: Events, is_node: _Mask, on_thread: _Mask) -> Intervals:
     """Joins the nodes that a thread runs one after the other, since autograd is at work between them."""
-    starts, ends = union(events.intervals(is_node & on_thread))
-    begun = np.sort(events.starts[on_thread])
+    starts, ends = union(host.intervals(is_node & on_thread))
+    begun = np.sort(host.starts[on_thread])
     begins = np.searchsorted(begun, starts[1:]) > np.searchsorted(begun, ends[:-1])
     return starts[np.append(True, begins)], ends[np.append(begins, True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from ddp_hpc.trace.critical_path import critical_path
 from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.match_collectives import LEAST_CLOCK_S, Matched, aligned, match, rows
 from ddp_hpc.trace.slow_connection import slow_connection
-from ddp_hpc.trace.trace_files import read_ranks, trace_files
+from ddp_hpc.trace.trace_files import first_of, read_ranks, trace_files
 
 _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""
@@ -32,9 +32,6 @@ _LITTLE = 0.01
 """Fraction of a step below which a delay is not mentioned."""
 _LATE = 0.6
 """Fraction of the waiting in collectives that one rank must cause to be named as late."""
-
-
-_MOST_NAMED = 8
 
 
 def read_capture(
@@ -52,7 +49,7 @@ def read_capture(
     run = read_ranks(trace_files(path), num_processes, seen)
     ranks, moved = aligned(run.ranks)
     capture = capture_of(name or path.resolve().name, ranks, (*run.notes, *moved))
-    return replace(capture, warnings=_cut_off(run.cut_off, run.num_files))
+    return replace(capture, warnings=run.warnings)
 
 
 def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Capture:
@@ -67,9 +64,7 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
     straggler = _slow_rank(ranks, matched, overall)
     if not connection:  # a rank that receives late also starts the next collective late
         straggler = straggler or _late_rank(ranks, matched, overall)
-    load = _slowest_load(ranks)
-    path = critical_path(ranks, matched)
-    return Capture(
+    capture = Capture(
         name=name,
         world_size=world_size,
         ranks=tuple(ranks),
@@ -79,24 +74,12 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
         collectives=collectives,
         straggler=straggler,
         slow_connection=connection,
-        slowest_load=load,
-        findings=tuple(findings(ranks, overall, straggler, connection, load, collectives, path)),
-        notes=tuple(notes) + _missing(missing, world_size) + _alone(ranks, world_size, collectives),
-        path=path,
+        slowest_load=_slowest_load(ranks),
+        findings=(),
+        notes=(*notes, *_notes(ranks, world_size, missing, collectives)),
+        path=critical_path(ranks, matched),
     )
-
-
-def _cut_off(names: Sequence[str], num_files: int) -> tuple[str, ...]:
-    if not names:
-        return ()
-    if num_files == 1:
-        return (f"Warning: {names[0]} is cut off, so the times after the cut are missing.",)
-    shown = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
-    are = "is" if len(names) == 1 else "are"
-    return (
-        f"Warning: {len(names)} of {num_files} traces {are} cut off, so the times after the cut are missing: "
-        f"{shown}.",
-    )
+    return replace(capture, findings=tuple(findings(capture)))
 
 
 def mean(times: Sequence[Times]) -> Times:
@@ -104,22 +87,16 @@ def mean(times: Sequence[Times]) -> Times:
     return Times(**{part: statistics.fmean(getattr(each, part) for each in times) for part in TIMES})
 
 
-def _missing(missing: Sequence[int], world_size: int) -> tuple[str, ...]:
-    if not missing:
-        return ()
-    shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
-    return (f"traces of {len(missing)} of {world_size} ranks are missing: {shown}",)
-
-
-def _alone(
-    ranks: Sequence[RankTrace], world_size: int, collectives: Sequence[CollectiveRow]
-) -> tuple[str, ...]:
-    if len(ranks) > 1 or world_size == 1 or not collectives:
-        return ()
-    return (
-        "only one rank's trace was given, so it is unknown how long a collective waited for other ranks and "
-        "how long it transferred data; record all ranks to see both",
-    )
+def _notes(
+    ranks: Sequence[RankTrace], world_size: int, missing: Sequence[int], collectives: Sequence[CollectiveRow]
+) -> Iterator[str]:
+    if missing:
+        yield f"traces of {len(missing)} of {world_size} ranks are missing: {first_of(missing)}"
+    if len(ranks) == 1 < world_size and collectives:
+        yield (
+            "only one rank's trace was given, so it is unknown how long a collective waited for other ranks "
+            "and how long it transferred data; record all ranks to see both"
+        )
 
 
 def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
@@ -249,10 +226,10 @@ def _median_without(ordered: list[float], own: float) -> float:
 
 def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:
     loads = [
-        (span.dur_s, trace.rank, span.step)
+        (event.dur_s, trace.rank, step)
         for trace in ranks
-        for span in trace.spans
-        if span.name == "data" and span.step is not None
+        for event in trace.named
+        if event.kind == "data" and (step := trace.step_at(event.start_s)) is not None
     ]
     if not loads:
         return None

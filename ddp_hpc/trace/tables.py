@@ -8,11 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ddp_hpc.base.text_table import Column, Row, Table
+from ddp_hpc.base.text_table import Column, Row, Table, cut
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, PathRow, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
+from ddp_hpc.trace.host_waits import mean_host_waits
+from ddp_hpc.trace.trace_files import first_of
 
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
@@ -118,28 +120,36 @@ def _device_memory(trace: RankTrace) -> tuple[Memory, ...]:
     return trace.memory if is_recorded else ()
 
 
-def recorded(capture: Capture) -> list[tuple[str, str]]:
-    """Returns what was recorded of memory and data loading, or that it was not."""
-    on_device = any(trace.busy for trace in capture.ranks)
-    peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
-    loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
-    cores = next((row["tensor_cores"] for row in _sums(capture, "kernels", (), "total_s")), None)
-    of_cores = (
-        "unknown" if cores is None else f"used at least {cores:.0%} of the time of kernels, by their names"
-    )
-    return [
-        *([("Tensor or matrix cores", of_cores)] if on_device else []),
-        (
-            "memory of the device" if on_device else "memory",
-            f"at most {format_bytes(max(peaks))}" if any(peaks) else "not recorded (profile_memory=True)",
-        ),
-        (
-            "data loading" + (" on the host" if on_device else ""),
-            f"{duration(loading_s)}{' per step' if capture.has_steps else ''}"
-            if any(span.name == "data" for trace in capture.ranks for span in trace.spans)
-            else "not recorded (no DataLoader, and no region named data)",
-        ),
+def about(capture: Capture) -> list[tuple[str, str]]:
+    """Returns what was recorded: terms and descriptions."""
+    steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
+    numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
+    ranks = f"{len(capture.ranks)} of {capture.world_size}"
+    ranks += f"; missing: {first_of(capture.missing)}" if capture.missing else ""
+    names = sorted({trace.device_name or trace.device for trace in capture.ranks})
+    hosts = list(dict.fromkeys(cut(trace.host, _NAME_LENGTH) or "unknown" for trace in capture.ranks))
+    found = [
+        ("ranks", ranks),
+        ("hosts", first_of(hosts)),
+        ("device", first_of(names) + ("" if capture.on_device else "; no activity of another device")),
+        ("steps", f"{len(steps)} ({numbers})" if capture.has_steps else "none"),
+        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
     ]
+    on_host = ""
+    if capture.on_device:
+        on_host = " on the host"
+        cores = next((row["tensor_cores"] for row in _sums(capture, "kernels", (), "total_s")), None)
+        known = f"used at least {cores or 0:.0%} of the time of kernels, by their names"
+        found.append(("Tensor or matrix cores", "unknown" if cores is None else known))
+    peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
+    peak = f"at most {format_bytes(max(peaks))}" if any(peaks) else "not recorded (profile_memory=True)"
+    found.append(("memory of the device" if capture.on_device else "memory", peak))
+    loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
+    loading = f"{duration(loading_s)}{capture.per_step}"
+    if all(event.kind != "data" for trace in capture.ranks for event in trace.named):
+        loading = "not recorded (no DataLoader, and no region named data)"
+    found.append((f"data loading{on_host}", loading))
+    return [*found, ("events", f"{sum(trace.num_events for trace in capture.ranks):,}")]
 
 
 def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
@@ -158,7 +168,7 @@ def launches(capture: Capture) -> Table:
     """Returns the launch statistics of each rank that has some."""
     count = "{:,.0f}".format
     columns = [
-        Column("name", "launches per step" if capture.has_steps else "launches"),
+        Column("name", f"launches{capture.per_step}"),
         Column("num_calls", "launch calls", count),
         Column("num_kernels", "kernels and copies", count),
         Column("num_late", "launched late", count),
@@ -174,26 +184,21 @@ def launches(capture: Capture) -> Table:
 
 def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
-    num_ranks, per_step = len(capture.ranks), " per step" if capture.has_steps else ""
-    wall_s = capture.mean.wall_s or 1.0
     columns = [
         Column("call", "while the device waits, the host is in", _name),
         Column("operator", "in operator", _name),
-        Column("dur_s", f"ms{per_step}", _ms),
-        Column("share", f"share of {'a step' if capture.has_steps else 'the recording'}", "{:.1%}".format),
-        Column("num_calls", f"times{per_step}", "{:,.1f}".format),
+        Column("dur_s", f"ms{capture.per_step}", _ms),
+        Column("share", f"share of {capture.a_step}", "{:.1%}".format),
+        Column("num_calls", f"times{capture.per_step}", "{:,.1f}".format),
     ]
-    times: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for trace in capture.ranks:
-        for wait in trace.host_waits:
-            own = times[wait.call, wait.operator]
-            own[:] = own[0] + wait.dur_s / num_ranks, own[1] + wait.num_calls / num_ranks
     rows: list[Row] = [
-        _host_names(*what) | {"dur_s": dur_s, "share": dur_s / wall_s, "num_calls": num_calls}
-        for what, (dur_s, num_calls) in times.items()
-        if dur_s
+        vars(wait)
+        | {"share": wait.dur_s / (capture.mean.wall_s or 1.0)}
+        | _host_names(wait.call, wait.operator)
+        for wait in mean_host_waits(capture.ranks)
+        if wait.dur_s
     ]
-    return _without_unknown(columns, sorted(rows, key=lambda row: -row["dur_s"]))
+    return _without_unknown(columns, rows)
 
 
 def _host_names(call: str, operator: str) -> Row:
@@ -284,8 +289,7 @@ def collectives(capture: Capture) -> Table:
 
 
 def _num_steps(capture: Capture) -> str:
-    num_steps = max(len(trace.steps) for trace in capture.ranks)
-    return counted(num_steps, "step") if capture.has_steps else "the recording"
+    return counted(capture.num_steps, "step") if capture.has_steps else "the recording"
 
 
 def kinds(capture: Capture) -> Table:

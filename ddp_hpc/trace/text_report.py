@@ -19,9 +19,13 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     """Formats the first capture in full and the mean steps of the others; `sentences` describe changes."""
     capture = captures[0]
     warnings = [warning for each in captures for warning in each.warnings]
-    blocks = [_head(capture), "\n".join(warnings), "\n".join((*sentences, *capture.findings))]
-    blocks.append("\n".join(f"{what}: {value}" for what, value in tables.recorded(capture)))
-    blocks.append(_show(tables.mean_steps(captures)))
+    blocks = [
+        f"{capture.name}: {len(capture.ranks)} of {counted(capture.world_size, 'rank')}",
+        "\n".join(warnings),
+        "\n".join((*sentences, *capture.findings)),
+        "\n".join(f"{what}: {value}" for what, value in tables.about(capture)),
+        _show(tables.mean_steps(captures)),
+    ]
     if len(captures) == 1 and len(capture.ranks) > 1:
         blocks.append(_show(tables.ranks(capture), _MOST_RANKS))
     blocks += [
@@ -38,21 +42,6 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         *map(_notes, captures),
     ]
     return "\n\n".join("\n".join(map(printable, block.splitlines())) for block in blocks if block) + "\n"
-
-
-def _head(capture: Capture) -> str:
-    hosts = sorted({trace.host for trace in capture.ranks if trace.host})
-    steps = sorted({len(trace.steps) for trace in capture.ranks})
-    most = f"{steps[0]} to " if steps[0] < steps[-1] else ""
-    each = " each" if len(capture.ranks) > 1 else ""
-    devices = sorted({trace.device_name for trace in capture.ranks if trace.device_name})
-    return (
-        f"{capture.name}: {len(capture.ranks)} of {counted(capture.world_size, 'rank')}, "
-        + (f"{most}{counted(steps[-1], 'step')}{each}" if capture.has_steps else "no steps")
-        + f", on {capture.ranks[0].device}"
-        + (f" ({', '.join(devices)})" if devices else "")
-        + (f", hosts: {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}" if hosts else "")
-    )
 
 
 def _show(shown: Table, most_rows: int = _MOST_ROWS) -> str:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _SMALL_BYTES = 4 << 20
 """Traces below this total size are read faster than processes can be started."""
 _MOST_NAMED, _LEAST_NAMED = 30_000, 1000
 """Limits of the kernels, and of the operators, that the timeline shows by name: of all ranks, and of one."""
+_MOST_SHOWN = 8
 _SAME_RUN_S = 300.0
 """Limit for the time between the recordings of one run, including differences between clocks."""
 
@@ -61,10 +63,8 @@ class Run:
     """One trace per rank, in the order of ranks."""
     notes: tuple[str, ...]
     """What was skipped, and why."""
-    cut_off: tuple[str, ...]
-    """The names of the files of this run whose end is missing, including those that could not be used."""
-    num_files: int
-    """The number of files of this run, including those that could not be used."""
+    warnings: tuple[str, ...]
+    """A warning if the ends of files are missing, including those that could not be used."""
 
 
 def read_ranks(
@@ -93,8 +93,26 @@ def read_ranks(
         where = files[0] if len(files) == 1 else files[0].parent
         raise RequestError(printable(f"{where}: no usable trace; {first}"))
     kept, skipped = _one_run(traces)
-    cut_off = sorted(Path(trace.path).name for trace in (*kept, *empty) if trace.is_cut_off)
-    return Run(kept, tuple(sorted(notes) + skipped), tuple(cut_off), len(kept) + len(empty))
+    return Run(kept, tuple(sorted(notes) + skipped), _warnings([*kept, *empty]))
+
+
+def _warnings(traces: Sequence[RankTrace]) -> tuple[str, ...]:
+    names = sorted(Path(trace.path).name for trace in traces if trace.is_cut_off)
+    if not names:
+        return ()
+    if len(traces) == 1:
+        return (f"Warning: {names[0]} is cut off, so the times after the cut are missing.",)
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"Warning: {len(names)} of {len(traces)} traces {are} cut off, so the times after the cut are "
+        f"missing: {first_of(names)}.",
+    )
+
+
+def first_of(items: Sequence[object]) -> str:
+    """Returns the first items as text, and the number of the others."""
+    num_others = len(items) - _MOST_SHOWN
+    return ", ".join(map(str, items[:_MOST_SHOWN])) + (f" and {num_others:,} more" if num_others > 0 else "")
 
 
 def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
@@ -148,7 +166,8 @@ def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]
     runs = _runs(traces)
     run = max(runs, key=lambda run: (_num_ranks(run), run[0].steps[0].start_s))
     notes = [
-        f"{Path(trace.path).name}: skipped: {_other_run(trace, run)}"
+        f"{Path(trace.path).name}: skipped: from another run of {trace.world_size or 'unknown'} ranks, "
+        f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s apart"
         for other in runs
         if other is not run
         for trace in other
@@ -177,34 +196,22 @@ def _num_ranks(run: Sequence[RankTrace]) -> int:
     return len({trace.rank if trace.rank >= 0 else trace.process or trace.path for trace in run})
 
 
-def _other_run(trace: RankTrace, run: Sequence[RankTrace]) -> str:
-    """Returns the reason why the trace of another run is skipped."""
-    apart = f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s apart"
-    if trace.rank < 0 and (same := next((kept for kept in run if _is_same(kept, trace)), None)):
-        return f"{Path(same.path).name} is a recording of the same process, {apart}"
-    return f"from another run of {trace.world_size or 'unknown'} ranks, {apart}"
-
-
 def _is_same(trace: RankTrace, other: RankTrace) -> bool:
-    """Returns whether one process made both recordings. A process cannot make two recordings at the same
-    time.
-    """
-    if not trace.process or trace.process != other.process:
-        return False
+    """Returns whether one process made both recordings, which cannot be at the same time."""
     first, second = sorted((trace, other), key=lambda trace: trace.steps[0].start_s)
-    return first.steps[-1].start_s + first.steps[-1].times.wall_s <= second.steps[0].start_s
+    return bool(trace.process) and (
+        trace.process == other.process and first.steps[-1].end_s <= second.steps[0].start_s
+    )
 
 
 def _runs(traces: list[RankTrace]) -> list[list[RankTrace]]:
     """Groups traces of the same world size that were recorded at about the same time."""
-    runs: list[list[RankTrace]] = []
-    for trace in sorted(traces, key=lambda trace: (trace.world_size, trace.steps[0].start_s)):
-        last = runs[-1][-1] if runs else None
-        if (
-            last is None
-            or last.world_size != trace.world_size
-            or trace.steps[0].start_s - last.steps[0].start_s > _SAME_RUN_S
-        ):
-            runs.append([])
-        runs[-1].append(trace)
+    ordered = sorted(traces, key=lambda trace: (trace.world_size, trace.steps[0].start_s))
+    runs = [ordered[:1]]
+    for last, trace in pairwise(ordered):
+        apart_s = trace.steps[0].start_s - last.steps[0].start_s
+        if trace.world_size == last.world_size and apart_s <= _SAME_RUN_S:
+            runs[-1].append(trace)
+        else:
+            runs.append([trace])
     return runs

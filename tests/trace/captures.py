@@ -10,10 +10,10 @@ from ddp_hpc.trace.analysis_results import (
     Kernel,
     LaunchStats,
     Memory,
+    NamedEvent,
     Op,
     PathRow,
     RankTrace,
-    Span,
     Step,
     Times,
 )
@@ -91,7 +91,7 @@ def _rank(
             "optimizer": 0.022,
         }
         for region, dur_s in lengths.items():
-            spans.append(Span(region, now, dur_s, number))
+            spans.append(NamedEvent(region, region, now, dur_s))
             if region == "backward":
                 calls += _buckets(now, dur_s, number, num_ranks, num_buckets, waits_s)
             now += dur_s
@@ -111,7 +111,7 @@ def _rank(
         host=f"nid{1000 + rank // 4:06d}",
         device="cpu",
         steps=tuple(steps),
-        spans=tuple(spans),
+        named=tuple(spans),
         collectives=tuple(calls),
         ops=tuple(Op(name, 96, self_s * 1.2, self_s * (1 + rank / 100)) for name, self_s in _OPS.items()),
         kernels=(),

@@ -49,24 +49,18 @@ def test_captures_of_different_numbers_of_ranks_come_with_a_warning(tmp_path: Pa
     )
 
 
-def device_capture(file: Path, device: str, num_layers: int) -> Capture:
-    """A step with a kernel and the backward pass of `num_layers` layers on the given device."""
-    backward = "autograd::engine::evaluate_function: AddmmBackward0"
+def device_capture(file: Path, device: str) -> Capture:
+    """A step with a kernel on the given device."""
     events = [annotation("ProfilerStep#0", 0, 100), event("kernel", "gemm", 0, 50)]
-    events += [event("cpu_op", backward, 2 * i, 1, 2) for i in range(num_layers)]
     document = json.loads(write(file, events).read_text())
     file.write_text(json.dumps({**document, "deviceProperties": [{"name": device}]}))
     return read_capture(file)
 
 
-def test_captures_of_different_devices_or_models_come_with_a_warning(tmp_path: Path) -> None:
-    first = device_capture(tmp_path / "a.json", "A100", 12)
-    assert "Warning" not in compare(first, device_capture(tmp_path / "same.json", "A100", 13))
-    faster = compare(device_capture(tmp_path / "b.json", "H100", 12), first)
+def test_captures_of_different_devices_come_with_a_warning(tmp_path: Path) -> None:
+    first = device_capture(tmp_path / "a.json", "A100")
+    assert "Warning" not in compare(first, device_capture(tmp_path / "same.json", "A100"))
+    faster = compare(device_capture(tmp_path / "b.json", "H100"), first)
     assert faster.startswith(
         "Warning: b.json was recorded on 1 rank, cuda (H100), but a.json on 1 rank, cuda (A100)"
-    )
-    assert compare(device_capture(tmp_path / "c.json", "A100", 24), first).startswith(
-        "Warning: c.json and a.json may have trained different models or a different number of batches per "
-        "step, since AddmmBackward0 ran 24 and 12 times per step, respectively.\n"
     )

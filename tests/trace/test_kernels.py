@@ -193,9 +193,9 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
         call, kernel = launch(number, 10.0 * number, name, 100 * number + 50, 40)
         events += [call | {"name": "hipLaunchKernel"}, kernel]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert tables.recorded(capture)[0] == (
-        "Tensor or matrix cores", "used at least 67% of the time of kernels, by their names",
-    )  # fmt: skip
+    assert dict(tables.about(capture))["Tensor or matrix cores"] == (
+        "used at least 67% of the time of kernels, by their names"
+    )
 
 
 @pytest.mark.parametrize(

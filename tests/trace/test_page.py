@@ -84,7 +84,7 @@ def test_the_busy_lane_shows_when_the_device_did_something():
 def test_the_legend_of_the_timeline_lists_only_what_it_shows():
     names = [trace["name"] for trace in timeline(made(2, data_s=0, num_buckets=0)).figure["data"]]
     assert names == ["data", "forward", "backward", "optimizer"]
-    no_spans = replace(made(1), ranks=tuple(replace(one, spans=()) for one in made(1).ranks))
+    no_spans = replace(made(1), ranks=tuple(replace(one, named=()) for one in made(1).ranks))
     assert [trace["name"] for trace in timeline(no_spans).figure["data"]] == ["collective"]
 
 

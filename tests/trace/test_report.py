@@ -35,15 +35,21 @@ def test_the_report_for_a_terminal(tmp_path):
     assert (
         ended.stdout
         == """\
-run: 2 of 2 ranks, 3 steps each, on cpu, hosts: node1
+run: 2 of 2 ranks
 
 A step takes 350 us: 57% backward, 29% forward, 11% exposed communication, 3% waiting for data.
 The collective with the longest transfers is all_reduce of 3.9 KiB: 1 per step with a median of 90 us, of \
 which 90 us is the transfer with a bus bandwidth of 0.0444 GB/s.
 56% of the communication is hidden behind computation.
 
+ranks: 2 of 2
+hosts: node1
+device: cpu; no activity of another device
+steps: 3 (2 to 4)
+mean step: 350 us
 memory: not recorded (profile_memory=True)
 data loading: 10 us per step
+events: 42
 
 mean step, ms  step  data  forward  backward  comm exposed  comm hidden
 run            0.35  0.01     0.10      0.20          0.04         0.05

@@ -101,7 +101,7 @@ function pick(trace, ranks, found, from, to, pixels) {
   const { step, what, texts, lane, callers } = trace.meta;
   let kept = [...trace.base.keys()].filter((i) => trace.base[i] <= to && trace.base[i] + trace.x[i] >= from);
   const isFound = (i) => Number(found?.[i] ?? 0);
-  const mostBars = callers ? 300 : 1000;
+  const mostBars = callers ? 150 : 400;
   if (kept.length > mostBars) kept = kept.sort((a, b) => isFound(b) - isFound(a) || trace.x[b] - trace.x[a]).slice(0, mostBars);
   if (found) kept.sort((a, b) => isFound(a) - isFound(b));
   const of = (values) => kept.map((i) => values[i]);
