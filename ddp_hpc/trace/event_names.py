@@ -19,20 +19,14 @@ _NODE = re.compile(rf"{AUTOGRAD}.*|\w+Backward\d*|torch::autograd::AccumulateGra
 # The first name of each region is that of ddp-hpc; the others are written by torch and common trainers.
 _REGIONS = {
     "data": (
-        "data",
-        "dataloader",
-        "data_loading",
-        "data_load",
-        "enumerate(dataloader)",
-        "get_batch",
-        "next_batch",
+        "data", "dataloader", "data_loading", "data_load", "enumerate(dataloader)", "get_batch", "next_batch",
     ),
     "forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward"),
     # A pipeline alternates between forward and backward within one step.
     "backward": ("backward", "autograd::engine::evaluate_function", "forward and backward"),
     "optimizer": ("optimizer", "optimizer.step", "optimizer.zero_grad", "optimizer_step", "zero_grad"),
     "snapshot": ("snapshot", "checkpoint", "save_checkpoint"),
-}
+}  # fmt: skip
 _REGION_OF = {name: region for region, names in _REGIONS.items() for name in names}
 
 _KINDS = (

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -33,9 +33,12 @@ _MOST_CALLS = 1_000_000
 _MOST = 2**63
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_MOST - 1)]
+
+
 class _Memory(msgspec.Struct, gc=False):
-    allocated_bytes: int = msgspec.field(name="Total Allocated", default=-1)
-    reserved_bytes: int = msgspec.field(name="Total Reserved", default=0)
+    allocated_bytes: _Size = msgspec.field(name="Total Allocated", default=-1)
+    reserved_bytes: _Size = msgspec.field(name="Total Reserved", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
     device_id: int = msgspec.field(name="Device Id", default=-1)
 
@@ -56,7 +59,7 @@ class _Message(msgspec.Struct, gc=False):
 class _Link(msgspec.Struct, gc=False):
     """The argument that connects a kernel or a copy with the call on the host that launched it."""
 
-    correlation: int = -1
+    correlation: Annotated[int, msgspec.Meta(ge=-1, le=_MOST - 1)] = -1
 
 
 class _Kernel(_Link):
@@ -155,7 +158,7 @@ class Collector:
         for category in of:
             if category.endswith(_RUNTIMES):
                 links = [_decoded(_Link, event) for event in of[category]]
-                self.launches.add(of[category], correlation=_correlations(links))
+                self.launches.add(of[category], correlation=[link.correlation for link in links])
         for event in of.pop("mtia_ccp_events", ()):
             if event.name not in _MTIA_WAITS:
                 event.cat = "gpu_memcpy" if event.name == "dma_request" else "kernel"
@@ -177,16 +180,12 @@ class Collector:
 
     def _add_device(self, events: list[Event]) -> None:
         kernels = [_decoded(_Kernel, event) for event in events]
-        estimates = {name: [getattr(kernel, name) for kernel in kernels] for name in OCCUPANCY}
-        self.device.add(events, correlation=_correlations(kernels), **estimates)
+        fields = {name: [getattr(kernel, name) for kernel in kernels] for name in ("correlation", *OCCUPANCY)}
+        self.device.add(events, **fields)
 
     def _add_memory(self, events: list[Event]) -> None:
         decoded = [(event, _decoded(_Memory, event)) for event in events]
-        known = [
-            (event, memory)
-            for event, memory in decoded
-            if 0 <= memory.allocated_bytes < _MOST and 0 <= memory.reserved_bytes < _MOST
-        ]
+        known = [(event, memory) for event, memory in decoded if memory.allocated_bytes >= 0]
         for event, memory in known:
             event.name = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
             if memory.device_id >= 0 and event.name != "cpu":
@@ -209,10 +208,6 @@ class Collector:
             num_dropped=self.num_calls_dropped + sum(columns.num_dropped for columns in parts.values()),
             **{name: columns.events(base_us) for name, columns in parts.items()},
         )
-
-
-def _correlations(links: Sequence[_Link]) -> list[int]:
-    return [link.correlation if -1 <= link.correlation < _MOST else -1 for link in links]
 
 
 def _decoded(kind: type[_Args], event: Event) -> _Args:

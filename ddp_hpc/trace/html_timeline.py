@@ -206,22 +206,14 @@ def _offset(lanes: Sequence[Lane], number: int, level: float) -> float:
 def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]:
     """Returns the labels of the lanes; if there are many ranks, only the labels of the rows."""
     if len(drawn) > _LABELED_RANKS:
-        return {
-            "tickvals": list(range(len(drawn))),
-            "ticktext": [f"rank {trace.rank}" for trace in drawn],
+        labels = {float(row): f"rank {trace.rank}" for row, trace in enumerate(drawn)}
+    else:
+        labels = {
+            row + _offset(lanes, i, (lane.num_levels - 1) / 2): f"rank {trace.rank}, " * (not i) + lane.title
+            for row, trace in enumerate(drawn)
+            for i, lane in enumerate(lanes)
         }
-    return {
-        "tickvals": [
-            row + _offset(lanes, i, (lane.num_levels - 1) / 2)
-            for row in range(len(drawn))
-            for i, lane in enumerate(lanes)
-        ],
-        "ticktext": [
-            f"rank {trace.rank}, {lane.title}" if not i else lane.title
-            for trace in drawn
-            for i, lane in enumerate(lanes)
-        ],
-    }
+    return {"tickvals": [*labels], "ticktext": [*labels.values()]}
 
 
 def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from ddp_hpc.trace.analysis_results import Capture
 from ddp_hpc.trace.summarize_run import read_capture
-from ddp_hpc.trace.trace_files import trace_files
 
 
 def read_all(directories: Sequence[Path], num_processes: int | None) -> list[Capture]:
@@ -22,20 +18,11 @@ def read_all(directories: Sequence[Path], num_processes: int | None) -> list[Cap
         RequestError: a directory contains no traces.
         DdpHpcError: reading failed.
     """
-    num_files = sum(len(trace_files(directory)) for directory in directories)
     names = [directory.name or directory.resolve().name for directory in directories]
-    with click.progressbar(
-        length=num_files, label="reading traces", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
-        return [
-            read_capture(
-                directory,
-                name if names.count(name) == 1 else str(directory),
-                num_processes,
-                seen=lambda _: bar.update(1),
-            )
-            for name, directory in zip(names, directories, strict=True)
-        ]
+    return [
+        read_capture(directory, name if names.count(name) == 1 else str(directory), num_processes)
+        for name, directory in zip(names, directories, strict=True)
+    ]
 
 
 def numbers_of(captures: Sequence[Capture], sentences: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ddp_hpc.base.atomic_files import partial_file
 from ddp_hpc.base.errors import DdpHpcError
 from ddp_hpc.trace.analysis_results import RankTrace
 from ddp_hpc.trace.event_columns import Numbers
-from ddp_hpc.trace.parse_events import read_whole_events
+from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.report_files import MERGED_NAME
 
 _MOST_PROCESSES, _MOST_THREADS = 10_000, 100_000
@@ -55,7 +55,7 @@ def _moved(trace: RankTrace, number: int, num_ranks: int, by_us: int) -> Iterato
     pids: Numbers[str] = Numbers()
     tids: Numbers[tuple[int, str]] = Numbers()
     ids: Numbers[str] = Numbers()
-    for events in read_whole_events(Path(trace.path)):
+    for events in read_events(Path(trace.path), Reading(), _Event):
         for event in events:
             tid = str(event.get("tid", 0))
             event["pid"] = number * _MOST_PROCESSES + pids[str(event.get("pid", 0))] + 1

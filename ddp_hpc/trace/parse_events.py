@@ -64,20 +64,16 @@ class Reading:
         self.notes.append(note)
 
 
-def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
+def read_events(path: Path, reading: Reading, kind: Any = Event) -> Iterator[list[Any]]:
     """Yields the events of the file, some thousands at a time, and fills `reading`.
 
-    Unreadable parts are skipped and described in `reading.notes`; invalid contents never raise.
+    Unreadable parts are skipped and described in `reading.notes`; invalid contents never raise. The events
+    have all of their fields if `kind` is a dictionary.
 
     Raises:
         OSError: the file cannot be opened.
     """
-    return _Reader(reading, Event).read(path)
-
-
-def read_whole_events(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Like `read_events`, with all fields of the events."""
-    return _Reader(Reading(), dict[str, Any]).read(path)
+    return _Reader(reading, kind).read(path)
 
 
 class _Reader:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from ddp_hpc.base.units import duration
 from ddp_hpc.trace.analysis_results import (
@@ -24,7 +26,7 @@ from ddp_hpc.trace.critical_path import critical_path
 from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.match_collectives import LEAST_CLOCK_S, Matched, aligned, match, rows
 from ddp_hpc.trace.slow_connection import slow_connection
-from ddp_hpc.trace.trace_files import first_of, read_ranks, trace_files
+from ddp_hpc.trace.trace_files import first_of, read_ranks
 
 _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""
@@ -34,22 +36,17 @@ _LATE = 0.6
 """Fraction of the waiting in collectives that one rank must cause to be named as late."""
 
 
-def read_capture(
-    path: Path,
-    name: str | None = None,
-    num_processes: int | None = None,
-    seen: Callable[[Path], None] = lambda _: None,
-) -> Capture:
-    """Reads the traces in a directory; calls `seen` with each file that has been read.
+def read_capture(path: Path, name: str | None = None, num_processes: int | None = None) -> Capture:
+    """Reads the traces in a directory, with a progress bar on a terminal.
 
     Raises:
         RequestError: there are no traces, or none of them can be used.
         DdpHpcError: a file cannot be read.
     """
-    run = read_ranks(trace_files(path), num_processes, seen)
-    ranks, moved = aligned(run.ranks)
-    capture = capture_of(name or path.resolve().name, ranks, (*run.notes, *moved))
-    return replace(capture, warnings=run.warnings)
+    read, notes, warnings = read_ranks(path, num_processes)
+    ranks, moved = aligned(read)
+    capture = capture_of(name or path.resolve().name, ranks, (*notes, *moved))
+    return replace(capture, warnings=tuple(warnings))
 
 
 def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Capture:
@@ -202,26 +199,28 @@ def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
     The differences are in seconds and medians over the steps, the lower one of two: a rank is slow only if it
     is slow in most of the steps.
     """
-    by_step: defaultdict[int, list[float]] = defaultdict(list)
+    by_step: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for trace in ranks:
         for step in trace.steps:
-            insort(by_step[step.number], getattr(step.times, part))
-    return {
-        trace.rank: statistics.median_low(
-            own - _median_without(by_step[step.number], own) if len(by_step[step.number]) > 1 else 0.0
-            for step in trace.steps
-            for own in [getattr(step.times, part)]
-        )
-        for trace in ranks
-    }
+            by_step[step.number][trace.rank] = getattr(step.times, part)
+    excesses: defaultdict[int, list[float]] = defaultdict(list)
+    for own in by_step.values():
+        times = np.array([*own.values()])
+        for rank, excess in zip(own, (times - _medians_of_others(times)).tolist(), strict=True):
+            excesses[rank].append(excess)
+    return {rank: statistics.median_low(own) for rank, own in excesses.items()}
 
 
-def _median_without(ordered: list[float], own: float) -> float:
-    """Returns the median of the values without one occurrence of `own`."""
-    at = bisect_left(ordered, own)
-    last = len(ordered) - 2
-    low, high = (ordered[i if i < at else i + 1] for i in (last // 2, (last + 1) // 2))
-    return (low + high) / 2
+def _medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns for each value the median of the others, or the value itself if there are none."""
+    if len(values) < 2:
+        return values
+    ordered, last = np.sort(values), len(values) - 2
+    at = np.searchsorted(ordered, values)
+    # In `ordered`, the others after the value are one place later than among themselves.
+    low, high = last // 2, (last + 1) // 2
+    medians: npt.NDArray[np.float64] = (ordered[low + (at <= low)] + ordered[high + (at <= high)]) / 2
+    return medians
 
 
 def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:

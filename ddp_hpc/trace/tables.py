@@ -239,19 +239,18 @@ def _without_unknown(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
 def critical_path(capture: Capture) -> Table:
     """Returns the parts of the critical path of a step, the longest first."""
     path = capture.path
+    if path is None:
+        return Table([], [])
+    of_step = f" of step {path.step}" if capture.has_steps else ""
     columns = [
-        Column(
-            "name", f"critical path{f' of step {path.step}' if path and capture.has_steps else ''}", _name
-        ),
+        Column("name", f"critical path{of_step}", _name),
         Column("rank", "rank"),
         Column("dur_s", "ms", _ms),
         Column("share", "share", "{:.0%}".format),
         Column("count", "count"),
     ]
-    rows: list[Row] = [
-        vars(row) | {"name": _path_name(row), "share": row.dur_s / (path.total_s or 1.0)}
-        for row in (path.rows if path else ())
-        if path
+    rows = [
+        vars(row) | {"name": _path_name(row), "share": row.dur_s / (path.total_s or 1.0)} for row in path.rows
     ]
     return Table(columns, rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from ddp_hpc.base.text_table import Table, printable, table
@@ -32,7 +31,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),
         _show(tables.host_waits(capture), _MOST_WAITS),
         _show(tables.gaps(capture)),
-        _launches(tables.launches(capture)),
+        _show(tables.launches(capture), _MOST_RANKS),
         _show(tables.critical_path(capture)),
         _show(tables.collectives(capture)),
         _show(tables.kinds(capture)),
@@ -46,15 +45,6 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
 
 def _show(shown: Table, most_rows: int = _MOST_ROWS) -> str:
     return table(shown.columns, shown.rows[:most_rows]) if shown.rows else ""
-
-
-def _launches(shown: Table) -> str:
-    """Returns a table with the mean of the ranks."""
-    if len(shown.rows) < 2:
-        return _show(shown)
-    fields = [column.field for column in shown.columns[1:]]
-    mean = {field: statistics.fmean(row[field] for row in shown.rows) for field in fields}
-    return table(shown.columns, [{"name": "mean of ranks"} | mean])
 
 
 def _notes(capture: Capture) -> str:

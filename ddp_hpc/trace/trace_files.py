@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
+
+import click
 
 from ddp_hpc.base.errors import DdpHpcError, RequestError
 from ddp_hpc.base.text_table import printable
@@ -55,58 +58,50 @@ def trace_files(path: Path) -> tuple[Path, ...]:
     return files
 
 
-@dataclass(frozen=True)
-class Run:
-    """The traces of one run."""
-
-    ranks: tuple[RankTrace, ...]
-    """One trace per rank, in the order of ranks."""
-    notes: tuple[str, ...]
-    """What was skipped, and why."""
-    warnings: tuple[str, ...]
-    """A warning if the ends of files are missing, including those that could not be used."""
-
-
 def read_ranks(
-    files: Sequence[Path], num_processes: int | None = None, seen: Callable[[Path], None] = lambda _: None
-) -> Run:
-    """Reads the traces of one run.
+    path: Path, num_processes: int | None = None
+) -> tuple[tuple[RankTrace, ...], list[str], list[str]]:
+    """Reads the traces of one run, with a progress bar on a terminal.
 
-    `seen` is called with each file that has been read.
+    Returns one trace per rank in the order of ranks, notes on what was skipped, and a warning if the ends of
+    files are missing, including those that could not be used.
 
     Raises:
-        RequestError: no file can be used.
+        RequestError: there are no traces, or none of them can be used.
         DdpHpcError: a file cannot be read, or a reading process was killed.
     """
+    files = trace_files(path)
     traces, notes, empty = [], [], []
-    for file, trace in _read_all(files, num_processes or len(os.sched_getaffinity(0))):
-        seen(file)
-        if isinstance(trace, str):
-            notes.append(f"{file.name}: skipped: {trace}")
-        elif not trace.steps:
-            notes.append(f"{file.name}: skipped: {'; '.join(trace.notes)}")
-            empty.append(trace)
-        else:
-            traces.append(trace)
+    read = _read_all(files, num_processes or len(os.sched_getaffinity(0)))
+    is_hidden = not sys.stderr.isatty()
+    with click.progressbar(read, len(files), "reading traces", file=sys.stderr, hidden=is_hidden) as found:
+        for file, trace in found:
+            if isinstance(trace, str):
+                notes.append(f"{file.name}: skipped: {trace}")
+            elif not trace.steps:
+                notes.append(f"{file.name}: skipped: {'; '.join(trace.notes)}")
+                empty.append(trace)
+            else:
+                traces.append(trace)
     if not traces:
         first = notes[0] if len(notes) == 1 else f"all {len(files)} files were skipped, such as {notes[0]}"
-        where = files[0] if len(files) == 1 else files[0].parent
+        where = files[0] if len(files) == 1 else path
         raise RequestError(printable(f"{where}: no usable trace; {first}"))
     kept, skipped = _one_run(traces)
-    return Run(kept, tuple(sorted(notes) + skipped), _warnings([*kept, *empty]))
+    return kept, sorted(notes) + skipped, _warnings([*kept, *empty])
 
 
-def _warnings(traces: Sequence[RankTrace]) -> tuple[str, ...]:
+def _warnings(traces: Sequence[RankTrace]) -> list[str]:
     names = sorted(Path(trace.path).name for trace in traces if trace.is_cut_off)
     if not names:
-        return ()
+        return []
     if len(traces) == 1:
-        return (f"Warning: {names[0]} is cut off, so the times after the cut are missing.",)
+        return [f"Warning: {names[0]} is cut off, so the times after the cut are missing."]
     are = "is" if len(names) == 1 else "are"
-    return (
+    return [
         f"Warning: {len(names)} of {len(traces)} traces {are} cut off, so the times after the cut are "
-        f"missing: {first_of(names)}.",
-    )
+        f"missing: {first_of(names)}."
+    ]
 
 
 def first_of(items: Sequence[object]) -> str:
