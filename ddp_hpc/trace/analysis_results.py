@@ -75,7 +75,7 @@ PART_NAMES = {
     "backward_s": "backward",
     "optimizer_s": "optimizer",
     "snapshot_s": "snapshots",
-    "other_s": "other computation",
+    "other_s": "computation not assigned to forward, backward or optimizer",
     "comm_exposed_s": "exposed communication",
     "memcpy_s": "memory copies",
     "idle_s": "idle",
@@ -211,10 +211,11 @@ class Gap:
     """The time from the start of the step to the gap."""
     dur_s: float
     call: str
-    """As in HostWait, like `operator`."""
+    """As in HostWait."""
     operator: str
+    """The one in which the call takes longest."""
     share: float
-    """The fraction of the gap in which the host did this."""
+    """The fraction of the gap that the call takes in all operators."""
     kernel: str
     """The kernel at the end of the gap; empty at the end of the recording."""
 

@@ -14,6 +14,7 @@ from ddp_hpc.trace.analysis_results import (
     PARTS,
     Capture,
     CriticalPath,
+    HostWait,
     LaunchStats,
     PathRow,
     RankTrace,
@@ -22,6 +23,7 @@ from ddp_hpc.trace.analysis_results import (
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE
 from ddp_hpc.trace.host_waits import mean_host_waits
+from ddp_hpc.trace.kernel_kinds import KINDS
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -50,18 +52,28 @@ _STEPS = {
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _MOST_NAMED = 3
 _NO_OPERATOR = "Python or other code outside of operators"
+_MANY_CALLS = 10
+"""Calls per step from which on they are not those of a few large tensors."""
 _CALLS = (
     (
         r"\w*(Free|Alloc)",
+        _MANY_CALLS,
+        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
+        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
+    ),
+    (
+        r"\w*(Free|Alloc)",
+        0,
         "This call can wait until the device has finished everything: check whether the caching allocator is "
         "disabled, the memory nearly full, or a library allocates its own workspace.",
     ),
     (
         r"\w*(Synchronize|Memcpy)",
+        0,
         "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so.",
     ),
 )
-"""Calls in which a host can wait for the device, and what to do."""
+"""Calls in which a host can wait for the device, their least number per step, and what to do."""
 _OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
 
 
@@ -82,6 +94,7 @@ def findings(capture: Capture) -> list[str]:
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
+    sentences.append(_gains(capture, wall_s))
     load = capture.slowest_load
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         sentences.append(
@@ -104,6 +117,39 @@ def findings(capture: Capture) -> list[str]:
     if capture.path:
         sentences.append(_critical_path(capture.path, capture))
     return sentences + list(_communication(capture))
+
+
+def _gains(capture: Capture, wall_s: float) -> str:
+    """Returns how much shorter a step can be at most without each of its waits, the longest first."""
+    mean, straggler = capture.mean, capture.straggler
+    delay_s = straggler.excess_s if straggler else 0.0
+    waits = {
+        f"the delay of rank {straggler.rank if straggler else 0}": delay_s,
+        "waiting for data": mean.data_s,
+        "saving snapshots": mean.snapshot_s,
+        "late launches by the host": mean.idle_host_s if capture.on_device else 0.0,
+        "long calls that launch kernels": mean.idle_launch_s,
+        "waits of kernels that are launched": mean.idle_kernel_s,
+        "Python or other code outside of operators": 0.0 if capture.on_device else mean.idle_s,
+        "exposed communication" + " other than this" * bool(straggler): mean.comm_exposed_s - delay_s,
+        "exposed memory copies": mean.memcpy_s,
+    }
+    longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
+    whole = capture.a_step
+    if longest:
+        gains = ", ".join(f"{wait_s / wall_s:.0%} without {wait}" for wait, wait_s in longest)
+        return f"What would help most: {whole} would be shorter by at most {gains}."
+    kinds: defaultdict[str, float] = defaultdict(float)
+    for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
+        if kernel.kind in KINDS:
+            kinds[kernel.kind] += kernel.total_s
+    total_s = sum(kinds.values())
+    largest = sorted(kinds, key=lambda kind: -kinds[kind])[:_MOST_NAMED]
+    named = ", ".join(f"{kinds[kind] / total_s:.0%} {kind}" for kind in largest if total_s)
+    return (
+        f"No wait takes more than {_MUCH:.0%} of {whole}, so only less or faster computation would make it "
+        "much shorter" + (f"; the time of the kernels that compute is {named}." if named else ".")
+    )
 
 
 def _slow_connection(connection: SlowConnection, ranks: Sequence[RankTrace]) -> str:
@@ -133,7 +179,12 @@ def _step(capture: Capture, wall_s: float) -> list[str]:
     shortest, longest = (find(lengths, key=lambda number: lengths[number]) for find in (min, max))
     least_s, most_s = lengths[shortest], lengths[longest]
     if most_s <= _DIFFERENT * least_s:
-        return [f"{takes} {duration(overall.wall_s)}: {parts}."]
+        alone = (
+            " Only one step was recorded, so it is unknown whether steps vary; record several, for example "
+            "with schedule(active=3)."
+        )
+        is_alone = capture.has_steps and len(lengths) == 1
+        return [f"{takes} {duration(overall.wall_s)}: {parts}.{alone * is_alone}"]
     median_s = statistics.median(lengths.values())
     spread = f"{duration(least_s)} to {duration(most_s)}, median {duration(median_s)}"
     sentences = [f"{takes} {duration(overall.wall_s)} on average ({spread}): {parts}."]
@@ -202,24 +253,35 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
 def _host_waits(capture: Capture) -> str:
     """Names the calls and operators in which the host spends most of the waits."""
     times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    operators: defaultdict[str, list[str]] = defaultdict(list)
+    inside: defaultdict[str, list[HostWait]] = defaultdict(list)
     for wait in mean_host_waits(capture.ranks):  # the longest first
         what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
         times[what][0] += wait.dur_s
         times[what][1] += wait.num_calls
         if wait.call and wait.operator:
-            operators[what].append(wait.operator)
+            inside[what].append(wait)
     whole_s = sum(dur_s for dur_s, _ in times.values())
-    longest, named = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED], []
-    for what, (dur_s, num) in longest:
-        if dur_s >= _MUCH_IDLE * whole_s:
-            callers = " and ".join(operators[what][:2])
-            counted_calls = f" ({num:,.3g} calls in {callers})" if callers else ""
-            named.append(f"{duration(dur_s)} in {what}{counted_calls}")
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
+    named = [
+        f"{duration(dur_s)} in {what}{_callers(num, inside[what])}"
+        for what, (dur_s, num) in longest
+        if dur_s >= _MUCH_IDLE * whole_s
+    ]
     if not named:
         return ""
-    advice = "".join(f" {text}" for words, text in _CALLS if re.match(words, longest[0][0]))
+    what, (_, num) = longest[0]
+    advice = next((f" {text}" for words, least, text in _CALLS if re.match(words, what) and num >= least), "")
     return f"During these waits, the host spends{capture.per_step} {', '.join(named)}.{advice}"
+
+
+def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
+    """Names the operators in which the calls take longest."""
+    if not waits:
+        return ""
+    if waits[0].num_calls == num_calls:
+        return f" ({num_calls:,.3g} calls in {waits[0].operator})"
+    longest = (f"{wait.num_calls:,.3g} in {wait.operator} ({duration(wait.dur_s)})" for wait in waits[:2])
+    return f" ({num_calls:,.3g} calls, those that take longest: {', '.join(longest)})"
 
 
 def _critical_path(path: CriticalPath, capture: Capture) -> str:

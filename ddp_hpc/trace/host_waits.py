@@ -66,14 +66,18 @@ def mean_host_waits(ranks: Sequence[RankTrace]) -> list[HostWait]:
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:
     found = []
     lengths = (gaps.ends - gaps.begins) * steps.contain(gaps.begins)
-    lengths[[0, -1]] = 0  # Whether they are longer than the recording is unknown.
     step_at = index_at((steps.starts, steps.ends), gaps.begins)
     for at in np.argsort(-lengths, kind="stable")[:_MOST_GAPS].tolist():
         begin, end, event = int(gaps.begins[at]), int(gaps.ends[at]), int(gaps.event[at])
         if not lengths[at]:
             break
         did = host.during((gaps.begins[at : at + 1], gaps.ends[at : at + 1]), int(gaps.thread[at]))
-        (call, operator), (time_ns, _) = max(did.items(), key=lambda item: item[1][0])
+        times: defaultdict[str, int] = defaultdict(int)
+        for (call, operator), (time_ns, _) in did.items():
+            times[call or operator] += time_ns
+        longest = max(times, key=lambda what: times[what])
+        of_longest = (what for what in did if (what[0] or what[1]) == longest)
+        call, operator = max(of_longest, key=lambda what: did[what][0])
         kernel = events.names[events.name[event]][1] if event >= 0 else ""
         found.append(
             Gap(
@@ -82,7 +86,7 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
                 dur_s=(end - begin) * 1e-9,
                 call=call,
                 operator=operator,
-                share=time_ns / (end - begin),
+                share=times[longest] / (end - begin),
                 kernel=kernel,
             )
         )

@@ -49,7 +49,7 @@ _TENSOR_CORES = re.compile(
     "[hs]884|[hsc]1688|hmma|i8816|16816|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1"
     "|direct_group|xmma_(implicit_|sparse_|warp_specialized_implicit_)?gemm|xmma_sparse_conv"
     "|Cijk_\\w*_MI\\d|_MFMA|gtcx\\d?_|[_:]xdl|Xdl"  # AMD: Tensile, MIOpen, Composable Kernel
-    "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd"
+    "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd|compute_attn_ws|(fp8|FP8)\\w*::GemmKernel"
 )
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
 

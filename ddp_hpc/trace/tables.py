@@ -139,10 +139,15 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     if capture.on_device:
         on_host = " on the host"
         cores = next((row["tensor_cores"] for row in _sums(capture, "kernels", (), "total_s")), None)
-        known = f"used at least {cores or 0:.0%} of the time of kernels, by their names"
-        found.append(("Tensor or matrix cores", "unknown" if cores is None else known))
+        known = f"used at least {cores:.0%} of the time of kernels, by their names" if cores else ""
+        unknown = "unknown" if cores is None else "no kernel has a name that shows it"
+        found.append(("Tensor or matrix cores", known or unknown))
+    if not capture.collectives:
+        found.append(("communication", "no collective was recorded"))
     peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
-    peak = f"at most {format_bytes(max(peaks))}" if any(peaks) else "not recorded (profile_memory=True)"
+    other = any(trace.memory for trace in capture.ranks)
+    unknown = "only that of the host was recorded" if other else "not recorded (profile_memory=True)"
+    peak = f"at most {format_bytes(max(peaks))}" if any(peaks) else unknown
     found.append(("memory of the device" if capture.on_device else "memory", peak))
     loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
     loading = f"{duration(loading_s)}{capture.per_step}"
@@ -213,7 +218,7 @@ def gaps(capture: Capture) -> Table:
         Column("rank", "longest gaps of the device, rank"),
         Column("step", "step"),
         Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), _ms),
-        Column("dur_s", "ms", _ms),
+        Column("dur_s", "length", duration),
         Column("call", "host is in", _name),
         Column("operator", "in operator", _name),
         Column("share", "for", "{:.0%}".format),
@@ -365,7 +370,10 @@ def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list
 
 
 def _weighted(rows: Sequence[Row], name: str) -> float | None:
-    """Returns the mean of the known values, weighted by the time of the kernels."""
-    known = [(row[name] * row["total_s"], row["total_s"]) for row in rows if row.get(name) is not None]
-    whole_s = sum(weight for _, weight in known)
-    return sum(value for value, _ in known) / whole_s if whole_s else None
+    """Returns the mean weighted by the time of the kernels; None if it is unknown for most of this time."""
+    rows = [row for row in rows if not row["name"].startswith("Mem")]  # copies have no estimates
+    known = [row for row in rows if row.get(name) is not None]
+    known_s = sum(row["total_s"] for row in known)
+    if not known_s or known_s < sum(row["total_s"] for row in rows) / 2:
+        return None
+    return sum(float(row[name]) * float(row["total_s"]) for row in known) / float(known_s)

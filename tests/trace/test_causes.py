@@ -194,7 +194,8 @@ def test_without_marks_a_step_is_the_time_between_two_updates(tmp_path):
     assert [step.times.wall_s for step in capture.ranks[0].steps] == [pytest.approx(100 * US)] * 3
     assert capture.mean.data_s == pytest.approx(40 * US)
     assert capture.findings[0].startswith(
-        "A step, from the end of one Optimizer.step to that of the next, takes 100 us: 50% other computation"
+        "A step, from the end of one Optimizer.step to that of the next, takes 100 us: 50% "
+        "computation not assigned to forward, backward or optimizer"
     )
     assert any("the time before the first one is not counted" in note for note in capture.notes)
 
@@ -203,9 +204,10 @@ def test_a_recording_without_steps_begins_with_its_first_launch(tmp_path):
     events = [event("cpu_op", "aten::empty", 0, 9000), call(1, 9000, 10), kernel(1, 9030, 70)]
     capture = read_capture(write(tmp_path / "t.json", events))
     assert capture.findings[0] == (
-        "The recording, in which no steps are marked, takes 100 us: 70% other computation, 30% idle."
+        "The recording, in which no steps are marked, takes 100 us: 70% "
+        "computation not assigned to forward, backward or optimizer, 30% idle."
     )
-    assert capture.findings[1].startswith("The device does nothing for 30 us of the recording (30%): ")
+    assert capture.findings[2].startswith("The device does nothing for 30 us of the recording (30%): ")
 
 
 @pytest.fixture(scope="module")

@@ -80,23 +80,54 @@ def test_advice_is_given_for_the_call_in_which_the_host_spends_most_of_the_waits
     )
 
 
+def test_many_calls_that_free_memory_are_a_sign_of_a_disabled_allocator(tmp_path):
+    events = [
+        annotation("ProfilerStep#4", 0, 5000),
+        *launch(1, 0, "a", 0, 100),
+        *launch(2, 4990, "b", 4995, 5),
+    ]
+    events += [_runtime("hipFree", 200 + 300 * number, 300) for number in range(12)]
+    events += [event("cpu_op", f"op{number}", 200 + 600 * number, 600) for number in range(3)]
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    (said,) = (text for text in capture.findings if "hipFree" in text)
+    assert (
+        "3.6 ms in hipFree (12 calls, those that take longest: 2 in op0 (600 us), 2 in op1 (600 us))" in said
+    )
+    assert "the caching allocator is probably disabled" in said
+
+
+def test_what_would_help_most_is_named_in_order(tmp_path):
+    capture = read_capture(write(tmp_path / "rank0.json", recording()).parent)
+    assert capture.findings[1] == (
+        "What would help most: a step would be shorter by at most 75% without late launches by the host."
+    )
+    events = [annotation("ProfilerStep#4", 0, 100), *launch(1, 0, "sgemm", 2, 98)]
+    busy = read_capture(write(tmp_path / "busy" / "rank0.json", events).parent)
+    assert busy.findings[1] == (
+        "No wait takes more than 5% of a step, so only less or faster computation would make it much "
+        "shorter; the time of the kernels that compute is 100% matrix products."
+    )
+    assert busy.findings[0].endswith("record several, for example with schedule(active=3).")
+
+
 def test_the_longest_gaps_are_listed_with_what_the_host_does(tmp_path):
     for rank in range(2):
         write(tmp_path / f"r{rank}.json", recording()[: 7 + 20 * rank], rank, 2)
     assert _shown(tables.gaps(read_capture(tmp_path))) == [
+        ("rank 0", "4", "5.00", "7 ms", "Python, or code that was not recorded", "-", "100%", "-"),
         (
             "rank 1",
             "4",
             "5.00",
-            "4.00",
+            "4 ms",
             "autograd::engine::evaluate_function: MulBackward0",
             "-",
             "100%",
             "c",
         ),
-        ("rank 0", "4", "1.00", "3.00", "cudaFree", "aten::convolution", "100%", "b"),
-        ("rank 1", "4", "1.00", "3.00", "cudaFree", "aten::convolution", "100%", "b"),
-        ("rank 1", "4", "10.00", "2.00", "Python, or code that was not recorded", "-", "100%", "d"),
+        ("rank 0", "4", "1.00", "3 ms", "cudaFree", "aten::convolution", "100%", "b"),
+        ("rank 1", "4", "1.00", "3 ms", "cudaFree", "aten::convolution", "100%", "b"),
+        ("rank 1", "4", "10.00", "2 ms", "Python, or code that was not recorded", "-", "100%", "d"),
     ]
 
 

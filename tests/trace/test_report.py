@@ -38,6 +38,7 @@ def test_the_report_for_a_terminal(tmp_path):
 run: 2 of 2 ranks
 
 A step takes 350 us: 57% backward, 29% forward, 11% exposed communication, 3% waiting for data.
+What would help most: a step would be shorter by at most 11% without exposed communication.
 The collective with the longest transfers is all_reduce of 3.9 KiB: 1 per step with a median of 90 us, of \
 which 90 us is the transfer with a bus bandwidth of 0.0444 GB/s.
 56% of the communication is hidden behind computation.
@@ -137,7 +138,7 @@ def test_control_characters_in_names_are_replaced(tmp_path):
     assert ended.returncode == 0
     assert "\x1b" not in ended.stdout
     assert "\x07" not in ended.stdout
-    assert max(map(len, ended.stdout.splitlines())) < 200
+    assert max(map(len, ended.stdout.splitlines())) < 250
 
 
 def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path):
