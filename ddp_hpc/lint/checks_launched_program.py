@@ -125,6 +125,11 @@ def _has_several_ranks(start: Start) -> bool:
     )
 
 
+def is_alone(start: Start) -> bool:
+    """Returns whether the program of a start is available, and does not connect ranks."""
+    return any(one is start and source.is_alone for one, _, source in _programs(start.subject))
+
+
 @lru_cache(maxsize=1)  # the checks of one script
 def _programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
     """Returns the programs that the script starts, and their names, if all of their modules are available."""

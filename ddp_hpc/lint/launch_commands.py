@@ -229,11 +229,9 @@ def starts(subject: Subject) -> tuple[Start, ...]:
 def has_whole_nodes(subject: Subject) -> bool:
     """Returns whether no other job shares the nodes, because the job requests them or all GPUs."""
     script = subject.script
-    if script.value("--exclusive") is not None:
-        return True
-    if script.value("--mem") == "0":
-        return True  # all memory of the node
-    if any("excl" in value for _, name, value in script.resources() if name == "place"):
+    is_exclusive = any("excl" in value for _, name, value in script.resources() if name == "place")
+    # --mem=0 requests all memory of the node.
+    if is_exclusive or script.value("--exclusive") is not None or script.value("--mem") == "0":
         return True
     gpus = subject.gpus_per_node or _gpus_of_tasks(subject)
     if (site := subject.site) and site.node.devices:
@@ -293,23 +291,16 @@ _PIECE = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|(?:(?<=\s)|^)#[^\n]*|[^'\
 
 def expanded_in_shell(text: str) -> str:
     """Returns the parts of a command in which the shell of the script expands variables."""
-    kept = []
-    for match in _PIECE.finditer(text):
-        piece = match[0]
-        if piece[0] == '"' and len(piece) > 1:
-            kept.append(re.sub(r"\\.", "", piece, flags=re.DOTALL))
-        elif piece[0] not in "'\\#":
-            kept.append(piece)
-    return "".join(kept)
+    pieces = (piece for piece in _PIECE.findall(text) if piece[0] not in "'\\#")
+    return "".join(re.sub(r"\\.", "", piece, flags=re.DOTALL) for piece in pieces)
 
 
 def single_quoted(text: str) -> str:
     """Returns the parts of a command in which the shell of the script does not expand variables."""
-    kept = []
-    for match in _PIECE.finditer(text):
-        piece = match[0]
-        if piece[0] == "'":
-            kept.append(piece[1:-1])
-        elif piece[0] == '"':
-            kept.append(re.sub(r"\\(.)|\$", lambda escaped: escaped[1] or "", piece, flags=re.DOTALL))
-    return " ".join(kept)
+    return " ".join(
+        piece[1:-1]
+        if piece[0] == "'"
+        else re.sub(r"\\(.)|\$", lambda escaped: escaped[1] or "", piece, flags=re.DOTALL)
+        for piece in _PIECE.findall(text)
+        if piece[0] in "'\""
+    )
