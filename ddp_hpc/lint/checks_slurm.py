@@ -223,7 +223,7 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
             subject.line_of("--ntasks"),
             f"--ntasks={tasks} is not {nodes} nodes x {per_node} tasks per node, so Slurm treats "
             "--ntasks-per-node as a maximum",
-            "omit --ntasks",
+            "omit one of them",
         )
 
 
