@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.checks_launched_program import is_alone
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     STARTS_ALL_RANKS,
     Start,
+    is_alone,
     reaches_other_nodes,
     starts,
     torchruns,
