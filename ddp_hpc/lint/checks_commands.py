@@ -162,7 +162,8 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell") or _hides(words):
             continue
-        if not _GPU_PROGRAM.search(command.text):
+        has_no_input = words[-1] in ("bash", "sh") and "<" not in command.text
+        if has_no_input or not _GPU_PROGRAM.search(command.text):
             continue
         option = "--gpus all" if name in ("docker", "podman") else "--nv"
         yield Problem(

@@ -73,9 +73,12 @@ def _template(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("JOB002", "error", "Windows line endings")
-def _windows_line_ends(subject: Subject) -> Iterator[Problem]:
+@check("JOB002", "error", "Windows line endings or byte order mark")
+def _of_windows(subject: Subject) -> Iterator[Problem]:
     text = subject.script.text
+    if text.startswith("\ufeff"):
+        what = "a byte order mark comes first, so sbatch rejects the script and qsub ignores directives"
+        yield Problem(1, what, "run: sed -i '1s/^\\xEF\\xBB\\xBF//' SCRIPT")
     if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
         yield Problem(
@@ -347,12 +350,13 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
         )
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
         minutes, seconds = text.split(":")
+        submits = any(command.name in ("sbatch", "qsub") for command in subject.script.commands)
         yield Problem(
             line,
             f"walltime {text} is {int(minutes)} minutes and {int(seconds)} seconds, "
             "as two fields are minutes and seconds",
             f"write {text}:00 for hours and minutes, or 00:{text}",
-            None if int(minutes) in _USUAL_HOURS else "note",
+            None if int(minutes) in _USUAL_HOURS and not submits else "note",
         )
 
 

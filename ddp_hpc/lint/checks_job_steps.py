@@ -18,10 +18,6 @@ _OF_EACH_TASK = re.compile(r"%\d*[ajJs]")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
-def _steps(subject: Subject) -> list[Command]:
-    return [command for command in subject.script.launches() if command.name == "srun"]
-
-
 @check("SLURM025", "warning", "job steps that wait for each other")
 def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
     script = subject.script
@@ -29,7 +25,7 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
         return
     in_background = [
         command
-        for command in _steps(subject)
+        for command in subject.script.launches("srun")
         if command.ends == "&" and not _SHARES.search(command.text) and not hides_launcher_options(command)
     ]
     if (subject.num_nodes or 1) > 1:
@@ -79,7 +75,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     tasks, cpus = whole_number(script.value("--ntasks")), whole_number(script.value("--cpus-per-task")) or 1
     is_whole = script.value("--exclusive") is not None or script.value("--nodes") not in (None, "1")
-    for command in _steps(subject):
+    for command in subject.script.launches("srun"):
         nodes = whole_number(command.option("-N", "--nodes"))
         step = whole_number(subject.value_of(command.option("-n", "--ntasks") or ""))
         of_each = whole_number(command.option("-c", "--cpus-per-task")) or 1
@@ -103,7 +99,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
 @check("SLURM029", "error", "an image file that is read as the name of an image")
 def _image_without_slash(subject: Subject) -> Iterator[Problem]:
     given = [(d.line, d.value) for d in subject.script.read() if d.flag == "--container-image"]
-    given += [(c.line, c.option("--container-image") or "") for c in _steps(subject)]
+    given += [(c.line, c.option("--container-image") or "") for c in subject.script.launches("srun")]
     for line, value in given:
         if _IMAGE.fullmatch(value):
             yield Problem(

@@ -10,6 +10,7 @@ from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     STARTS_ALL_RANKS,
     Start,
+    is_alone,
     reaches_other_nodes,
     starts,
     torchruns,
@@ -99,7 +100,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif start.is_launched and start.program == "python" and trains_with_torch(subject):
-            ranks = start.ranks_per_node
+            ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
         if ranks and ranks > gpus:
@@ -113,9 +114,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
 @check("RANK004", "warning", "the number of ranks is not nodes x ranks per node")
 def _literal_ranks(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 0
-    for command in subject.script.launches():
-        if command.name not in ("mpiexec", "mpirun"):
-            continue
+    for command in subject.script.launches("mpiexec", "mpirun"):
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         per_node = own or subject.ranks_per_node
@@ -251,10 +250,6 @@ def _is_single_task(start: Start) -> bool:
     script = start.subject.script
     if start.command.option("-n", "--ntasks", "--ntasks-per-node", "--gpus", "--gres", "-G") is not None:
         return False
-    requested = script.value("--ntasks"), script.value("--ntasks-per-node"), script.value("--ntasks-per-gpu")
-    return (
-        requested[2] is None
-        and requested[0] in (None, "1")
-        and requested[1] in (None, "1")
-        and not start.subject.asked_nodes
-    )
+    requested = {script.value("--ntasks"), script.value("--ntasks-per-node")}
+    is_one = requested <= {None, "1"} and script.value("--ntasks-per-gpu") is None
+    return is_one and not start.subject.asked_nodes

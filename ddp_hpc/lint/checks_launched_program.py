@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.launch_commands import Start, starts
+from ddp_hpc.lint.launch_commands import Start, programs, starts
 from ddp_hpc.lint.program_source import ProgramSource
 from ddp_hpc.lint.resumption_of_script import resumption_of_script
 from ddp_hpc.request.program import program_of
-from ddp_hpc.request.program_files import files_of, text_of
+from ddp_hpc.request.program_files import text_of
 
 # Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
 # the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
@@ -100,7 +99,7 @@ def _same_file(subject: Subject) -> Iterator[Problem]:
 def _not_loaded(subject: Subject) -> Iterator[Problem]:
     if not subject.scheduler.has_queue or (subject.walltime_s or 0) < _LONG_S or subject.script.supervised:
         return
-    for start, name, source in _programs(subject):
+    for start, name, source in programs(subject):
         if place := source.save_without_load:
             what = f"{name} saves checkpoints, in {plain(place)}, but loads none, so each job begins again"
             yield Problem(
@@ -109,7 +108,7 @@ def _not_loaded(subject: Subject) -> Iterator[Problem]:
 
 
 def _with_several_ranks(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
-    return [one for one in _programs(subject) if _has_several_ranks(one[0]) or one[2].starts_ranks]
+    return [one for one in programs(subject) if _has_several_ranks(one[0]) or one[2].starts_ranks]
 
 
 def _has_several_ranks(start: Start) -> bool:
@@ -123,22 +122,3 @@ def _has_several_ranks(start: Start) -> bool:
         and not start.launcher_hides_options
         and (start.num_ranks or start.ranks_per_node or 1) > 1
     )
-
-
-@lru_cache(maxsize=1)  # the checks of one script
-def _programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
-    """Returns the programs that the script starts, and their names, if all of their modules are available."""
-    found: list[tuple[Start, str, ProgramSource]] = []
-    directory = subject.directory
-    for start in starts(subject) if directory else ():
-        program = program_of(start.words) if ".py" in start.command.text else None
-        if program is None or program.kind != "file" or directory is None:
-            continue
-        if text_of(directory / program.name) is None:
-            continue
-        files = files_of(program, directory)
-        # Packages that can be imported after a change of PYTHONPATH.
-        packages = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
-        if packages.isdisjoint(files.packages_elsewhere):
-            found.append((start, plain(program.name), ProgramSource(files)))
-    return found

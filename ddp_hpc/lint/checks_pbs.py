@@ -124,7 +124,7 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
                 "after a comma"
                 + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
-                "remove the whitespace",
+                "write - instead of the dash" if d.value[0] in "\u2013\u2014" else "remove the whitespace",
                 None if is_rejected else "warning",
             )
 

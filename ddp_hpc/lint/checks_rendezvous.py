@@ -132,6 +132,8 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
         if start.is_torchrun and start.given("--rdzv-backend") is not None:
             # Only the static rendezvous uses --node-rank.
             text = re.sub(r"--node[-_]rank[= ]\S+", "", text)
+        if start.options_of("accelerate").get("num-machines") == "1":
+            text = re.sub(r"--machine[-_]rank[= ]\S+", "", text)  # not used for one machine
         for name, task in of_task.items():
             is_read = name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
             if is_read or re.search(rf"\$\{{?{name}\b", text + single_quoted(text)):

@@ -24,9 +24,9 @@ _OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|(?:no-)?container-.*|ear|ear-.*|fpgalink|setattr|"
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta"
 )
-# Options in public scripts that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype)
-# and the Ohio Supercomputer Center (gpu_cmode). Elsewhere, sbatch rejects them.
-_OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir")
+# Options that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype), the Ohio
+# Supercomputer Center (gpu_cmode) and the Hebrew University (killable). Elsewhere, sbatch rejects them.
+_OF_ONE_SITE = re.compile(r"quotatype|gpu_cmode|gpu-mps|no-step-tmpdir|killable")
 _INSTEAD = {
     "--name": "--job-name",
     "--email": "--mail-user",

@@ -70,9 +70,8 @@ def _no_account(subject: Subject) -> Iterator[Problem]:
 
 @check("SITE003", "error", "no file systems requested")
 def _no_file_systems(subject: Subject) -> Iterator[Problem]:
-    if subject.site is None or not subject.site.pbs.filesystems_resource:
-        return
-    if (own := _own_script(subject)) is None:
+    own = _own_script(subject)
+    if subject.site is None or own is None or not subject.site.pbs.filesystems_resource:
         return
     requested = {name for _, name, _ in subject.script.resources()}
     for _, name, value in own.resources():
@@ -86,9 +85,8 @@ def _no_file_systems(subject: Subject) -> Iterator[Problem]:
 
 @check("SITE004", "warning", "no GPUs requested")
 def _no_gpus(subject: Subject) -> Iterator[Problem]:
-    if subject.site is None or _asks_for_gpus(subject.script):
-        return
-    if (own := _own_script(subject)) is None:
+    own = None if _asks_for_gpus(subject.script) else _own_script(subject)
+    if subject.site is None or own is None:
         return
     features = subject.script.value("--constraint")
     if features is not None and "gpu" not in features and "gpu" in (own.value("--constraint") or ""):
@@ -305,9 +303,9 @@ def _gpus_of_first_node(subject: Subject) -> Iterator[Problem]:
     # Any line with the variable may be the site's own remedy.
     if any(_VISIBLE in line for line in subject.script.lines) or not trains_with_torch(subject):
         return
-    for command in subject.script.launches():
+    for command in subject.script.launches("mpiexec", "mpirun"):
         # ddp-hpc's own programs recognize the UUIDs of another node.
-        if command.name in ("mpiexec", "mpirun") and command.launched and "ddp_hpc" not in command.text:
+        if command.launched and "ddp_hpc" not in command.text:
             yield Problem(
                 command.line,
                 f"on {site.title}, {_VISIBLE} has the UUIDs of the node's GPUs, but {command.name} passes on "

@@ -27,11 +27,9 @@ _NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 @check("SLURM005", "warning", "--gpus-per-task hides the other GPUs")
 def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    if (
-        not trains_with_torch(subject)
-        # An explicit --gpu-bind replaces the implied one; SLURM006 checks it.
-        or re.search(r"allow-task-sharing|--gpu-bind|gres/gpu:none", script.text)
-    ):
+    # An explicit --gpu-bind replaces the implied one; SLURM006 checks it.
+    has_binding = re.search(r"allow-task-sharing|--gpu-bind|gres/gpu:none", script.text)
+    if has_binding or not trains_with_torch(subject):
         return
     # Only srun binds GPUs; processes of the batch shell, such as those of horovodrun, see all of them.
     steps = _steps_with_ranks(subject)
@@ -81,11 +79,8 @@ def _shares_nodes(subject: Subject) -> bool:
 
 def _steps_with_ranks(subject: Subject) -> list[Command]:
     """Returns the job steps that may start several ranks on a node."""
-    return [c for c in _srun(subject) if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
-
-
-def _srun(subject: Subject) -> list[Command]:
-    return [command for command in subject.script.launches() if command.name == "srun"]
+    steps = subject.script.launches("srun")
+    return [c for c in steps if ranks_per_node(subject, c) != 1 and not _NO_RANKS.search(c.text)]
 
 
 @check("SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch")
@@ -97,7 +92,7 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     requested = script.value("--cpus-per-task")
     if requested is None or requested == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
-    for command in _srun(subject):
+    for command in subject.script.launches("srun"):
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
             yield Problem(
                 command.line,
@@ -113,9 +108,7 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     if signal is None or "B:" in signal:
         return
     commands = subject.script.commands
-    pythons = [
-        c for c in commands if re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun", c.argv[0] if c.argv else "")
-    ]
+    pythons = [c for c in commands if c.argv and re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun", c.argv[0])]
     if pythons and not any(
         re.search(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ", c.text) for c in commands
     ):
@@ -162,7 +155,7 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")
 def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
-    for command in _srun(subject):
+    for command in subject.script.launches("srun"):
         per_node = whole_number(command.option("--ntasks-per-node"))
         job = subject.ranks_per_node
         if command.option("--jobid") is not None:
@@ -194,9 +187,7 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
         remedy = "put srun in front of python, or request one task if one process uses all GPUs"
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
-        remedy = (
-            "request one task with several CPUs (--cpus-per-task) or --nodes=1, or start python with srun"
-        )
+        remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
     yield Problem(pythons[0].command.line, what, remedy)
 
 
@@ -226,23 +217,21 @@ def _has_task_per_gpu(subject: Subject) -> bool:
 @check("SLURM013", "warning", "--ntasks does not match nodes x tasks per node")
 def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     tasks = whole_number(subject.script.value("--ntasks"))
-    nodes, per_node = subject.num_nodes, subject.ranks_per_node
+    nodes, per_node = subject.num_nodes, whole_number(subject.script.value("--ntasks-per-node"))
     if tasks and nodes and per_node and tasks != nodes * per_node:
         yield Problem(
             subject.line_of("--ntasks"),
             f"--ntasks={tasks} is not {nodes} nodes x {per_node} tasks per node, so Slurm treats "
             "--ntasks-per-node as a maximum",
-            "omit --ntasks",
+            "omit one of them",
         )
 
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
 def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
-    if not _many_tasks(subject):
+    if not (_many_tasks(subject) and trains_with_torch(subject)):
         return
-    if not trains_with_torch(subject):
-        return
-    for command in _srun(subject):
+    for command in subject.script.launches("srun"):
         bare = any(re.fullmatch(r"-[a-zA-Z]*K[01]?", word) for word in command.own_words)
         given = command.option("--kill-on-bad-exit") is not None or "--kill-on-bad-exit" in command.own_words
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
@@ -261,7 +250,7 @@ def _two_ways_to_gpus_of_a_step(subject: Subject) -> Iterator[Problem]:
     if version and not is_between(version, GPUS_TWICE_SINCE, ""):
         return
     of_job = subject.script.value("--gpus-per-node")
-    for command in _srun(subject):
+    for command in subject.script.launches("srun"):
         of_step = command.option("--gpus-per-node")
         if GPUS_IN_GRES.search(command.option("--gres") or "") and (of_job or of_step) is not None:
             whose = "srun's --gpus-per-node" if of_step is not None else "the --gpus-per-node of the job"

@@ -1,4 +1,4 @@
-"""The commands of a script that start ranks, and what their options say about the number of ranks."""
+"""The commands of a script that start ranks, what their options say about the ranks, and their programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ddp_hpc.lint.check_registry import Subject
+from ddp_hpc.lint.check_registry import Subject, plain
 from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.program_source import ProgramSource
+from ddp_hpc.request.program import program_of
+from ddp_hpc.request.program_files import files_of, text_of
 from ddp_hpc.schedulers.script_options import whole_number
 
 _TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
@@ -226,14 +229,36 @@ def starts(subject: Subject) -> tuple[Start, ...]:
     )
 
 
+def is_alone(start: Start) -> bool:
+    """Returns whether the program of a start is available, and does not connect ranks."""
+    return any(one is start and source.is_alone for one, _, source in programs(start.subject))
+
+
+@lru_cache(maxsize=1)  # the checks of one script
+def programs(subject: Subject) -> list[tuple[Start, str, ProgramSource]]:
+    """Returns the programs that the script starts, and their names, if all of their modules are available."""
+    found: list[tuple[Start, str, ProgramSource]] = []
+    directory = subject.directory
+    for start in starts(subject) if directory else ():
+        program = program_of(start.words) if ".py" in start.command.text else None
+        if program is None or program.kind != "file" or directory is None:
+            continue
+        if text_of(directory / program.name) is None:
+            continue
+        files = files_of(program, directory)
+        # Packages that can be imported after a change of PYTHONPATH.
+        packages = {path.stem for place in (directory, directory / "src") for path in place.glob("*")}
+        if packages.isdisjoint(files.packages_elsewhere):
+            found.append((start, plain(program.name), ProgramSource(files)))
+    return found
+
+
 def has_whole_nodes(subject: Subject) -> bool:
     """Returns whether no other job shares the nodes, because the job requests them or all GPUs."""
     script = subject.script
-    if script.value("--exclusive") is not None:
-        return True
-    if script.value("--mem") == "0":
-        return True  # all memory of the node
-    if any("excl" in value for _, name, value in script.resources() if name == "place"):
+    is_exclusive = any("excl" in value for _, name, value in script.resources() if name == "place")
+    # --mem=0 requests all memory of the node.
+    if is_exclusive or script.value("--exclusive") is not None or script.value("--mem") == "0":
         return True
     gpus = subject.gpus_per_node or _gpus_of_tasks(subject)
     if (site := subject.site) and site.node.devices:
@@ -293,23 +318,16 @@ _PIECE = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|(?:(?<=\s)|^)#[^\n]*|[^'\
 
 def expanded_in_shell(text: str) -> str:
     """Returns the parts of a command in which the shell of the script expands variables."""
-    kept = []
-    for match in _PIECE.finditer(text):
-        piece = match[0]
-        if piece[0] == '"' and len(piece) > 1:
-            kept.append(re.sub(r"\\.", "", piece, flags=re.DOTALL))
-        elif piece[0] not in "'\\#":
-            kept.append(piece)
-    return "".join(kept)
+    pieces = (piece for piece in _PIECE.findall(text) if piece[0] not in "'\\#")
+    return "".join(re.sub(r"\\.", "", piece, flags=re.DOTALL) for piece in pieces)
 
 
 def single_quoted(text: str) -> str:
     """Returns the parts of a command in which the shell of the script does not expand variables."""
-    kept = []
-    for match in _PIECE.finditer(text):
-        piece = match[0]
-        if piece[0] == "'":
-            kept.append(piece[1:-1])
-        elif piece[0] == '"':
-            kept.append(re.sub(r"\\(.)|\$", lambda escaped: escaped[1] or "", piece, flags=re.DOTALL))
-    return " ".join(kept)
+    return " ".join(
+        piece[1:-1]
+        if piece[0] == "'"
+        else re.sub(r"\\(.)|\$", lambda escaped: escaped[1] or "", piece, flags=re.DOTALL)
+        for piece in _PIECE.findall(text)
+        if piece[0] in "'\""
+    )

@@ -20,10 +20,10 @@ def missing_directory(path: str, start: Path | None) -> str:
     """
     if not path or re.search(r"[$~\0^{}<>]", path) or len(path) > _MAX_CHARS:
         return ""
-    directory = Path(path) if path.endswith("/") else Path(path).parent
-    if "%" in str(directory) or (start is None and not directory.is_absolute()):
+    written = Path(path) if path.endswith("/") else Path(path).parent
+    if "%" in str(written) or (start is None and not written.is_absolute()):
         return ""
-    directory = (start or Path()) / directory
+    directory = (start or Path()) / written
     try:
         if directory.is_dir():
             return ""
@@ -32,7 +32,7 @@ def missing_directory(path: str, start: Path | None) -> str:
         is_here = directory != root and root.is_dir()
     except OSError:  # an unreadable parent directory, or a name that is too long
         return ""
-    return str(Path(path) if path.endswith("/") else Path(path).parent) if is_here else ""
+    return str(written) if is_here else ""
 
 
 def created_directories(script: Script) -> dict[str, int]:

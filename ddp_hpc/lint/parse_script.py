@@ -44,6 +44,7 @@ _TOKEN = re.compile(
   | (?P<word>
         [^\s;&|()<>'"\\`$]+
       | '[^']*'
+      | "(?:[^"\\$]+|\\.|\$\((?:[^()"'\\]+|\\.|'[^']*'|"[^"\\]*"|\([^()"']*\)){1,99}+\)|\$)*+"
       | "[^"\\]*(?:\\.[^"\\]*)*"
       | `[^`\n]*`
       | \$'[^'\\]*(?:\\.[^'\\]*)*'
@@ -215,9 +216,9 @@ class Script(ScriptOptions):
         """Returns whether the script's body assigns a value to this variable."""
         return any(assigned == name for _, assigned, _ in self.assignments)
 
-    def launches(self) -> list[Command]:
-        """Returns the commands that start ranks with a launcher."""
-        return [command for command in self.commands if command.name in LAUNCH_COMMANDS]
+    def launches(self, *names: str) -> list[Command]:
+        """Returns the commands that start ranks with one of these launchers, or with any launcher."""
+        return [command for command in self.commands if command.name in (names or LAUNCH_COMMANDS)]
 
 
 def read_script(path: Path, name: str) -> str:
@@ -241,7 +242,9 @@ def parse_script(text: str) -> Script:
     text = text[:MAX_CHARS]
     # Cut at a line end, since a directive cut in the middle would mean something else.
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
-    lines = tuple(line.removesuffix("\r") for line in parsed.split("\n"))
+    # JOB002 reports the line ends and byte order marks of Windows.
+    parsed = parsed.replace("\r\n", "\n").removeprefix("\ufeff")
+    lines = tuple(parsed.split("\n"))
     directives = tuple(_directives(lines))
     quoted: list[tuple[int, int]] = []
     commands = tuple(_commands(parsed, quoted))

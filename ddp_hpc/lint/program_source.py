@@ -30,6 +30,9 @@ _KNOWS_RANKS = (
     r"(?i)rank|world_?size|distribut|slurm|\bp(?:mi|mix|als)_|ompi_|\bmpi|hvd|horovod|\bddp|fsdp|task_?id|"
     r"proc_?id|proc\w*_index|\bjax|hostname|getpid|fabric|spawn|multiprocess"
 )
+_CONNECTS_RANKS = (
+    r"(?i)process_?group|init_?dist|accelerat|trainer|fabric|hvd|horovod|deepspeed|spawn|launch|(?<!co)mpi"
+)
 _DIVIDES_DATA = r"(?i)sampler$|shard|partition|scatter_|replica|iterable|webdataset|^wds$|dali|ffcv|by_node"
 _LOADS = re.compile(
     r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
@@ -68,6 +71,11 @@ class ProgramSource:
     def has_one_rank(self) -> bool:
         """Whether the program trains a model, and cannot know of other ranks."""
         return self._trains and not self._has(_KNOWS_RANKS)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all of the program was read, and no part of it connects ranks."""
+        return self.files.is_complete and not self._has(_CONNECTS_RANKS)
 
     @property
     def save_of_all_ranks(self) -> str:

@@ -28,7 +28,6 @@ BAD = [
     ("JOB003", 3, SLURM + "echo $((1 + 2\n"),
     ("JOB003", 5, SLURM + "for i in 1 2; do\n  echo $i\n"),
     ("JOB003", 4, SLURM + "cat <<EOF\nnever closed\n"),
-    ("JOB005", 3, PBS + "#PBS-l select=2\n"),
     ("JOB005", 3, PBS + "#PBS: -l select=2\n"),
     ("JOB009", 3, SLURM + "export AWS_SECRET_ACCESS_KEY='abcd1234efgh'\n"),
     ("JOB009", 3, SLURM + "HF_TOKEN=hf_0123456789 srun python train.py\n"),

@@ -149,6 +149,14 @@ TORQUE = P + "#PBS -l nodes=1:ppn=8\n"
 SCRIPTS: list[tuple[str, bool, str]] = [
     # Directives that the scheduler does not read.
     ("JOB004", True, S + "set -e\n#SBATCH --nodes=2\n"),
+    ("JOB004", False, "\ufeff" + S),
+    ("SLURM001", False, "\ufeff" + S),
+    ("JOB002", True, "\ufeff" + S),
+    ("JOB024", False, "#!/bin/bash\r\n#SBATCH --time=01:00:00\r\nsrun \\\r\n  --label a.out\r\n"),
+    ("RANK014", False, ONE.replace("\n", "\r\n") + "torchrun \\\r\n --nproc_per_node=4 train.py\r\n"),
+    # qsub needs no blank after #PBS.
+    ("JOB005", False, P + "#PBS-N ddp\n"),
+    ("JOB010", False, "#!/bin/bash\n#PBS-l walltime=01:00:00\n"),
     ("JOB004", False, S + "\n# a comment\n   \n#SBATCH --nodes=2\n"),
     ("JOB004", False, S + "cat > job.sh <<EOF\n#!/bin/bash\n#SBATCH --nodes=$N\nEOF\nsbatch job.sh\n"),
     ("JOB004", False, S + 'echo "#!/bin/bash\n#SBATCH --nodes=2\nsrun x" > job.sh\n'),
@@ -194,6 +202,11 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK019", False, S + "MASTER_PORT=29500\npython train.py\n"),
     ("RANK019", True, S + "MASTER_PORT=29500\nsrun python train.py\n"),
     ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif ls /sim/python.sh\n"),
+    ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec pytorch.sif bash\npython train.py\n"),
+    ("JOB026", True, S + "#SBATCH --gres=gpu:1\nsingularity exec torch.sif bash <<END\npython a.py\nEND\n"),
+    # Quotes in a command substitution in quotes.
+    ("JOB029", False, S + 'read -r n <<< "$(python3 -c "\nn = len(d())\nprint(n)\n" "$@")"\n'),
+    ("JOB029", True, S + 'cd "$(dirname "$(pwd)")"\nn = 4\n'),
     ("JOB026", True, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif /env/bin/python -m train\n"),
     ("SLURM030", False, S + 'cp "$(dirname "$0")/$(basename "$0")" log\n'),
     ("SLURM030", True, S + 'cd "$(dirname "$0")"\n'),
@@ -279,6 +292,13 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK003", True, ONE + "NGPU=8\ntorchrun --nproc_per_node=$NGPU train.py\n"),
     ("RANK003", False, ONE + "torchrun --nproc-per-node=4 train.py\n"),
     ("RANK003", False, ONE + "mpirun -np 64 ./lmp -in in.lj\n"),
+    # With --ntasks, --ntasks-per-node is a maximum.
+    ("RANK001", False, RANKS + "#SBATCH --ntasks=2\nsrun torchrun --nproc_per_node=4 train.py\n"),
+    ("RANK001", True, RANKS + "#SBATCH --ntasks=8\nsrun torchrun --nproc_per_node=4 train.py\n"),
+    ("SLURM013", True, RANKS + "#SBATCH --ntasks=2\n"),
+    # accelerate does not use the rank of a single machine.
+    ("RANK010", False, RANKS + "srun accelerate launch --num_machines 1 --machine_rank $SLURM_PROCID a.py\n"),
+    ("RANK010", True, RANKS + "srun accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID a.py\n"),
     (
         "RANK010",
         True,
@@ -404,6 +424,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # Options of plugins that single sites install.
     ("SLURM002", "note", S + "#SBATCH --quotatype=reserved\n"),
     ("SLURM002", "note", S + "#SBATCH --gpu_cmode=exclusive\n"),
+    ("SLURM002", "note", S + "#SBATCH --killable\n"),
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
     ("JOB005", "error", P + "#PSB -q long\n"),
     ("JOB005", "note", P + "# PBS -q long\n"),
@@ -411,6 +432,8 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),
     ("JOB012", "note", "#!/bin/bash\n#SBATCH --time=30:00\n"),
+    # A job that only submits others needs a minute.
+    ("JOB012", "note", "#!/bin/bash\n#SBATCH --time=1:00\nsbatch train.sh\n"),
     # A node with four GPUs may be requested as a whole.
     ("RANK008", "note", S + "#SBATCH --nodes=1 --gpus-per-node=4\nexport MASTER_PORT=29500\n"),
     ("RANK008", "note", S + "#SBATCH --nodes=1\nexport MASTER_PORT=29500\n"),

@@ -55,6 +55,11 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     assert {"SLURM017", "SLURM022", "SLURM023"} & {found.check for found in lint_script(text)}
 
 
+def test_another_dash_than_a_hyphen_is_named() -> None:
+    found = lint_script(f"{TORQUE}#PBS \u2013m e\n")
+    assert [one.remedy for one in found if one.check == "PBS004"] == ["write - instead of the dash"]
+
+
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)
 def test_a_script_has_the_finding_or_not(check: str, expected: bool, text: str) -> None:
     assert (check in {found.check for found in lint_script(text)}) == expected

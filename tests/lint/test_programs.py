@@ -86,6 +86,16 @@ def test_a_program_for_one_process_trains_the_same_model_on_each_rank(tmp_path: 
     assert checks(tmp_path, ALONE, command) == {"RANK024"}
 
 
+@pytest.mark.parametrize(("program", "shares"), [(ALONE, False), (PARALLEL, True)])
+def test_ranks_share_a_gpu_if_the_program_connects_them(tmp_path: Path, program: str, shares: bool) -> None:
+    (tmp_path / "train.py").write_text(program)
+    text = (
+        DIRECTIVES.replace("node=4", "node=2", 1) + "#SBATCH --gpus-per-node=1\nsrun python train.py --nccl\n"
+    )
+    found = lint_script(text, directory=tmp_path)
+    assert ("RANK003" in {one.check for one in found}) == shares
+
+
 @pytest.mark.parametrize(
     ("program", "command"),
     [

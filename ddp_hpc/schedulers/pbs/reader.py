@@ -26,6 +26,8 @@ class PbsReader(ScriptReader):
     walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
     expands_log_variables = True
     reads_indented = True
+    # No blank is needed: pbs_ispbsdir in OpenPBS's check_job_script.c.
+    directive_pattern = re.compile(r"#PBS(?:[ \t]+|(?=-)|$)(.*)", re.DOTALL)
     submit_directory = "PBS_O_WORKDIR"
     bare_memory_unit = "bytes"
     gigabytes = "gb"

@@ -81,7 +81,11 @@ class SlurmReader(ScriptReader):
         return whole_number(script.value("--nodes"))
 
     def ranks_per_node(self, script: ScriptOptions) -> int | None:
-        return whole_number(script.value("--ntasks-per-node"))
+        per_node = whole_number(script.value("--ntasks-per-node"))
+        tasks = whole_number(script.value("--ntasks"))
+        if per_node and tasks:  # then --ntasks-per-node is a maximum (sbatch(1))
+            return min(per_node, max(1, tasks // (self.num_nodes(script) or 1)))
+        return per_node
 
     def gpus_per_node(self, script: ScriptOptions) -> int | None:
         for value in (script.value("--gpus-per-node"), _gres_gpus(script.value("--gres"))):
