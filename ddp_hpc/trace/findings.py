@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
+    IDLE_CAUSES,
     PART_NAMES,
     PARTS,
     Capture,
@@ -51,6 +52,7 @@ _STEPS = {
 }
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _MOST_NAMED = 3
+_NO_WORKERS = "_SingleProcessDataLoaderIter"
 _NO_OPERATOR = "Python or other code outside of operators"
 _MANY_CALLS = 10
 """Calls per step from which on they are not those of a few large tensors."""
@@ -89,7 +91,7 @@ def findings(capture: Capture) -> list[str]:
     if straggler := capture.straggler:
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
-            f"Without {'the rest of ' * bool(straggler.before_s)}this delay, a step would be up to "
+            f"Without {'the latter part of ' * bool(straggler.before_s)}this delay, a step would be up to "
             f"{straggler.share:.0%} shorter."
         )
     if capture.slow_connection:
@@ -102,11 +104,12 @@ def findings(capture: Capture) -> list[str]:
             f"(median {duration(load.median_s)})."
         )
     if overall.data_s >= _MUCH * wall_s:
-        advice = (
-            "Measure other file formats with ddp-hpc bench io, or try --workers."
-            if is_own(capture.ranks)
-            else "More workers of the DataLoader, or a faster file format, can shorten it."
-        )
+        if is_own(capture.ranks):
+            advice = "Measure other file formats with ddp-hpc bench io, or try --workers."
+        elif any(_NO_WORKERS in op.name for trace in capture.ranks for op in trace.ops):
+            advice = "The DataLoader has no workers, so a step waits for each batch: set num_workers."
+        else:
+            advice = "More workers of the DataLoader, or a faster file format, can shorten it."
         loading_s = statistics.fmean(trace.loading_s for trace in capture.ranks)
         loading = f", and loading itself {duration(loading_s)} ({loading_s / wall_s:.0%}) on the host"
         itself = loading if capture.on_device else ""
@@ -175,7 +178,7 @@ def _step(capture: Capture, wall_s: float) -> list[str]:
         f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
     )
     takes = _STEPS.get(ranks[0].steps_from, "A step takes")
-    lengths = _step_lengths(ranks)
+    lengths = _by_step(ranks, "wall_s")
     shortest, longest = (find(lengths, key=lambda number: lengths[number]) for find in (min, max))
     least_s, most_s = lengths[shortest], lengths[longest]
     if most_s <= _DIFFERENT * least_s:
@@ -191,18 +194,29 @@ def _step(capture: Capture, wall_s: float) -> list[str]:
     if most_s > _VERY_DIFFERENT * least_s:
         sentences.append(
             f"Warning: step {longest} is {most_s / (least_s or 1.0):.1f} times as long as step {shortest}, "
-            "so the mean step is typical of neither; compare the two in the timeline."
+            f"so the mean step is typical of neither; {_difference(ranks, longest, shortest)}."
         )
     return sentences
 
 
-def _step_lengths(ranks: Sequence[RankTrace]) -> dict[int, float]:
-    """Returns the length of each step by its number, the mean over the ranks."""
-    lengths: defaultdict[int, list[float]] = defaultdict(list)
+def _by_step(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
+    """Returns a part of the time of each step by its number, the mean over the ranks."""
+    times: defaultdict[int, list[float]] = defaultdict(list)
     for trace in ranks:
         for step in trace.steps:
-            lengths[step.number].append(step.times.wall_s)
-    return {number: statistics.fmean(own) for number, own in lengths.items()}
+            times[step.number].append(getattr(step.times, part))
+    return {number: statistics.fmean(own) for number, own in times.items()}
+
+
+def _difference(ranks: Sequence[RankTrace], longer: int, shorter: int) -> str:
+    """Names the part of the time in which two steps differ most."""
+    on_device = any(trace.busy for trace in ranks)
+    parts = [part for part in PARTS if not (on_device and part == "idle_s")]
+    parts += [cause for cause in IDLE_CAUSES if cause.removeprefix("idle_") not in PARTS]
+    times = {part: _by_step(ranks, part) for part in parts}
+    part = max(parts, key=lambda part: times[part][longer] - times[part][shorter])
+    name = PART_NAMES.get(part) or f"time in which the device does nothing {_CAUSES[part]}"
+    return f"{duration(times[part][longer] - times[part][shorter])} of the difference is {name}"
 
 
 def _idle(capture: Capture, wall_s: float) -> Iterator[str]:

@@ -58,6 +58,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
             tables.launches(capture),
         ),
         "collectives": tables.collectives(capture),
+        "has_estimates": any(column.field == "tensor_cores" for column in tables.kinds(capture).columns),
         "top": _without_empty(
             tables.kinds(capture),
             tables.kernels(capture),

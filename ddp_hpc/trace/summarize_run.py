@@ -173,11 +173,11 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     late_s, step = statistics.median_low(late)
     first = min(begins[step], key=lambda rank: begins[step][rank])
     where = "step" if num_steps > 1 else "recording"
-    evidence += (
-        f". {duration(before_s)} of this is because it began the step {duration(late_s)} after rank {first}, "
-        f"the first; the cause is before this {where}"
-    )
     lost_s = max(0.0, waited[rank] - before_s)
+    evidence += (
+        f": {duration(before_s)} because it began the step {duration(late_s)} after rank {first}, the first, "
+        f"the cause of which is before this {where}, and {duration(lost_s)} later"
+    )
     return Straggler(rank, "idle", lost_s, lost_s / overall.wall_s, evidence, before_s)
 
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import get_context
@@ -118,7 +117,8 @@ def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path,
         return
     # The largest files come first, because a large file at the end would delay the result.
     ordered = sorted(files, key=lambda file: -file.stat().st_size)
-    with _pool(min(num_processes, len(files))) as pool:
+    pool = ProcessPoolExecutor(min(num_processes, len(files)), get_context("fork"))
+    try:
         # submit() starts the readers, which inherit this signal mask, so that only the parent handles Ctrl-C.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures: dict[Future[RankTrace | str], Path] = {pool.submit(_read, f, most): f for f in ordered}
@@ -131,6 +131,12 @@ def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path,
                     "a process that reads traces was killed, probably because of insufficient memory; "
                     "use --processes 1 to read one file at a time"
                 ) from error
+    except BaseException:
+        for process in (pool._processes or {}).values():
+            process.kill()  # on Ctrl-C, do not wait until gigabytes have been read
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _read(file: Path, most_named: int) -> RankTrace | str:
@@ -141,19 +147,6 @@ def _read(file: Path, most_named: int) -> RankTrace | str:
         return f"cannot be read ({error.strerror})"
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
         return f"cannot be analyzed ({type(error).__name__}: {error})"
-
-
-@contextmanager
-def _pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(num_processes, get_context("fork"))
-    try:
-        yield pool
-    except BaseException:
-        for process in (pool._processes or {}).values():
-            process.kill()  # on Ctrl-C, do not wait until gigabytes have been read
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
 
 
 def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:

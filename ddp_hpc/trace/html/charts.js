@@ -62,9 +62,10 @@ function drawTimeline(div, figure) {
   const search = controls.querySelector("input");
   const find = () => {
     const sought = search.value.trim().toLowerCase();
+    const pieces = sought.split("..."); // a name that was copied from a table can be shortened in the middle
     const [first, last] = step.value ? step.value.split(",").map(Number) : [-Infinity, Infinity];
     found = sought && bars.map(({ name, meta, base }) => {
-      const has = meta.texts.map((text) => `${text}\n${name}`.toLowerCase().includes(sought));
+      const has = meta.texts.map((text) => pieces.every((piece) => `${text}\n${name}`.toLowerCase().includes(piece)));
       return meta.what.map((what, i) => base[i] >= first && base[i] < last && (has[what] || Boolean(meta.callers && has[meta.callers[i]])));
     });
     matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
