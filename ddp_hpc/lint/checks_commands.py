@@ -189,7 +189,7 @@ def _hides(words: tuple[str, ...]) -> bool:
 @check("PBS016", "warning", "the script looks for its own directory")
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
-    if re.search(rf"{variable}:-|\bscontrol show job|\bscontrol .*Command=|\b(?:sbatch|qsub) ", script.text):
+    if re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job|\b(?:sbatch|qsub) ", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
     for number, line in enumerate(script.lines, start=1):
         if (

@@ -118,9 +118,8 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         per_node = own or subject.ranks_per_node
-        # With both options, a smaller total may be intended, to use only some of the nodes.
-        is_part = own and total and total % own == 0 and total < nodes * own
-        is_part = is_part or total == 1  # a serial program, for example before or after the parallel one
+        # One rank is a serial program. With both options, a smaller total may use only some of the nodes.
+        is_part = total == 1 or (own and total and total % own == 0 and total < nodes * own)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
         if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
             yield Problem(
@@ -137,7 +136,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
 
 
 def _has_one_slot(subject: Subject, command: Command) -> bool:
-    if re.search(r"oversubscribe|--map-by|-map-by|hwthread|--?host\b|-H\b|hostfile|-f\b", command.text):
+    if re.search(r"oversubscribe|-map-by|hwthread|--?host\b|-H\b|hostfile|-f\b", command.text):
         return False
     return subject.script.scheduler != "" and subject.script.value("--ntasks") in (None, "1")
 
@@ -146,13 +145,14 @@ def _has_one_slot(subject: Subject, command: Command) -> bool:
 def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
     tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
-    if cpus and tasks and not any(command.launched for command in subject.script.launches()):
+    launched = {command.name for command in subject.script.launches() if command.launched}
+    if cpus and tasks and not launched:
         cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
     per_node = subject.ranks_per_node or 1
-    has_ranks = any(command.name == "srun" and command.launched for command in subject.script.launches())
+    of_rank = max(1, (cpus or 0) // max(map(_local_ranks, starts(subject)), default=1))
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
-        if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and has_ranks:
+        if name == "OMP_NUM_THREADS" and _CORES_OF_NODE.search(value) and per_node > 1 and "srun" in launched:
             yield Problem(
                 line,
                 f"OMP_NUM_THREADS={plain(value)} is all cores of the node, for each of {per_node} ranks",
@@ -161,23 +161,23 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
             yield Problem(
                 line,
-                f"OMP_NUM_THREADS={threads}, but each rank has {cpus} CPUs",
-                f"use export OMP_NUM_THREADS={cpus}",
+                f"OMP_NUM_THREADS={threads}, but each rank has {of_rank} CPUs",
+                f"use export OMP_NUM_THREADS={of_rank}",
             )
     for start in starts(subject):
-        workers = _WORKERS.search(start.command.text)
-        local_ranks = whole_number(start.given("--nproc-per-node")) or 1
-        if (
-            workers
-            and cpus
-            and start.program in ("python", "torchrun")
-            and int(workers[1]) * local_ranks >= 2 * cpus
-        ):
+        workers = _WORKERS.search(start.command.text) if start.program in ("python", "torchrun") else None
+        num_workers = int(workers[1]) * _local_ranks(start) if workers else 0
+        if cpus and num_workers >= 2 * cpus:
             yield Problem(
                 start.command.line,
-                f"{int(workers[1]) * local_ranks} workers of DataLoaders share the {cpus} CPUs of a task",
-                f"request more with --cpus-per-task, or use {max(1, cpus // local_ranks)} workers",
+                f"{num_workers} workers of DataLoaders share the {cpus} CPUs of a task",
+                f"request more with --cpus-per-task, or use {max(1, cpus // _local_ranks(start))} workers",
             )
+
+
+def _local_ranks(start: Start) -> int:
+    given = start.given("--nproc-per-node")
+    return (start.subject.gpus_per_node if given in ("gpu", "auto") else whole_number(given)) or 1
 
 
 @check("RANK006", "warning", "a trap that runs only after the launcher has ended")
@@ -227,9 +227,7 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node or 1
     if gpus < 2 or any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands):
         return  # processes in the background or in a loop may share the GPUs
-    for start in starts(subject):
-        if start.launcher_hides_options:
-            continue
+    for start in (one for one in starts(subject) if not one.launcher_hides_options):
         if start.is_torchrun:
             is_one = whole_number(start.given("--nproc-per-node") or "1") == 1 and start.ranks_per_node == 1
             if is_one and not start.hides_options:

@@ -38,17 +38,14 @@ _ENDPOINT = re.compile(
 
 @check("RANK008", "warning", "a fixed MASTER_PORT")
 def _fixed_port(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
+    script, started = subject.script, torchruns(subject)
+    runs = [start for start in started if not start.has("--standalone")]  # otherwise, it chooses a free port
     ports = [
         (line, value)
         for line, name, value in script.assignments
-        if name == "MASTER_PORT" and whole_number(value) and _is_used(script, name)
+        if name == "MASTER_PORT" and whole_number(value) and _is_used(script, not started or bool(runs))
     ]
-    given = [
-        (start.command.line, start.given("--master-port") or "")
-        for start in torchruns(subject)
-        if not start.has("--standalone")  # then torchrun chooses a free port
-    ]
+    given = [(start.command.line, start.given("--master-port") or "") for start in runs]
     ports += [(line, port) for line, port in given if whole_number(port)]
     for line, port in ports:
         if int(port) > _LAST_PORT:
@@ -59,7 +56,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
                 "error",
             )
     ports = [(line, port) for line, port in ports if int(port) <= _LAST_PORT]
-    in_background = [s for s in torchruns(subject) if s.command.ends == "&" and not s.has("--standalone")]
+    in_background = [start for start in runs if start.command.ends == "&"]
     of_each = [s.given("--master-port") or s.given("--rdzv-endpoint") or "29500" for s in in_background]
     for start, port in zip(in_background[1:], of_each[1:], strict=False):
         if (subject.num_nodes or 1) < 2 and "$" not in port and of_each.count(port) > 1:
@@ -75,7 +72,8 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     # With four GPUs, 64 cores or no request for GPUs, the job may have the whole node, or a part of it.
     cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
     is_large = (subject.gpus_per_node or 0) >= 4 or cpus >= 64
-    may_be_whole = not subject.site and (is_large or not requests_gpus(subject))
+    is_known = subject.site is not None and subject.site.node.devices > 0
+    may_be_whole = not is_known and (is_large or not requests_gpus(subject))
     for value, line in {value: line for line, value in reversed(ports)}.items():
         yield Problem(
             line,
@@ -85,10 +83,12 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         )
 
 
-def _is_used(script: Script, name: str) -> bool:
-    """Returns whether a program can see a variable, or a command of the script expands it."""
-    pattern = rf"\$\{{?{name}\b|\b(?:export|declare -x)\b.*\b{name}\b|^\s*{name}=\S+\s+\w|\bset -a\b"
-    return any(re.search(pattern, line) for line in script.lines)
+def _is_used(script: Script, is_read: bool) -> bool:
+    """Returns whether a command expands MASTER_PORT, or, if programs read it, whether they can see it."""
+    seen = (
+        r"|\b(?:export|declare -x)\b.*\bMASTER_PORT\b|^\s*MASTER_PORT=\S+\s+\w|\bset -a\b" if is_read else ""
+    )
+    return any(re.search(r"\$\{?MASTER_PORT\b" + seen, line) for line in script.lines)
 
 
 @check("RANK009", "error", "MASTER_ADDR is a loopback address")

@@ -70,6 +70,18 @@ def test_a_finding_has_the_severity_of_its_consequence(check: str, severity: str
     assert [found.severity for found in lint_script(text) if found.check == check] == [severity]
 
 
+def test_a_job_may_have_whole_nodes_if_the_profile_does_not_say_how_many_gpus_they_have() -> None:
+    text = S + "#SBATCH --nodes=1\nexport MASTER_PORT=29500\n"
+    found = lint_script(text, load_site("generic_slurm"))
+    assert [one.severity for one in found if one.check == "RANK008"] == ["note"]
+
+
+def test_ranks_for_each_gpu_share_the_cpus_of_their_task() -> None:
+    text = S + "#SBATCH -c 8 --gpus-per-node=2\nOMP_NUM_THREADS=16 torchrun --nproc-per-node=gpu train.py\n"
+    found = [one.what for one in lint_script(text) if one.check == "RANK005"]
+    assert found == ["OMP_NUM_THREADS=16, but each rank has 4 CPUs"]
+
+
 def test_a_script_for_a_site_with_openpbs_is_not_read_as_one_for_torque() -> None:
     found = lint_script(TORQUE + "#PBS -q long # the queue\n", load_site("generic_pbs"))
     assert [one.severity for one in found if one.check == "PBS002"] == ["error"]
