@@ -209,14 +209,20 @@ def _by_step(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
 
 
 def _difference(ranks: Sequence[RankTrace], longer: int, shorter: int) -> str:
-    """Names the part of the time in which two steps differ most."""
+    """Names the one or two parts of the time in which two steps differ most."""
     on_device = any(trace.busy for trace in ranks)
     parts = [part for part in PARTS if not (on_device and part == "idle_s")]
     parts += [cause for cause in IDLE_CAUSES if cause.removeprefix("idle_") not in PARTS]
     times = {part: _by_step(ranks, part) for part in parts}
-    part = max(parts, key=lambda part: times[part][longer] - times[part][shorter])
-    name = PART_NAMES.get(part) or f"time in which the device does nothing {_CAUSES[part]}"
-    return f"{duration(times[part][longer] - times[part][shorter])} of the difference is {name}"
+    more_s = {part: own[longer] - own[shorter] for part, own in times.items()}
+    least_s = _MUCH_IDLE * sum(more_s.values())
+    largest = sorted((part for part in parts if more_s[part] >= least_s), key=lambda part: -more_s[part])[:2]
+    named = (
+        f"{duration(more_s[part])} is "
+        + (PART_NAMES.get(part) or f"time in which the device does nothing {_CAUSES[part]}")
+        for part in largest
+    )
+    return f"of the difference, {', and '.join(named)}"
 
 
 def _idle(capture: Capture, wall_s: float) -> Iterator[str]:

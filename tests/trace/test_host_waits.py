@@ -159,8 +159,8 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
         "A step takes 617 us on average (350 us to 1.15 ms, median 350 us): "
     )
     assert capture.findings[1] == (
-        "Warning: step 3 is 3.3 times as long as step 1, so the mean step is typical of neither; 800 us of "
-        "the difference is forward."
+        "Warning: step 3 is 3.3 times as long as step 1, so the mean step is typical of neither; of the "
+        "difference, 800 us is forward."
     )
     even = read_capture(write(tmp_path / "even" / "rank0.json", [*step(1, 0), *step(2, 350)]).parent)
     assert even.findings[0].startswith("A step takes 350 us: ")
