@@ -26,7 +26,7 @@ from trace_oracle import read, windows
 WORDS = re.compile(
     "h884|s884|h1688|s1688|hmma|i8816|16816|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1"
     "|direct_group|xmma_implicit_gemm|xmma_sparse_conv|xmma_warp_specialized_implicit_gemm|xmma_gemm"
-    "|xmma_sparse_gemm|c1688|nvjet|tensorop|wgmma|tensor[0-9]+x[0-9]+x[0-9]+|flash_fwd_kernel"
+    "|compute_attn_ws|fp8\\w*::GemmKernel|xmma_sparse_gemm|c1688|nvjet|tensorop|wgmma|tensor[0-9]+x[0-9]+x[0-9]+|flash_fwd_kernel"
     "|flash_fwd_splitkv_kernel|flash_bwd_dq|FlashAttnFwd|FlashAttnBwd"
 )
 FIELDS = {

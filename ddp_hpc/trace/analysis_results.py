@@ -239,7 +239,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class PathPart:
-    """The time that a step's critical path spends in one kernel, collective or kind of wait."""
+    """The time that a step's critical path spends in one kernel, collective or kind of wait of a rank."""
 
     kind: str
     """One of `compute`, `memcpy`, `communication` and `wait`."""
@@ -248,13 +248,8 @@ class PathPart:
     dur_s: float
     count: int
     """The number of kernels, collectives or waits."""
-
-
-@dataclass(frozen=True)
-class PathRow(PathPart):
-    """A part of the critical path with its rank."""
-
-    rank: int
+    rank: int = -1
+    """The rank, or -1 in a PathLink, which belongs to one rank."""
 
 
 @dataclass(frozen=True)
@@ -409,7 +404,7 @@ class CriticalPath:
     """The rank that began the step first."""
     late_s: float
     """How much later `begin_rank` began the step than `first_rank` did."""
-    rows: tuple[PathRow, ...]
+    rows: tuple[PathPart, ...]
     """The path's times by rank, kind and name, the longest first."""
 
     @property

@@ -23,7 +23,6 @@ from ddp_hpc.trace.analysis_results import (
     PathLink,
     PathLinks,
     PathPart,
-    PathRow,
     RankTrace,
 )
 from ddp_hpc.trace.event_columns import Events
@@ -239,7 +238,7 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
     followed = list(_followed(links, collectives, matched, end_rank, steps[end_rank].times.wall_s))
     if not followed:
         return None
-    rows: dict[tuple[int, str, str], PathRow] = {}
+    rows: dict[tuple[int, str, str], PathPart] = {}
     for part in followed:
         key = part.rank, part.kind, part.name
         before = rows.get(key, replace(part, dur_s=0.0, count=0))
@@ -263,7 +262,7 @@ def _followed(
     matched: Sequence[Matched],
     rank: int,
     rest_s: float,
-) -> Iterator[PathRow]:
+) -> Iterator[PathPart]:
     """Yields the parts of the path, from its end to the start of the step on the rank on which it ends.
 
     `rest_s` is the length of this rank's step.
@@ -277,7 +276,7 @@ def _followed(
         # The order of the parts is not known, so if a link begins before the step, all of them are shortened.
         inside = min(1.0, rest_s / length_s) if length_s else 1.0
         for part in link.parts:
-            yield PathRow(part.kind, part.name, part.dur_s * inside, part.count, rank)
+            yield replace(part, dur_s=part.dur_s * inside, rank=rank)
         rest_s -= length_s
         at = link.previous
         if at < 0 or rest_s <= 0 or (rank, at) in seen:
@@ -292,6 +291,6 @@ def _followed(
             from_start_s = call.dur_s + call.start_s - last.start_s
             if index[id(last)] in links[collective.last].before and from_start_s > 0:
                 rank, at, dur_s = collective.last, index[id(last)], from_start_s
-        yield PathRow(COMMUNICATION, call.kind, min(dur_s, rest_s), 1, rank)
+        yield PathPart(COMMUNICATION, call.kind, min(dur_s, rest_s), 1, rank)
         rest_s -= dur_s
         link = links[rank].before.get(at) if rest_s > 0 else None

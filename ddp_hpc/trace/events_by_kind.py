@@ -77,9 +77,6 @@ class _Kernel(_Link):
 
 
 _Args = TypeVar("_Args", _Link, _Memory, _Message)
-_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (_Link, _Kernel, _Memory, _Message)
-}
 
 
 COLLECTIVE = "collective"
@@ -213,8 +210,7 @@ class Collector:
 def _decoded(kind: type[_Args], event: Event) -> _Args:
     """Returns the arguments of an event, with the defaults if they cannot be read."""
     try:
-        decoded: _Args = _DECODERS[kind].decode(event.args)
-        return decoded
+        return msgspec.json.decode(event.args, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return kind()
 

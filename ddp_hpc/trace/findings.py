@@ -9,21 +9,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
+from ddp_hpc.trace import host_waits
 from ddp_hpc.trace.analysis_results import (
     IDLE_CAUSES,
     PART_NAMES,
     PARTS,
     Capture,
     CriticalPath,
-    HostWait,
     LaunchStats,
-    PathRow,
+    PathPart,
     RankTrace,
     SlowConnection,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE
-from ddp_hpc.trace.host_waits import mean_host_waits
 from ddp_hpc.trace.kernel_kinds import KINDS
 
 _MUCH = 0.05
@@ -53,29 +52,6 @@ _STEPS = {
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _MOST_NAMED = 3
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
-_NO_OPERATOR = "Python or other code outside of operators"
-_MANY_CALLS = 10
-"""Calls per step from which on they are not those of a few large tensors."""
-_CALLS = (
-    (
-        r"\w*(Free|Alloc)",
-        _MANY_CALLS,
-        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
-        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
-    ),
-    (
-        r"\w*(Free|Alloc)",
-        0,
-        "This call can wait until the device has finished everything: check whether the caching allocator is "
-        "disabled, the memory nearly full, or a library allocates its own workspace.",
-    ),
-    (
-        r"\w*(Synchronize|Memcpy)",
-        0,
-        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so.",
-    ),
-)
-"""Calls in which a host can wait for the device, their least number per step, and what to do."""
 _OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
 
 
@@ -252,7 +228,7 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
     waited_s = capture.mean.idle_host_s
     num_late = statistics.fmean(stats.num_late for stats in launches)
-    during = _host_waits(capture)
+    during = host_waits.describe(capture.ranks, capture.per_step)
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
@@ -268,40 +244,6 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
         "than the call that launches them. Larger batches, torch.compile or CUDA graphs"
         f"{option} reduce the work of the host. {during}"
     ).rstrip()
-
-
-def _host_waits(capture: Capture) -> str:
-    """Names the calls and operators in which the host spends most of the waits."""
-    times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    inside: defaultdict[str, list[HostWait]] = defaultdict(list)
-    for wait in mean_host_waits(capture.ranks):  # the longest first
-        what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
-        times[what][0] += wait.dur_s
-        times[what][1] += wait.num_calls
-        if wait.call and wait.operator:
-            inside[what].append(wait)
-    whole_s = sum(dur_s for dur_s, _ in times.values())
-    longest = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
-    named = [
-        f"{duration(dur_s)} in {what}{_callers(num, inside[what])}"
-        for what, (dur_s, num) in longest
-        if dur_s >= _MUCH_IDLE * whole_s
-    ]
-    if not named:
-        return ""
-    what, (_, num) = longest[0]
-    advice = next((f" {text}" for words, least, text in _CALLS if re.match(words, what) and num >= least), "")
-    return f"During these waits, the host spends{capture.per_step} {', '.join(named)}.{advice}"
-
-
-def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
-    """Names the operators in which the calls take longest."""
-    if not waits:
-        return ""
-    if waits[0].num_calls == num_calls:
-        return f" ({num_calls:,.3g} calls in {waits[0].operator})"
-    longest = (f"{wait.num_calls:,.3g} in {wait.operator} ({duration(wait.dur_s)})" for wait in waits[:2])
-    return f" ({num_calls:,.3g} calls, those that take longest: {', '.join(longest)})"
 
 
 def _critical_path(path: CriticalPath, capture: Capture) -> str:
@@ -334,7 +276,7 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
     return text
 
 
-def _way(row: PathRow) -> str:
+def _way(row: PathPart) -> str:
     if row.kind != WAIT:
         return _KINDS[row.kind]
     if row.name == QUEUED:

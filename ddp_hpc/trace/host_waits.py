@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from ddp_hpc.base.units import duration
 from ddp_hpc.trace.analysis_results import Gap, HostWait, RankTrace
 from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
@@ -18,6 +20,32 @@ from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
 _MOST_GAPS, _MOST_WAITS = 5, 100
+_MOST_NAMED = 3
+_LEAST_SHARE = 0.1
+"""Fraction of all waits that those in a call must take to be named."""
+_NO_OPERATOR = "Python or other code outside of operators"
+_MANY_CALLS = 10
+"""Calls per step from which on they are not those of a few large tensors."""
+_CALLS = (
+    (
+        r"\w*(Free|Alloc)",
+        _MANY_CALLS,
+        "With so many of these calls in a step, the caching allocator is probably disabled: check whether "
+        "PYTORCH_NO_CUDA_MEMORY_CACHING or PYTORCH_NO_HIP_MEMORY_CACHING is set.",
+    ),
+    (
+        r"\w*(Free|Alloc)",
+        0,
+        "This call can wait until the device has finished everything: check whether the caching allocator is "
+        "disabled, the memory nearly full, or a library allocates its own workspace.",
+    ),
+    (
+        r"\w*(Synchronize|Memcpy)",
+        0,
+        "The host waits for results of the device there: .item(), .cpu() and printing a tensor do so.",
+    ),
+)
+"""Calls in which a host can wait for the device, their least number per step, and what to do."""
 
 
 def host_waits(
@@ -61,6 +89,40 @@ def mean_host_waits(ranks: Sequence[RankTrace]) -> list[HostWait]:
             num_calls=before.num_calls + wait.num_calls / len(ranks),
         )
     return sorted(means.values(), key=lambda wait: -wait.dur_s)
+
+
+def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
+    """Names the calls and operators in which the host spends most of the waits."""
+    times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    inside: defaultdict[str, list[HostWait]] = defaultdict(list)
+    for wait in mean_host_waits(ranks):  # the longest first
+        what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
+        times[what][0] += wait.dur_s
+        times[what][1] += wait.num_calls
+        if wait.call and wait.operator:
+            inside[what].append(wait)
+    whole_s = sum(dur_s for dur_s, _ in times.values())
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
+    named = [
+        f"{duration(dur_s)} in {what}{_callers(num, inside[what])}"
+        for what, (dur_s, num) in longest
+        if dur_s >= _LEAST_SHARE * whole_s
+    ]
+    if not named:
+        return ""
+    what, (_, num) = longest[0]
+    advice = next((f" {text}" for words, least, text in _CALLS if re.match(words, what) and num >= least), "")
+    return f"During these waits, the host spends{per_step} {', '.join(named)}.{advice}"
+
+
+def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
+    """Names the operators in which the calls take longest."""
+    if not waits:
+        return ""
+    if waits[0].num_calls == num_calls:
+        return f" ({num_calls:,.3g} calls in {waits[0].operator})"
+    longest = (f"{wait.num_calls:,.3g} in {wait.operator} ({duration(wait.dur_s)})" for wait in waits[:2])
+    return f" ({num_calls:,.3g} calls, those that take longest: {', '.join(longest)})"
 
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:

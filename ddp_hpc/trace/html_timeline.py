@@ -62,8 +62,6 @@ class Timeline:
     """The timeline of a capture, and notes on what it omits."""
 
     figure: Figure
-    ranks: tuple[int, ...]
-    """The ranks shown, from top to bottom."""
     steps: _Steps
     """Number, start and end of each step in milliseconds of the figure, over all ranks shown."""
     lanes: tuple[Lane, ...]
@@ -138,9 +136,9 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         layout[f"yaxis{number + 2}"] = axis(
             panel, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
         )
-    ranks = tuple(trace.rank for trace in drawn)
+    ranks = [trace.rank for trace in drawn]
     figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks}
-    return Timeline(figure, ranks, steps, lanes, tuple(notes))
+    return Timeline(figure, steps, lanes, tuple(notes))
 
 
 def _memory(drawn: Sequence[RankTrace]) -> Iterator[_Line]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table, cut
 from ddp_hpc.base.units import counted, duration, format_bytes
-from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, PathRow, RankTrace, Times, present
+from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
 from ddp_hpc.trace.host_waits import mean_host_waits
@@ -255,13 +255,11 @@ def critical_path(capture: Capture) -> Table:
         Column("count", "count"),
     ]
     rows = [
-        vars(row) | {"name": _path_name(row), "share": row.dur_s / (path.total_s or 1.0)} for row in path.rows
+        vars(row)
+        | {"name": "wait " * (row.kind == WAIT) + row.name, "share": row.dur_s / (path.total_s or 1.0)}
+        for row in path.rows
     ]
     return Table(columns, rows)
-
-
-def _path_name(row: PathRow) -> str:
-    return f"wait {row.name}" if row.kind == WAIT else row.name
 
 
 def collectives(capture: Capture) -> Table:

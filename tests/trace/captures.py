@@ -12,7 +12,7 @@ from ddp_hpc.trace.analysis_results import (
     Memory,
     NamedEvent,
     Op,
-    PathRow,
+    PathPart,
     RankTrace,
     Step,
     Times,
@@ -66,7 +66,7 @@ def on_device(num_ranks: int = 2, **run: Any) -> Capture:
         )
         for trace in capture.ranks
     )
-    rows = (PathRow("compute", KERNEL, 0.2, 96, 1), PathRow("wait", "for data", 0.05, 1, 0))
+    rows = (PathPart("compute", KERNEL, 0.2, 96, 1), PathPart("wait", "for data", 0.05, 1, 0))
     return replace(
         capture_of("gpus", ranks),
         warnings=("Warning: worker1.pt.trace.json is cut off, so the times after the cut are missing.",),

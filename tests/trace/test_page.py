@@ -30,9 +30,9 @@ def test_unpaired_surrogates_can_be_written(tmp_path: Path):
 def test_of_many_ranks_the_slowest_and_fastest_are_shown_with_a_note():
     capture = made(num_ranks=256, slow_rank=77)
     lines = timeline(capture)
-    assert len(lines.ranks) == MAX_RANKS
-    assert 77 in lines.ranks
-    assert max(b - a for a, b in pairwise(lines.ranks)) <= 2 * 256 / (MAX_RANKS / 2)
+    assert len(lines.figure["ranks"]) == MAX_RANKS
+    assert 77 in lines.figure["ranks"]
+    assert max(b - a for a, b in pairwise(lines.figure["ranks"])) <= 2 * 256 / (MAX_RANKS / 2)
     assert "32 of 256 ranks are shown" in lines.notes[0]
 
 
