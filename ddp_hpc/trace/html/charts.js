@@ -83,7 +83,9 @@ function drawTimeline(div, figure) {
   search.addEventListener("input", find);
   controls.querySelector("[data-next]").addEventListener("click", () => {
     const [from, length] = matches[++at % matches.length] ?? [0, 0];
-    if (length) show(from - 4 * length, from + 5 * length);
+    if (!length) return;
+    show(from - 4 * length, from + 5 * length);
+    controls.querySelector("output").textContent = `${(at % matches.length) + 1} of ${numbers.format(matches.length)}`;
   });
   // A click on an operator finds its kernels, and a click on a kernel the operator that launched it.
   div.on("plotly_click", ({ points: [{ curveNumber, customdata }] }) => {
