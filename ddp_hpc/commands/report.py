@@ -94,11 +94,11 @@ def command(
         return
     require("ddp-hpc report", "report", "numpy", "msgspec", *(("plotly",) if page_file else ()))
     from ddp_hpc.trace import compare, html_page
-    from ddp_hpc.trace import input_and_output as documents
     from ddp_hpc.trace import text_report as text
+    from ddp_hpc.trace.summarize_run import read_captures
 
     gc.enable()  # main() disables garbage collection
-    captures = documents.read_all((directory, *others), processes)
+    captures = read_captures((directory, *others), processes)
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
     if page_file is None:
         click.echo(text.text(captures, sentences), nl=False)
@@ -111,7 +111,7 @@ def command(
         write_merged(merged_file, captures[0].ranks)
         click.echo(f"{merged_file}: the merged traces", err=True)
     if json_file is not None:
-        _write_numbers(json_file, documents.numbers_of(captures, sentences))
+        _write_numbers(json_file, files.numbers_of(captures, sentences))
 
 
 def _is_run_without_traces(directory: Path) -> bool:

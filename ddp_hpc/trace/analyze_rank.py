@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import Collective, NamedEvent, Op, RankTrace, Step
-from ddp_hpc.trace.curves import memories
-from ddp_hpc.trace.device_summary import summarize
+from ddp_hpc.trace.device_summary import memories, summarize
 from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers, nanoseconds
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind, runs_on_host
 from ddp_hpc.trace.events_by_kind import Collector, Recording

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from ddp_hpc.base.atomic_files import begins_with, write_atomically
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.version import __version__
+from ddp_hpc.trace.analysis_results import Capture
 
 PAGE_BEGINS = b"<!DOCTYPE html>\n<!-- ddp-hpc report -->"
 _JSON_BEGINS = b'{\n "name": "report"'
@@ -47,6 +50,23 @@ def check_outputs(page: Path | None, numbers: Path | None, merged: Path | None =
                 f"{option} {path} exists and was not written by this option; choose another file, or remove "
                 "this one"
             )
+
+
+def numbers_of(captures: Sequence[Capture], sentences: Sequence[str]) -> dict[str, Any]:
+    """Returns all numbers except those of the timeline, with the keys `changed` and `captures`."""
+    return {"changed": list(sentences), "captures": [_fields(capture) for capture in captures]}
+
+
+def _fields(capture: Capture) -> dict[str, Any]:
+    fields = asdict(replace(capture, ranks=tuple(replace(trace, named=()) for trace in capture.ranks)))
+    fields["mean"] |= {"wall_s": capture.mean.wall_s, "device_idle_s": capture.mean.device_idle_s}
+    for trace in fields["ranks"]:
+        # Omit these fields: the collectives, the steps and the critical path contain the same times.
+        for name in ("busy", "path_links", "named", "queue"):
+            del trace[name]
+        for memory in trace["memory"]:
+            del memory["curve"]
+    return fields
 
 
 def write_numbers(path: Path, numbers: dict[str, Any]) -> None:

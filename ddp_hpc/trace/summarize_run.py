@@ -36,6 +36,15 @@ _LATE = 0.6
 """Fraction of the waiting in collectives that one rank must cause to be named as late."""
 
 
+def read_captures(directories: Sequence[Path], num_processes: int | None) -> list[Capture]:
+    """Reads the capture in each directory, as `read_capture` does."""
+    names = [directory.name or directory.resolve().name for directory in directories]
+    return [
+        read_capture(directory, name if names.count(name) == 1 else str(directory), num_processes)
+        for name, directory in zip(names, directories, strict=True)
+    ]
+
+
 def read_capture(path: Path, name: str | None = None, num_processes: int | None = None) -> Capture:
     """Reads the traces in a directory, with a progress bar on a terminal.
 
