@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
@@ -98,7 +99,7 @@ class Step:
     """Start on the common clock of the capture."""
     times: Times
 
-    @property
+    @cached_property
     def end_s(self) -> float:
         """The end on the same clock."""
         return self.start_s + self.times.wall_s

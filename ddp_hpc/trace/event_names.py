@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 STEP, ALL_STEPS = "ProfilerStep#", "ProfilerStep*"
 """The name of a step in traces of torch's profiler, and the name of all steps in its key averages."""
@@ -65,12 +66,17 @@ _DTYPES = {
 _ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
 
+# Most events have the name of another one.
+_cached = lru_cache(10_000)
+
+
 def region_of(name: str) -> str | None:
     """Returns the region in REGIONS that an annotation denotes, or None."""
     # TorchRec and torchbench mark their regions as `## forward ##`.
     return _REGION_OF.get(name.strip("# ").partition("#")[0].partition(": ")[0].strip().lower())
 
 
+@_cached
 def annotated_kind(name: str) -> str | None:
     """Returns the collective of an annotation such as `gloo:all_reduce`, or None."""
     match = _BACKEND_ANNOTATION.match(name)
@@ -88,6 +94,7 @@ def is_node(category: str, name: str) -> bool:
     return category == "cpu_op" and _NODE.fullmatch(name) is not None
 
 
+@_cached
 def kernel_kind(name: str) -> str | None:
     """Returns the collective of a kernel such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, or None.
 
@@ -127,6 +134,7 @@ def busbw_factor(kind: str, num_ranks: int) -> float:
     return 1.0
 
 
+@_cached
 def shortened(name: str, limit: int) -> str:
     """Returns the name of a kernel in at most `limit` characters; `...` replaces the middle of a longer one.
 
