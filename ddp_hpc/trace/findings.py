@@ -52,6 +52,8 @@ _STEPS = {
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _MOST_NAMED = 3
 _NO_WORKERS = "_SingleProcessDataLoaderIter"
+# Those of MIOpen, cuDNN and cuBLAS.
+_CONVERSION = re.compile(r"^batched_transpose_|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw", re.IGNORECASE)
 _OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
 
 
@@ -95,22 +97,38 @@ def findings(capture: Capture) -> list[str]:
     sentences += _idle(capture, wall_s)
     if capture.path:
         sentences.append(_critical_path(capture.path, capture))
-    return sentences + list(_communication(capture))
+    return [*sentences, *_communication(capture), *_conversions(capture.ranks)]
+
+
+def _conversions(ranks: Sequence[RankTrace]) -> Iterator[str]:
+    """Yields advice if kernels that change the memory format of images take a large part of the time."""
+    kernels = [kernel for trace in ranks for kernel in trace.kernels]
+    changing_s = sum(kernel.total_s for kernel in kernels if _CONVERSION.search(kernel.name))
+    share = changing_s / (sum(kernel.total_s for kernel in kernels) or 1.0)
+    if share >= _MUCH:
+        yield (
+            f"Changes between the memory formats NCHW and NHWC take {share:.0%} of the time of kernels; "
+            "model.to(memory_format=torch.channels_last) and inputs of this format can avoid them."
+        )
 
 
 def _gains(capture: Capture, wall_s: float) -> str:
     """Returns how much shorter a step can be at most without each of its waits, the longest first."""
     mean, straggler = capture.mean, capture.straggler
-    delay_s = straggler.excess_s if straggler else 0.0
+    delay_s, late_s = (straggler.excess_s, straggler.before_s) if straggler else (0.0, 0.0)
+    rank = f"rank {straggler.rank}" if straggler else ""
     waits = {
-        f"the delay of rank {straggler.rank if straggler else 0}": delay_s,
+        f"the delay of {rank}": delay_s,
+        f"the late start of {rank}": late_s,
         "waiting for data": mean.data_s,
         "saving snapshots": mean.snapshot_s,
         "late launches by the host": mean.idle_host_s if capture.on_device else 0.0,
         "long calls that launch kernels": mean.idle_launch_s,
         "waits of kernels that are launched": mean.idle_kernel_s,
         "Python or other code outside of operators": 0.0 if capture.on_device else mean.idle_s,
-        "exposed communication" + " other than this" * bool(straggler): mean.comm_exposed_s - delay_s,
+        "exposed communication" + " other than this" * bool(straggler): mean.comm_exposed_s
+        - delay_s
+        - late_s,
         "exposed memory copies": mean.memcpy_s,
     }
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])

@@ -146,6 +146,7 @@ def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
     slow = capture.straggler
     assert (slow.rank, slow.before_s) == (2, pytest.approx(190 * US))
     assert slow.excess_s == pytest.approx(15 * US)
+    assert any("without the late start of rank 2" in sentence for sentence in capture.findings)
     said = capture.findings[1]
     assert ": 190 us because it began the step 200 us after rank 0, the first, the cause of which is" in said
     share = f"{15 * US / capture.mean.wall_s:.0%}"

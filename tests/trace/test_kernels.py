@@ -210,3 +210,10 @@ def test_a_short_name_of_a_kernel_says_what_it_computes(functor, shown):
     name = f"void at::native::vectorized_elementwise_kernel<4, {functor}, at::detail::Array<char*, 2> >"
     whole = f"{name}(int, {functor}, at::detail::Array<char*, 2>)"
     assert shortened(whole, 60).startswith(f"vectorized_elementwise_kernel<4, {shown}")
+
+
+def test_much_time_in_changes_of_the_memory_format_gets_advice(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 900), *launch(1, 0, "batched_transpose_32x32_half", 100, 100)]
+    events += launch(2, 10, "Cijk_Ailk_MI16", 200, 500)
+    said = read_capture(write(tmp_path / "rank0.json", events).parent).findings
+    assert any("NCHW and NHWC take 17% of the time of kernels; " in sentence for sentence in said)
