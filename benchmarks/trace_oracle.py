@@ -33,7 +33,9 @@ COLUMNS = ("wall", "data", *PARTS, "comm_exposed", "comm_hidden", "memcpy", "idl
 
 FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
 NODE = re.compile(r"autograd::engine::evaluate_function.*|\w+Backward\d*|torch::autograd::AccumulateGrad")
-COLLECTIVE = re.compile(r".*(nccl|rccl|oneccl|multimem_all_reduce|deep_ep::)", re.IGNORECASE)
+COLLECTIVE = re.compile(
+    ".*(nccl|rccl|oneccl|multimem_all_reduce|(deep_ep|dpsk::ep)::(internode|intranode)::)", re.IGNORECASE
+)
 OLD = {"operator": "cpu_op", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "runtime": "cuda_runtime"}
 END = float("inf")
 
