@@ -69,8 +69,8 @@ def findings(capture: Capture) -> list[str]:
     if straggler := capture.straggler:
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
-            f"Without {'the latter part of ' * bool(straggler.before_s)}this delay, a step would be up to "
-            f"{straggler.share:.0%} shorter."
+            f"Without {'the delay within the step' if straggler.before_s else 'this delay'}, a step would be "
+            f"up to {straggler.share:.0%} shorter."
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
@@ -122,11 +122,13 @@ def _gains(capture: Capture, wall_s: float) -> str:
         f"the late start of {rank}": late_s,
         "waiting for data": mean.data_s,
         "saving snapshots": mean.snapshot_s,
-        "late launches by the host": mean.idle_host_s if capture.on_device else 0.0,
+        f"late launches by the host{host_waits.most_in(capture.ranks)}": mean.idle_host_s
+        if capture.on_device
+        else 0.0,
         "long calls that launch kernels": mean.idle_launch_s,
         "waits of kernels that are launched": mean.idle_kernel_s,
         "Python or other code outside of operators": 0.0 if capture.on_device else mean.idle_s,
-        "exposed communication" + " other than this" * bool(straggler): mean.comm_exposed_s
+        "exposed communication" + f" other than waiting for {rank}" * bool(straggler): mean.comm_exposed_s
         - delay_s
         - late_s,
         "exposed memory copies": mean.memcpy_s,
@@ -289,6 +291,8 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
             f" Rank {path.begin_rank} began this step {duration(path.late_s)} after rank {path.first_rank}, "
             "the first; the path does not include this time."
         )
+    if times[_KINDS[COMMUNICATION]] > 2 * capture.mean.comm_exposed_s + _MUCH * total_s:
+        text += " Other computation runs during most of these collectives."
     if capture.missing:
         text += " Ranks of which no trace was given may have delayed the step, too."
     return text

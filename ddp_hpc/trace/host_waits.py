@@ -15,7 +15,7 @@ from ddp_hpc.trace.device_activity import UNKNOWN, Gaps
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at
+from ddp_hpc.trace.intervals import Intervals, Longs, cover, index_at, overlap
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import Steps
 
@@ -115,6 +115,15 @@ def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
     return f"During these waits, the host spends{per_step} {', '.join(named)}.{advice}"
 
 
+def most_in(ranks: Sequence[RankTrace]) -> str:
+    """Returns words about the call that takes most of the waits; empty if there is none."""
+    times: defaultdict[str, float] = defaultdict(float)
+    for wait in mean_host_waits(ranks):
+        times[wait.call] += wait.dur_s
+    longest = max(times, key=lambda call: times[call], default="")
+    return f", mostly in {longest}" if longest and times[longest] >= sum(times.values()) / 2 else ""
+
+
 def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
     """Names the operators in which the calls take longest."""
     if not waits:
@@ -140,6 +149,7 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
         longest = max(times, key=lambda what: times[what])
         of_longest = (what for what in did if (what[0] or what[1]) == longest)
         call, operator = max(of_longest, key=lambda what: did[what][0])
+        time_ns = times[longest] if call or not operator else host.inside(operator, begin, end)
         kernel = events.names[events.name[event]][1] if event >= 0 else ""
         found.append(
             Gap(
@@ -148,7 +158,7 @@ def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap
                 dur_s=(end - begin) * 1e-9,
                 call=call,
                 operator=operator,
-                share=times[longest] / (end - begin),
+                share=time_ns / (end - begin),
                 kernel=kernel,
             )
         )
@@ -177,6 +187,13 @@ class _Host:
         marks = host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
         threads = host.thread[marks] if marks.any() else self._thread
         self._main = int(np.bincount(threads).argmax()) if len(threads) else UNKNOWN
+
+    def inside(self, name: str, begin: int, end: int) -> int:
+        """Returns the time between two moments in operators and annotations of this name."""
+        begun, ended = self._begun[: self._num_host], self._ended[: self._num_host]
+        numbers = [number for number, caller in enumerate(self._callers) if caller == name]
+        chosen = (begun < end) & (ended > begin) & np.isin(self._caller[: self._num_host], numbers)
+        return overlap((begun[chosen], ended[chosen]), (np.array([begin]), np.array([end])))
 
     def during(self, idle: Intervals, thread: int) -> dict[tuple[str, str], tuple[int, int]]:
         """Returns the time and the number of calls by the name of the call and of the innermost operator.

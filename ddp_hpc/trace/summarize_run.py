@@ -174,6 +174,10 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
         f"{duration(waited[rank])} per step for it (median of the ranks)"
     )
+    also = [f"rank {one}" for one in waited if one != rank and waited[one] >= _LITTLE * overall.wall_s]
+    if also:
+        rest_s = sum(waited.values()) - waited[rank]
+        evidence += f", and {duration(rest_s)} for others ({first_of(also)})"
     own, early = by_step[rank], before[rank]
     before_s = statistics.median_low([early.get(step, 0.0) for step in own] + [0.0] * (num_steps - len(own)))
     if before_s < _LITTLE * overall.wall_s:
@@ -184,8 +188,8 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     where = "step" if num_steps > 1 else "recording"
     lost_s = max(0.0, waited[rank] - before_s)
     evidence += (
-        f": {duration(before_s)} because it began the step {duration(late_s)} after rank {first}, the first, "
-        f"the cause of which is before this {where}, and {duration(lost_s)} later"
+        f". It began the step {duration(late_s)} after rank {first}, the first, for a cause before this "
+        f"{where}, which costs {duration(before_s)}, and lost another {duration(lost_s)} within the step"
     )
     return Straggler(rank, "idle", lost_s, lost_s / overall.wall_s, evidence, before_s)
 

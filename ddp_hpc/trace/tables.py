@@ -14,6 +14,7 @@ from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, RankTrace, 
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
 from ddp_hpc.trace.host_waits import mean_host_waits
+from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.trace_files import first_of
 
 _NAME_LENGTH = 64
@@ -124,7 +125,10 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     """Returns what was recorded: terms and descriptions."""
     steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
     numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
-    ranks = f"{len(capture.ranks)} of {capture.world_size}"
+    is_known = any(trace.world_size for trace in capture.ranks)
+    ranks = f"{len(capture.ranks)} " + (
+        f"of {capture.world_size}" if is_known else "(world size not recorded)"
+    )
     ranks += f"; missing: {first_of(capture.missing)}" if capture.missing else ""
     names = sorted({trace.device_name or trace.device for trace in capture.ranks})
     hosts = list(dict.fromkeys(cut(trace.host, _NAME_LENGTH) or "unknown" for trace in capture.ranks))
@@ -138,15 +142,17 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     on_host = ""
     if capture.on_device:
         on_host = " on the host"
-        cores = next((row["tensor_cores"] for row in _sums(capture, "kernels", (), "total_s")), None)
-        known = f"used at least {cores:.0%} of the time of kernels, by their names" if cores else ""
+        cores = _tensor_cores(capture)
+        known = f"used at least {cores:.0%} of the time of computing kernels, by their names" if cores else ""
         unknown = "unknown" if cores is None else "no kernel has a name that shows it"
         found.append(("Tensor or matrix cores", known or unknown))
     if not capture.collectives:
         found.append(("communication", "no collective was recorded"))
     peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
     other = any(trace.memory for trace in capture.ranks)
-    unknown = "only that of the host was recorded" if other else "not recorded (profile_memory=True)"
+    unknown = "not recorded (profile_memory=True)"
+    if other:
+        unknown = "only that of the host was recorded; check whether torch's caching allocator is disabled"
     peak = f"at most {format_bytes(max(peaks))}" if any(peaks) else unknown
     found.append(("memory of the device" if capture.on_device else "memory", peak))
     loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
@@ -155,6 +161,12 @@ def about(capture: Capture) -> list[tuple[str, str]]:
         loading = "not recorded (no DataLoader, and no region named data)"
     found.append((f"data loading{on_host}", loading))
     return [*found, ("events", f"{sum(trace.num_events for trace in capture.ranks):,}")]
+
+
+def _tensor_cores(capture: Capture) -> float | None:
+    """Returns the share of the time of kernels other than collectives whose names show Tensor Cores."""
+    kinds = [row for row in _sums(capture, "kernels", ("kind",), "total_s") if row["kind"] in KINDS]
+    return _weighted(kinds, "tensor_cores")
 
 
 def idle(names: Sequence[str], means: Sequence[Times]) -> Table:

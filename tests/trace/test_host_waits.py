@@ -89,7 +89,8 @@ def test_many_calls_that_free_memory_are_a_sign_of_a_disabled_allocator(tmp_path
     events += [_runtime("hipFree", 200 + 300 * number, 300) for number in range(12)]
     events += [event("cpu_op", f"op{number}", 200 + 600 * number, 600) for number in range(3)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    (said,) = (text for text in capture.findings if "hipFree" in text)
+    assert "without late launches by the host, mostly in hipFree." in capture.findings[1]
+    (said,) = (text for text in capture.findings[2:] if "hipFree" in text)
     assert (
         "3.6 ms in hipFree (12 calls, those that take longest: 2 in op0 (600 us), 2 in op1 (600 us))" in said
     )
@@ -148,9 +149,12 @@ def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
     assert slow.excess_s == pytest.approx(15 * US)
     assert any("without the late start of rank 2" in sentence for sentence in capture.findings)
     said = capture.findings[1]
-    assert ": 190 us because it began the step 200 us after rank 0, the first, the cause of which is" in said
+    assert (
+        "It began the step 200 us after rank 0, the first, for a cause before this recording, which" in said
+    )
+    assert " costs 190 us, and lost another 15 us within the step." in said
     share = f"{15 * US / capture.mean.wall_s:.0%}"
-    assert f"Without the latter part of this delay, a step would be up to {share} shorter." in said
+    assert f"Without the delay within the step, a step would be up to {share} shorter." in said
 
 
 def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
@@ -187,3 +191,15 @@ def test_the_time_of_data_loading_is_that_of_the_host(tmp_path):
 
 def test_a_page_of_one_rank_has_no_section_by_rank(tmp_path):
     assert "By rank" not in page([read_capture(write(tmp_path / "rank0.json", recording()).parent)], [])
+
+
+def test_a_gap_names_the_operator_with_the_time_of_what_it_called(tmp_path):
+    events = [
+        annotation("ProfilerStep#4", 0, 1000),
+        *launch(1, 0, "a", 2, 98),
+        event("cpu_op", "aten::outer", 100, 700),
+        *(event("cpu_op", f"aten::inner{number}", 200 + 100 * number, 100) for number in range(4)),
+        *launch(2, 900, "b", 902, 98),
+    ]
+    (gap, *_) = read_capture(write(tmp_path / "rank0.json", events).parent).ranks[0].gaps
+    assert (gap.operator, round(gap.share, 2)) == ("aten::outer", 0.87)

@@ -194,7 +194,7 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
         events += [call | {"name": "hipLaunchKernel"}, kernel]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert dict(tables.about(capture))["Tensor or matrix cores"] == (
-        "used at least 67% of the time of kernels, by their names"
+        "used at least 67% of the time of computing kernels, by their names"
     )
 
 
