@@ -216,7 +216,7 @@ class Gap:
     operator: str
     """The one in which the call takes longest."""
     share: float
-    """The fraction of the gap that the call takes in all operators."""
+    """The fraction of the gap in the call in all operators, or in the operator and all that it called."""
     kernel: str
     """The kernel at the end of the gap; empty at the end of the recording."""
 
