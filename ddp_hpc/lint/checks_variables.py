@@ -27,6 +27,8 @@ _LIST_AS_HOST = re.compile(
     r"(?:\s(?:-H|--?hosts?)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))[ =]+\"?"
     r"(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
 )
+# A whole list in quotes as the only element of an array.
+_ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 
 
@@ -158,6 +160,19 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
             if "SLURM" in value
             else "use $(head -n 1 $PBS_NODEFILE)",
         )
+    lines = subject.script.lines
+    for number, line in enumerate(lines, start=1):
+        match = _ONE_ELEMENT.fullmatch(line)
+        nodes = (subject.script.last_assigned(match[3]) if match[3] else match[2]) if match else None
+        if match and _NODE_LIST.fullmatch(nodes or ""):
+            is_read = re.compile(rf"\$\{{(?:#{match[1]}\[|{match[1]}\[[^@*])")
+            if any(is_read.search(later) for later in lines[number:]):
+                yield Problem(
+                    number,
+                    f"the quotes make one element of {match[1]}, which contains the names of all nodes",
+                    f"write {match[1]}=({plain(match[2])}), without quotes",
+                    "warning",
+                )
 
 
 @check("RANK019", "warning", "a variable that is not exported")
