@@ -271,6 +271,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM015", True, S + "#SBATCH -J=train\n"),
     ("SLURM015", False, S + "#SBATCH --job-name=train\n"),
     ("SLURM015", True, S + "#SBATCH -p=gpu\n"),
+    ("SLURM015", True, S + "#SBATCH -partition=gpu\n"),
+    ("SLURM015", False, S + "#SBATCH -oout=1.log\n"),
     ("SLURM023", True, S + "#SBATCH --gres=gpu=4\n"),
     ("SLURM023", True, S + "#SBATCH --nodes=2,4\n"),
     ("SLURM007", False, S + "#SBATCH -c 8\nsrun python train.py\n"),
