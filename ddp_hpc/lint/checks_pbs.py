@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
-from ddp_hpc.lint.log_directories import missing_directory
+from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -148,11 +148,14 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS011", "warning", "a log directory that does not exist")
 def _no_log_directory(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read():
-        directory = ""
-        if d.flag in ("-o", "-e"):
-            directory = missing_directory(d.value.rpartition(":")[2], subject.directory)
-        if directory:
+    script = subject.script
+    # Some sites always set -k doe. Without it, PBS copies the logs at the end of the job.
+    is_early = subject.site is not None or "d" in (script.value("-k") or "")
+    created = {} if is_early else created_directories(script)
+    for d in script.read():
+        path = d.value.rpartition(":")[2] if d.flag in ("-o", "-e") else ""
+        directory = missing_directory(path, subject.directory)
+        if directory and directory_of(path) not in created:
             yield Problem(
                 d.line,
                 f"the log directory {shown(directory)} does not exist, so with -k doe PBS holds the job",
