@@ -292,6 +292,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK001", True, RANKS + "srun --ntasks=4 -N 1 deepspeed --num_gpus 4 --num_nodes 1 train.py\n"),
     ("RANK004", False, RANKS + "mpirun -np 8 ./a.out\nmpirun -np 1 ./post\n"),
     ("RANK013", False, FOUR + "conda run -n parsl_env python run_parsl.py\n"),
+    ("JOB029", False, S + "if [ $x = a[1] ]; then\n  srun x\nfi\n"),
     ("RANK018", True, FOUR + 'n=("$(scontrol show hostnames)")\nsrun -w ${n[0]} ray start --head\n'),
     ("RANK018", False, FOUR + 'n=("$(scontrol show hostnames)")\nfor i in ${n[@]}; do\n  ssh $i ls\ndone\n'),
     ("RANK018", False, FOUR + 'n=("$@")\nsrun -w ${n[0]} ray start --head\n'),
