@@ -161,8 +161,8 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
             else "use $(head -n 1 $PBS_NODEFILE)",
         )
     lines = subject.script.lines
-    for number, line in enumerate(lines, start=1):
-        match = _ONE_ELEMENT.fullmatch(line)
+    for number, text in enumerate(lines, start=1):
+        match = _ONE_ELEMENT.fullmatch(text)
         nodes = (subject.script.last_assigned(match[3]) if match[3] else match[2]) if match else None
         if match and _NODE_LIST.fullmatch(nodes or ""):
             is_read = re.compile(rf"\$\{{(?:#{match[1]}\[|{match[1]}\[[^@*])")
