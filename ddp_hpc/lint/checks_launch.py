@@ -240,7 +240,7 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
                 what = f"torchrun starts one rank on a node with {gpus} GPUs"
                 remedy = f"use torchrun --nproc-per-node={gpus}, or request one GPU"
                 yield Problem(start.command.line, what, remedy)
-        elif _is_single_task(start) and not ONE_PROCESS.search(start.command.text):
+        elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
             is_ddp = _DDP.search(start.command.text) or subject.script.sets("MASTER_ADDR")

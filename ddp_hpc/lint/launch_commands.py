@@ -182,9 +182,12 @@ class Start:
 
 def _with_values(script: Script, text: str) -> str:
     """Returns a text with the values of variables that the script sets once, without continued lines."""
-    values = script.set_once
-    text = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda name: values.get(name[1] or name[2], name[0]), text)
-    return text.replace("\\\n", " ")
+
+    def value(name: re.Match[str]) -> str:
+        found = script.set_once.get(name[1] or name[2], "`")
+        return name[0] if re.search(r"\$\(|`", found) else found
+
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text).replace("\\\n", " ")
 
 
 def hides_launcher_options(command: Command) -> bool:
@@ -250,7 +253,7 @@ def _with_words(script: Script, command: Command) -> Command:
         return command
     words: list[str] = []
     for word in command.words:
-        is_variable = word.startswith("$") and f'"{word}"' not in command.text and not re.search(r"\s", word)
+        is_variable = re.fullmatch(r"\$\{?\w+\}?", word) and f'"{word}"' not in command.text
         words += _with_values(script, word).split() if is_variable else [word]
     return replace(command, words=tuple(words))
 

@@ -293,6 +293,11 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK004", False, RANKS + "mpirun -np 8 ./a.out\nmpirun -np 1 ./post\n"),
     ("RANK013", False, FOUR + "conda run -n parsl_env python run_parsl.py\n"),
     ("JOB029", False, S + "if [ $x = a[1] ]; then\n  srun x\nfi\n"),
+    (
+        "RANK021",
+        False,
+        FOUR + "IP=$(srun hostname --ip-address)\nsrun torchrun --rdzv-endpoint $IP:29500 x.py\n",
+    ),
     ("RANK018", True, FOUR + 'n=("$(scontrol show hostnames)")\nsrun -w ${n[0]} ray start --head\n'),
     ("RANK018", False, FOUR + 'n=("$(scontrol show hostnames)")\nfor i in ${n[@]}; do\n  ssh $i ls\ndone\n'),
     ("RANK018", False, FOUR + 'n=("$@")\nsrun -w ${n[0]} ray start --head\n'),
