@@ -105,8 +105,8 @@ class Subject:
             "SLURM_NTASKS_PER_NODE": self.ranks_per_node,
             "SLURM_GPUS_ON_NODE": self.gpus_per_node,
         }
-        value = known.get(match[1]) if match[1] in known else self.script.constants.get(match[1])
-        return word if value is None else str(value)
+        value = known.get(match[1]) if match[1] in known else self.script.set_once.get(match[1])
+        return word if value is None or "$" in str(value) else str(value)
 
     @cached_property
     def ranks_per_node(self) -> int | None:

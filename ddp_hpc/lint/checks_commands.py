@@ -266,8 +266,8 @@ def _first_node_has_files(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("JOB029", "error", "blanks around the = of an assignment")
-def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
+@check("JOB029", "error", "a blank too many, or a missing one")
+def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang):
         return
@@ -279,6 +279,12 @@ def _blanks_in_assignment(subject: Subject) -> Iterator[Problem]:
                 command.line,
                 f"bash does not set {plain(words[0])} here, because there are blanks around =",
                 f"write {plain(words[0])}=VALUE",
+            )
+        if command.name == "[" and "]" not in command.words and command.words[-1].endswith("]"):
+            yield Problem(
+                command.line,
+                f"[ finds no ], which belongs to {shown(command.words[-1])} here, so the test fails",
+                "write a blank before ]",
             )
 
 

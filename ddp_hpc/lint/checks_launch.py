@@ -32,32 +32,38 @@ _OF_SEVERAL_NODES = re.compile(
 _OF_ONE_NODE = re.compile(r"--no_ssh|--node_rank|--launcher|-np? 1\b|--num_nodes[= ]1\b")
 
 
-@check("RANK001", "error", "torchrun started once per rank")
-def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
-    for start in torchruns(subject):
-        per_node = start.ranks_per_node if start.is_launched else None
-        if per_node and per_node > 1 and not _is_for_one_rank(start):
+@check("RANK001", "error", "a launcher of ranks started once per rank")
+def _launcher_per_rank(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        inner, per_node = start.inner, start.ranks_per_node if start.is_launched else None
+        times = start.num_ranks or start.num_nodes or 1
+        by = start.command.name
+        is_for_job = inner.program in STARTS_ALL_RANKS and not _OF_ONE_NODE.search(start.command.text)
+        if is_for_job and start.is_launched and not start.launcher_hides_options and times > 1:
             yield Problem(
                 start.command.line,
-                f"{start.command.name} starts torchrun {per_node} times per node, and each torchrun "
-                "starts all ranks of the node",
-                "start torchrun once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
+                f"{by} starts {inner.program} {times} times, and each of them starts all ranks",
+                f"start {inner.program} once, without {by}",
             )
-    for start in starts(subject):
-        if start.program in STARTS_ALL_RANKS and start.is_launched and not start.launcher_hides_options:
-            times = start.num_ranks or start.num_nodes or 1
-            if times > 1 and not _OF_ONE_NODE.search(start.command.text):
-                yield Problem(
-                    start.command.line,
-                    f"{start.command.name} starts {start.program} {times} times, and each of them starts "
-                    "all ranks",
-                    f"start {start.program} once, without {start.command.name}",
-                )
+        elif per_node and per_node > 1 and _starts_ranks_of_node(inner):
+            name = "torchrun" if inner.is_torchrun else inner.program
+            yield Problem(
+                start.command.line,
+                f"{by} starts {name} {per_node} times per node, and each {name} starts all ranks of the node",
+                f"start {name} once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
+            )
 
 
-def _is_for_one_rank(start: Start) -> bool:
-    # The tasks of srun may be independent trainings of one rank, each with its own port.
-    return start.given("--nproc-per-node") in (None, "1") and start.given("--nnodes") in (None, "1")
+def _starts_ranks_of_node(start: Start) -> bool:
+    """Returns whether a program is torchrun, accelerate or deepspeed, and starts several ranks."""
+    if start.is_torchrun:
+        # The tasks of srun may be independent trainings of one rank, each with its own port.
+        return {start.given("--nproc-per-node"), start.given("--nnodes")} - {None, "1"} != set()
+    options = start.options_of("accelerate") or start.options_of("deepspeed")
+    machines = options.get("num-machines", "1")
+    processes = options.get("num-processes", options.get("num-gpus", "1"))
+    # Each task can be a machine with one process.
+    return processes not in ("1", machines) and not re.search("NTASKS|NPROCS|WORLD", machines)
 
 
 @check("RANK002", "error", "torchrun does not connect the nodes")
@@ -234,7 +240,7 @@ def _one_rank(subject: Subject) -> Iterator[Problem]:
                 what = f"torchrun starts one rank on a node with {gpus} GPUs"
                 remedy = f"use torchrun --nproc-per-node={gpus}, or request one GPU"
                 yield Problem(start.command.line, what, remedy)
-        elif _is_single_task(start) and not ONE_PROCESS.search(start.command.text):
+        elif _is_single_task(start) and not ONE_PROCESS.search(" ".join(start.command.words)):
             what = f"srun starts one task on a node with {gpus} GPUs"
             remedy = f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU"
             is_ddp = _DDP.search(start.command.text) or subject.script.sets("MASTER_ADDR")

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
-from ddp_hpc.lint.log_directories import missing_directory
+from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
-from ddp_hpc.schedulers.script_options import whole_number
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
@@ -148,11 +147,14 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS011", "warning", "a log directory that does not exist")
 def _no_log_directory(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read():
-        directory = ""
-        if d.flag in ("-o", "-e"):
-            directory = missing_directory(d.value.rpartition(":")[2], subject.directory)
-        if directory:
+    script = subject.script
+    # Some sites always set -k doe. Without it, PBS copies the logs at the end of the job.
+    is_early = subject.site is not None or "d" in (script.value("-k") or "")
+    created = {} if is_early else created_directories(script)
+    for d in script.read():
+        path = d.value.rpartition(":")[2] if d.flag in ("-o", "-e") else ""
+        directory = missing_directory(path, subject.directory)
+        if directory and directory_of(path) not in created:
             yield Problem(
                 d.line,
                 f"the log directory {shown(directory)} does not exist, so with -k doe PBS holds the job",
@@ -240,25 +242,6 @@ def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
                 "add export OMP_NUM_THREADS=CORES_PER_RANK, or use mpiexec --env OMP_NUM_THREADS=...",
             )
             return
-
-
-@check("PBS021", "warning", "more ranks per node than CPUs of a chunk")
-def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
-    selects = [value for _, name, value in subject.script.resources() if name == "select"]
-    for command in subject.script.launches():
-        given = command.option("--ppn", "-ppn", "--npernode", "-npernode")
-        per_node = whole_number(subject.value_of(given)) if given else None
-        for chunk in selects[-1].split("+") if selects and per_node else []:
-            sizes = {name: whole_number(value) for name, value in re.findall(r":(\w+)=(\d+)", f":{chunk}")}
-            num_cpus, num_ranks = sizes.get("ncpus"), sizes.get("mpiprocs") or 0
-            if per_node and num_cpus and per_node > max(num_cpus, num_ranks):
-                yield Problem(
-                    command.line,
-                    f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} has "
-                    f"{num_cpus} CPU{'s' * (num_cpus > 1)}",
-                    f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node",
-                )
-                break
 
 
 @check("PBS022", "error", "a resource that belongs into select, or not")

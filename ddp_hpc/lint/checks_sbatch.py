@@ -86,13 +86,17 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
 
 
 def _wrong_letter(d: Directive) -> tuple[str, str]:
-    name = d.written[1:].partition("=")[0].partition(" ")[0]
-    if len(name) > 2 and not isinstance(option := find_option(name), tuple):
-        return (
-            f"sbatch reads {shown(d.written)} as several one-letter options",
-            f"write --{option.name}, with two dashes",
-        )
+    if remedy := _with_two_dashes(d):
+        return f"sbatch reads {shown(d.written)} as several one-letter options", remedy
     return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
+
+
+def _with_two_dashes(d: Directive) -> str:
+    """Returns how to write a long option that has only one dash; empty if it is another option."""
+    name, equals, value = d.written[1:].partition("=")
+    name = name.partition(" ")[0]
+    is_long = len(name) > 2 and not isinstance(find_option(name), tuple)
+    return f"write --{plain(name + equals + value)}, with two dashes" if is_long else ""
 
 
 @check("SLURM003", "error", "an option without its value, or an ambiguous one")
@@ -118,18 +122,18 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
         if d.fault or d.flag == "--time" or "$" in d.value:
             continue
-        if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and d.value.startswith("="):
+        long = _with_two_dashes(d)
+        if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and (d.value.startswith("=") or (long and "=" in d.value)):
             if not d.written.startswith("--") or d.flag in _NAMED:
                 yield Problem(
                     d.line,
-                    f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
-                    f"write {d.flag}{plain(d.value)}",
+                    f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}",
+                    long or f"write {d.flag}{plain(d.value)}",
                     None if d.flag in _NAMED else "warning",
                 )
         elif expected := expected_value(d.flag, d.value, version):
-            yield Problem(
-                d.line, f"sbatch rejects {d.flag} {shown(d.value)}", f"write {expected}; see sbatch(1)"
-            )
+            remedy = long or f"write {expected}; see sbatch(1)"
+            yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy)
 
 
 @check("SLURM016", "error", "options that exclude each other")

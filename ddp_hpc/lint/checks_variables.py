@@ -27,6 +27,9 @@ _LIST_AS_HOST = re.compile(
     r"(?:\s(?:-H|--?hosts?)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))[ =]+\"?"
     r"(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
 )
+# A whole list in quotes as the only element of an array.
+_ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
+_ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 
 
@@ -158,6 +161,20 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
             if "SLURM" in value
             else "use $(head -n 1 $PBS_NODEFILE)",
         )
+    lines = subject.script.lines
+    reads = [(number, pair) for number, text in enumerate(lines, start=1) for pair in _ELEMENT.findall(text)]
+    last_read = {name: number for number, pair in reads for name in pair}
+    values = {name: value for _, name, value in subject.script.assignments}
+    for number, text in enumerate(lines, start=1):
+        match = _ONE_ELEMENT.fullmatch(text)
+        nodes = values.get(match[3], "") if match and match[3] else match and match[2]
+        if match and nodes and _NODE_LIST.fullmatch(nodes) and last_read.get(match[1], 0) > number:
+            yield Problem(
+                number,
+                f"the quotes make one element of {match[1]}, which contains the names of all nodes",
+                f"write {match[1]}=({plain(match[2])}), without quotes",
+                "warning",
+            )
 
 
 @check("RANK019", "warning", "a variable that is not exported")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from ddp_hpc.lint.check_registry import Subject, plain
-from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.parse_script import LAUNCH_COMMANDS, Command, Script
 from ddp_hpc.lint.program_source import ProgramSource
 from ddp_hpc.request.program import program_of
 from ddp_hpc.request.program_files import files_of, text_of
@@ -120,9 +120,24 @@ class Start:
         given = (word.partition("=")[0].replace("_", "-") for word in self._options if word.startswith("--"))
         return [name for name in given if f" {name[2:]}" not in _OF_TORCHRUN]
 
+    @cached_property
+    def inner(self) -> Start:
+        """The launcher of ranks that `bash -c` starts without a condition, or else the start itself."""
+        flags = [i for i, word in enumerate(self.words[:4]) if re.fullmatch("-[a-z]*c", word)]
+        code = self.words[flags[0] + 1 : flags[0] + 2] if flags and self.program in ("bash", "sh") else ()
+        text = _with_values(self.subject.script, *code) if code else ""
+        for part in re.split(r"[;\n&|]+", text):
+            if re.match(r"\s*(?:if|case|test|\[|\(\()", part):
+                break
+            words = replace(self.command, words=tuple(part.split())).argv
+            inner = Start(subject=self.subject, command=self.command, words=words)
+            if inner.is_torchrun or inner.program in ("accelerate", *STARTS_ALL_RANKS):
+                return inner
+        return self
+
     def options_of(self, program: str) -> dict[str, str]:
         """Returns the long options of this program, spelled with -; empty if another one is started."""
-        words = self.words if self.program == program else _shell_words(self.words, program)
+        words = self.inner.words if self.inner.program == program else ()
         options: dict[str, str] = {}
         for word, following in zip(words, (*words[1:], ""), strict=False):
             if word.endswith(".py"):
@@ -165,12 +180,14 @@ class Start:
         return nodes * per_node if nodes and per_node else None
 
 
-def _shell_words(words: tuple[str, ...], program: str) -> tuple[str, ...]:
-    """Returns the words from a program on that `bash -c` starts; empty if it starts another one."""
-    if words[:1] not in (("bash",), ("sh",)) or len(words) < 3 or "c" not in words[1]:
-        return ()
-    inner = tuple(words[2].split())
-    return inner[inner.index(program) :] if program in inner else ()
+def _with_values(script: Script, text: str) -> str:
+    """Returns a text with the values of variables that the script sets once, without continued lines."""
+
+    def value(name: re.Match[str]) -> str:
+        found = script.set_once.get(name[1] or name[2], "`")
+        return name[0] if re.search(r"\$\(|`", found) else found
+
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text).replace("\\\n", " ")
 
 
 def hides_launcher_options(command: Command) -> bool:
@@ -222,11 +239,23 @@ def torchruns(subject: Subject) -> list[Start]:
 @lru_cache(maxsize=1)  # many checks read the starts of the same script
 def starts(subject: Subject) -> tuple[Start, ...]:
     """Returns the commands of the script with the programs that they start."""
+    commands = [_with_words(subject.script, command) for command in subject.script.commands]
     return tuple(
         Start(subject=subject, command=command, words=words)
-        for command in subject.script.commands
+        for command in commands
         if (words := command.launched or command.argv)
     )
+
+
+def _with_words(script: Script, command: Command) -> Command:
+    """Returns a launcher with the words of unquoted variables, such as `srun $OPTIONS python train.py`."""
+    if command.name not in LAUNCH_COMMANDS:
+        return command
+    words: list[str] = []
+    for word in command.words:
+        is_variable = re.fullmatch(r"\$\{?\w+\}?", word) and f'"{word}"' not in command.text
+        words += _with_values(script, word).split() if is_variable else [word]
+    return replace(command, words=tuple(words))
 
 
 def is_alone(start: Start) -> bool:

@@ -46,7 +46,7 @@ def created_directories(script: Script) -> dict[str, int]:
     has_moved = False
     for command in script.commands:
         if command.name in ("cd", "pushd"):
-            has_moved = has_moved or "SLURM_SUBMIT_DIR" not in command.text
+            has_moved = has_moved or not re.search("SLURM_SUBMIT_DIR|PBS_O_WORKDIR", command.text)
         elif command.name == "mkdir" and command.line > submits:
             for word in command.argv[1:40]:
                 is_name = word and not word.startswith("-") and "\0" not in word

@@ -184,17 +184,15 @@ class Script(ScriptOptions):
         return next((value for _, other, value in reversed(self.assignments) if other == name), None)
 
     @cached_property
-    def constants(self) -> dict[str, str]:
-        """The values of variables that the script sets once, to a word without expansions."""
+    def set_once(self) -> dict[str, str]:
+        """The values of variables that the script sets once."""
         values: dict[str, set[str]] = {}
         for _, name, value in self.assignments:
             values.setdefault(name, set()).add(value)
         for command in self.commands:
             if command.words[0] in ("for", "read", "select"):
                 values.update({name: {"$"} for name in command.words[1:4]})
-        return {
-            name: next(iter(of)) for name, of in values.items() if len(of) == 1 and "$" not in next(iter(of))
-        }
+        return {name: next(iter(of)) for name, of in values.items() if len(of) == 1 and of != {"$"}}
 
     @cached_property
     def exports(self) -> tuple[tuple[int, str, str], ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,7 +82,8 @@ class ProgramSource:
     def save_of_all_ranks(self) -> str:
         """Where all ranks save a checkpoint to the same file, such as `train.py:70`; empty if nowhere."""
         for call, (file, function, conditions) in self._saves if self._connects_ranks else ():
-            if function in self._run_by_all and not self._depends_on_rank(*conditions, *call.args[1:]):
+            is_judged = function in self._run_by_all and call not in self._in_other_classes
+            if is_judged and not self._depends_on_rank(*conditions, *call.args[1:]):
                 return f"{file}:{call.lineno}"
         return ""
 
@@ -156,6 +158,14 @@ class ProgramSource:
         saves = [one for one in calls if _SAVES.fullmatch(ast.unparse(one[0]))]
         saves = [one for one in saves if self._memory_files.isdisjoint(map(_name, one[0].args))]
         return sorted(saves, key=lambda one: (one[1][0] != self.files.names[0], one[0].lineno))
+
+    @cached_property
+    def _in_other_classes(self) -> set[ast.AST]:
+        """The code in classes that nothing names, and in those of which several have the same name."""
+        classes = [node for node, _ in self._nodes if isinstance(node, ast.ClassDef)]
+        times = Counter(one.name for one in classes)
+        others = (one for one in classes if one.name not in self._words or times[one.name] > 1)
+        return {node for one in others for node in ast.walk(one)}
 
     @cached_property
     def _memory_files(self) -> set[str]:

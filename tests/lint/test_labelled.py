@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
@@ -90,3 +92,16 @@ def test_a_script_for_a_site_with_openpbs_is_not_read_as_one_for_torque() -> Non
 def test_one_port_has_one_finding_even_if_several_commands_use_it() -> None:
     text = S + "export MASTER_PORT=29500\n" + "torchrun --master-port=$MASTER_PORT train.py\n" * 2
     assert [one.line for one in lint_script(text) if one.check == "RANK008"] == [3]
+
+
+def test_the_remedy_for_a_long_option_with_one_dash_is_a_second_dash() -> None:
+    found = [one.remedy for one in lint_script(S + "#SBATCH -constraint=gpu\n") if one.check == "SLURM015"]
+    assert found == ["write --constraint=gpu, with two dashes"]
+
+
+@pytest.mark.parametrize(("option", "expected"), [("-j oe", False), ("-k doe", True)])
+def test_the_job_can_create_the_directory_of_a_log_that_pbs_copies_at_its_end(
+    option: str, expected: bool, tmp_path: Path
+) -> None:
+    text = f"#!/bin/bash\n#PBS {option}\n#PBS -o logs/train.log\ncd $PBS_O_WORKDIR\nmkdir -p logs\n"
+    assert ("PBS011" in {found.check for found in lint_script(text, directory=tmp_path)}) == expected

@@ -127,6 +127,7 @@ def test_a_file_that_all_ranks_save_is_found(tmp_path: Path, text: str) -> None:
     assert checks(tmp_path, saves(text)) == {"RANK025"}
 
 
+USED = "class Used:\n    def run(self):\n        return None\n"
 KEEP = "def keep():\n    torch.save(model.state_dict(), 'model.pt')\n"
 
 
@@ -145,6 +146,8 @@ KEEP = "def keep():\n    torch.save(model.state_dict(), 'model.pt')\n"
         "def first():\n    return rank == 0\nif first():\n    torch.save(model.state_dict(), 'm.pt')\n",
         f"@rank_zero_only\n{KEEP}keep()\n",
         KEEP,
+        "class Other:\n    def run(self):\n        torch.save(model.state_dict(), 'm.pt')\nmodel.run()\n",
+        f"{USED}class Used:\n    def run(self):\n        torch.save(model.state, 'm.pt')\nUsed().run()\n",
         "torch.save(features, 'features.pt')\n",
         "import io\nbuffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)\n",
     ],
