@@ -120,6 +120,31 @@ def test_a_rendered_script_is_checked_for_its_own_site() -> None:
     assert b"SLURM006" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("program", "command", "is_found"),
+    [
+        ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "srun python train.py", True),
+        ("from accelerate import Accelerator\nAccelerator()\n", "mpiexec -n 8 python train.py", True),
+        ("dist.init_process_group()\n", "srun ddp-hpc exec -- python train.py", False),
+        ("dist.init_process_group()\n", "srun torchrun --nnodes 2 train.py", False),
+        ("dist.init_process_group()\n", "srun --ntasks=1 python train.py", False),
+        ("dist.init_process_group()\n", "srun bash -c 'RANK=$SLURM_PROCID python train.py'", False),
+        ("dist.init_process_group(rank=int(os.environ['SLURM_PROCID']))\n", "srun python train.py", False),
+        ("import ddp_hpc\n", "srun python train.py", False),
+        ("print('no ranks')\n", "srun python train.py", False),
+    ],
+)
+def test_a_program_without_the_variables_of_torchrun_is_reported(
+    program: str, command: str, is_found: bool, tmp_path: Path
+) -> None:
+    """Each rank of such a program fails, or trains alone on all of the data."""
+    (tmp_path / "train.py").write_text(program)
+    directives = "#SBATCH --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=01:00:00\n"
+    script = f"#!/bin/bash\n{directives}{command}\n"
+    found = [one.check for one in lint_script(script, directory=tmp_path)]
+    assert ("RANK016" in found) is is_found
+
+
 def test_a_file_without_directives_is_named(tmp_path: Path) -> None:
     """Otherwise the exit code 0 would look as if the request to the scheduler had been checked."""
     (tmp_path / "run.sh").write_text("#!/bin/bash\npython train.py\n")
