@@ -10,6 +10,7 @@ from ddp_hpc.lint.log_directories import created_directories, directory_of, miss
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.script_options import whole_number
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
@@ -242,6 +243,25 @@ def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
                 "add export OMP_NUM_THREADS=CORES_PER_RANK, or use mpiexec --env OMP_NUM_THREADS=...",
             )
             return
+
+
+@check("PBS021", "warning", "more ranks per node than CPUs of a chunk")
+def _ranks_on_a_small_chunk(subject: Subject) -> Iterator[Problem]:
+    selects = [value for _, name, value in subject.script.resources() if name == "select"]
+    for command in subject.script.launches():
+        given = command.option("--ppn", "-ppn", "--npernode", "-npernode")
+        per_node = whole_number(subject.value_of(given)) if given else None
+        for chunk in selects[-1].split("+") if selects and per_node else []:
+            sizes = {name: whole_number(value) for name, value in re.findall(r":(\w+)=(\d+)", f":{chunk}")}
+            num_cpus, num_ranks = sizes.get("ncpus"), sizes.get("mpiprocs") or 0
+            if per_node and num_cpus and per_node > max(num_cpus, num_ranks):
+                yield Problem(
+                    command.line,
+                    f"{command.name} starts {per_node} ranks on each node, but the chunk {shown(chunk)} has "
+                    f"{num_cpus} CPU{'s' * (num_cpus > 1)}",
+                    f"request at least {per_node} CPUs in each chunk, or start fewer ranks per node",
+                )
+                break
 
 
 @check("PBS022", "error", "a resource that belongs into select, or not")

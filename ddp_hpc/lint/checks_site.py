@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ddp_hpc.base.errors import RequestError, nearest
 from ddp_hpc.base.units import format_walltime, parse_walltime_s
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.launch_commands import trains_with_torch
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -17,6 +18,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 from ddp_hpc.sites.profile_tables import Queue
 from ddp_hpc.sites.site import Site, queue_entries
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
@@ -233,3 +235,80 @@ def _refused_option(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         if d.flag in refused and site:
             yield Problem(d.line, f"{site.title} rejects {d.flag}", "remove the option")
+
+
+@check("SITE011", "error", "a queue that accepts no submissions")
+def _inner_queue(subject: Subject) -> Iterator[Problem]:
+    site, entries = _same_scheduler(subject), _entries(subject)
+    if site and subject.queue and entries and not any(entry.submit for entry in entries):
+        known = _open_queues(site)
+        yield Problem(
+            subject.queue[0],
+            f"queue {subject.queue[1]} of {site.title} accepts no submissions, only jobs from a "
+            "routing queue",
+            f"use one of {', '.join(known)}" if known else "omit the queue, which the scheduler chooses",
+        )
+
+
+@check("SITE012", "error", "a shorter walltime than the queue allows")
+def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
+    limits_s = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
+    walltime_s, least_s = subject.walltime_s or 0, min(limits_s, default=0)
+    if subject.walltime and 0 < walltime_s < least_s:
+        yield Problem(
+            subject.walltime[0],
+            f"{format_walltime(walltime_s)} is requested, but {_limited_by(subject)} "
+            f"requires {format_walltime(least_s)} or more",
+            f"request at least {format_walltime(least_s)}",
+        )
+
+
+@check("SITE013", "warning", "more GPUs than the queue allows")
+def _gpus_of_queue(subject: Subject) -> Iterator[Problem]:
+    nodes, gpus = _nodes(subject), subject.gpus_per_node
+    most = [entry.max_devices for entry in _entries(subject)]
+    if nodes and gpus and most and all(most) and nodes * gpus > max(most):
+        yield Problem(
+            subject.queue[0] if subject.queue else subject.line_of("--nodes", "-N", "select"),
+            f"{nodes * gpus} GPUs are requested in total, but {_limited_by(subject)} allows {max(most)}",
+            "choose another queue, or fewer nodes",
+        )
+
+
+@check("SITE014", "warning", "local ranks on cores that are not next to their GPUs")
+def _other_core_order(subject: Subject) -> Iterator[Problem]:
+    expected = list(subject.site.launch.cpu_bind) if subject.site else []
+    text = "\n".join(subject.script.lines)
+    # Scripts that give each rank its GPU with a wrapper or a list can use any order of the cores.
+    if not expected or re.search(r"CUDA_VISIBLE_DEVICES|ZE_AFFINITY_MASK|affinity", text):
+        return
+    for command in subject.script.commands:
+        kind, _, cores = (command.option("--cpu-bind") or "").partition(":")
+        bound = cores.split(":")
+        if kind == "list" and bound != expected[: len(bound)] and set(bound) <= set(expected):
+            site = subject.site
+            yield Problem(
+                command.line,
+                f"local rank 0 is bound to cores {plain(bound[0])}, but on {site.title if site else ''} "
+                f"the cores next to the first GPU are {expected[0]}",
+                f"use --cpu-bind list:{':'.join(expected[: len(bound)])}",
+            )
+
+
+@check("SITE015", "warning", "the other nodes get the GPU UUIDs of the first node")
+def _gpus_of_first_node(subject: Subject) -> Iterator[Problem]:
+    site = _same_scheduler(subject)
+    if site is None or _VISIBLE not in site.env.unset or (subject.num_nodes or 1) < 2:
+        return
+    # Any line with the variable may be the site's own remedy.
+    if any(_VISIBLE in line for line in subject.script.lines) or not trains_with_torch(subject):
+        return
+    for command in subject.script.launches("mpiexec", "mpirun"):
+        # ddp-hpc's own programs recognize the UUIDs of another node.
+        if command.launched and "ddp_hpc" not in command.text:
+            yield Problem(
+                command.line,
+                f"on {site.title}, {_VISIBLE} has the UUIDs of the node's GPUs, but {command.name} passes on "
+                "those of the first node, so the ranks on other nodes see no GPU",
+                f"add `unset {_VISIBLE}` before {command.name}",
+            )

@@ -41,6 +41,20 @@ def test_a_raw_directive_is_written_once_and_accepted_by_lint(
     assert [one for one in lint_script(text, load_site(profile)) if one.severity == "error"] == []
 
 
+def test_lint_checks_the_chunks_of_a_raw_select() -> None:
+    job = Job(
+        num_nodes=3,
+        ranks_per_node=4,
+        launcher="mpiexec",
+        queue="gpuvolta",
+        account="x",
+        directive=("-l select=1:ncpus=8+2:ncpus=1",),
+    )
+    site = load_site("gadi")
+    found = {one.check: one.what for one in lint_script(render(job, site), site)}
+    assert "the chunk '2:ncpus=1' has 1 CPU" in found["PBS021"]
+
+
 def test_a_raw_directive_replaces_the_option_of_the_profile() -> None:
     lines = render(Job(walltime_s=600, directive=("--mem=8G",)), load_site("delta")).splitlines()
     assert "#SBATCH --mem=8G" in lines

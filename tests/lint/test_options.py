@@ -10,6 +10,7 @@ import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
 from ddp_hpc.lint.select_checks import split_codes
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
@@ -151,6 +152,15 @@ def test_a_file_without_directives_is_named(tmp_path: Path) -> None:
     done = run_cli("lint", "run.sh", cwd=tmp_path)
     assert done.returncode == 0
     assert b"note: run.sh has no directives of PBS or Slurm, so only its commands were checked" in done.stderr
+
+
+def test_a_wrapper_that_selects_the_gpu_allows_any_order_of_the_cores(tmp_path: Path) -> None:
+    launch = "mpiexec -n 4 --ppn 4 --cpu-bind list:0-7:8-15:16-23:24-31"
+    text = "#!/bin/bash\n#PBS -l select=1:system=polaris\n{} python train.py\n"
+    site = load_site("polaris")
+    assert "SITE014" in {one.check for one in lint_script(text.format(launch), site)}
+    wrapped = text.format(f"{launch} ./set_affinity_gpu_polaris.sh")
+    assert "SITE014" not in {one.check for one in lint_script(wrapped, site)}
 
 
 @pytest.mark.parametrize(("options", "said"), [([], "no problems found\n"), (["--json"], "")])
