@@ -125,10 +125,9 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     """Returns what was recorded: terms and descriptions."""
     steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
     numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
-    is_known = any(trace.world_size for trace in capture.ranks)
-    ranks = f"{len(capture.ranks)} " + (
-        f"of {capture.world_size}" if is_known else "(world size not recorded)"
-    )
+    has_size = any(trace.world_size for trace in capture.ranks)
+    of_size = f"of {capture.world_size}" if has_size else "(world size not recorded)"
+    ranks = f"{len(capture.ranks)} {of_size}"
     ranks += f"; missing: {first_of(capture.missing)}" if capture.missing else ""
     names = sorted({trace.device_name or trace.device for trace in capture.ranks})
     hosts = list(dict.fromkeys(cut(trace.host, _NAME_LENGTH) or "unknown" for trace in capture.ranks))
@@ -149,11 +148,11 @@ def about(capture: Capture) -> list[tuple[str, str]]:
     if not capture.collectives:
         found.append(("communication", "no collective was recorded"))
     peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
-    other = any(trace.memory for trace in capture.ranks)
-    unknown = "not recorded (profile_memory=True)"
-    if other:
-        unknown = "only that of the host was recorded; check whether torch's caching allocator is disabled"
-    peak = f"at most {format_bytes(max(peaks))}" if any(peaks) else unknown
+    peak = "not recorded (profile_memory=True)"
+    if any(peaks):
+        peak = f"at most {format_bytes(max(peaks))}"
+    elif any(trace.memory for trace in capture.ranks):
+        peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"
     found.append(("memory of the device" if capture.on_device else "memory", peak))
     loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
     loading = f"{duration(loading_s)}{capture.per_step}"
