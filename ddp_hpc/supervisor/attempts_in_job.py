@@ -56,7 +56,14 @@ def run_attempts(
             return repeated
         if not ended.has_failed:
             break
-        why = why_no_restart(ended, earlier, last_saved, settings, num_restarts=num_restarts)
+        why = why_no_restart(
+            ended,
+            earlier,
+            last_saved,
+            settings,
+            num_restarts=num_restarts,
+            may_begin_again=launch.writes_state,
+        )
         why = why or why_no_time(clock, settings)
         if pool is not None:
             why = why or pool.replace_bad(suspect)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp_hpc.base.run_outcomes import Cause
 from ddp_hpc.supervisor.ended_attempt import EndedAttempt
 from ddp_hpc.supervisor.job_clock import JobClock
 from ddp_hpc.supervisor.settings import Settings
@@ -17,21 +18,26 @@ def why_no_restart(
     settings: Settings,
     *,
     num_restarts: int,
+    may_begin_again: bool = False,
 ) -> str:
     """Returns why the ranks are not started again after a failure; empty if they are.
 
     `earlier` is the attempt before this one in the same job, and `last_saved` the last one that has saved a
-    snapshot.
+    snapshot. `may_begin_again` is whether a run without a snapshot overwrites nothing when it starts from its
+    beginning: it does so after the loss of a rank, which is not an error of the program.
     """
+    is_lost = may_begin_again and ended.end is not None and ended.end.cause is Cause.LOST_RANK
     if ended.why_final:
         return ended.why_final
     if not settings.restarts:
         return "--restarts is 0"
     if not ended.has_begun_like(earlier):
         return "no rank started successfully after the last restart"
-    if last_saved is None and not ended.after.step:
+    if last_saved is None and not ended.after.step and not is_lost:
         return "the run has no snapshot and no recorded checkpoint"
-    if earlier is not None and not (ended.has_progressed or earlier.has_progressed):
+    # A lost node is not the program's fault, and uses up a spare node.
+    has_lost_node = bool(ended.launcher.lost_nodes)
+    if earlier is not None and not (has_lost_node or ended.has_progressed or earlier.has_progressed):
         return "two attempts in a row have saved no snapshot"
     if num_restarts >= settings.restarts:
         return f"this job has used all its restarts (--restarts {settings.restarts})"

@@ -103,6 +103,22 @@ def test_a_lost_node_is_replaced_by_the_spare_one(
 
 
 @pytest.mark.check
+def test_a_training_run_begins_again_if_a_node_is_lost_before_the_first_snapshot(
+    rehearse: Rehearse, launch: Launch, tmp_path: Path
+) -> None:
+    options = ("--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--spare-nodes", "1")
+    ended = launch(["ddp-hpc", "render", *options, "-o", "job.sbatch"], cwd=tmp_path)
+    assert ended.exit_code == 0, ended.stderr
+    words = ("--fail", "node", "--fail-after-s", "1", "--steps", "20", "--args", "--model linear")
+    done = rehearse(tmp_path / "job.sbatch", *words, timeout_s=180.0)
+    log = done.stdout + done.stderr
+    assert done.exit_code == 0, log
+    assert "(--fail node); no snapshot or checkpoint was recorded before\n" in log
+    assert "ddp-hpc: restart 1 of 3 in this job, because attempt 1 failed: node2 does not answer\n" in log
+    assert "done: 20 steps, " in log
+
+
+@pytest.mark.check
 def test_a_lost_node_is_left_out(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
     done = rehearse(rendered(launch, tmp_path, "srun", "--min-nodes", "1"), "--fail", "node", timeout_s=180.0)
     log = done.stdout + done.stderr

@@ -409,6 +409,21 @@ def test_why_the_ranks_are_not_started_again(
     assert why_no_restart(now, earlier, None, settings(), num_restarts=1) == why
 
 
+def test_a_run_without_a_snapshot_begins_again_only_after_the_loss_of_a_rank() -> None:
+    def why(last: EndedAttempt, earlier: EndedAttempt | None = None, *, may: bool = True) -> str:
+        return why_no_restart(last, earlier, None, settings(), num_restarts=1, may_begin_again=may)
+
+    nothing, twice = "the run has no snapshot and no recorded checkpoint", "two attempts in a row have saved"
+    lost = ended(began=0, step=0)
+    assert why(lost) == ""
+    assert why(lost, may=False) == nothing, "another program may have saved something that is not recorded"
+    assert why(ended(Cause.FAILED, began=0, step=0)) == nothing
+    assert why(ended(Cause.HANG, began=0, step=0)) == nothing
+    assert why(lost, lost).startswith(twice), "the program can be the cause"
+    without_node = replace(lost, launcher=LauncherEnd(1, lost_nodes=("n2",)))
+    assert why(without_node, without_node) == "", "each of them has used up a spare node"
+
+
 def test_the_program_itself_fails_if_it_ends_at_the_same_place_twice() -> None:
     def fails(
         cause: Cause = Cause.FAILED,
