@@ -27,6 +27,7 @@ WORDS = st.lists(st.sampled_from(FRAGMENTS) | st.text(CHARACTERS, max_size=6), m
 PLAIN_OR_HOSTILE = st.just("") | WORDS
 
 
+@pytest.mark.check
 @settings(
     max_examples=60,
     deadline=None,

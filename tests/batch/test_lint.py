@@ -143,6 +143,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_scripts_cause_no_traceback_and_no_delay(name: str) -> None:
     begun = time.process_time()

@@ -130,6 +130,7 @@ def test_the_lessons_model_needs_196_matrix_products_per_step():
     assert (len(products), num_parameters) == (196, 44_140_544)
 
 
+@pytest.mark.check
 def test_the_floor_of_a_step_counts_bytes_multiplications_and_kernels():
     num = 44_140_544
     fast = {"copy_gb_per_s": 1e9, "float32_tflops_per_s": 1e9, "bf16_tflops_per_s": 1e9, "product_us": 0.0}

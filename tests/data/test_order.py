@@ -63,6 +63,7 @@ def test_the_order_of_a_seed_never_changes(num_samples, start, expected):
     assert EpochOrder(num_samples, seed=0, epoch=0).take(start, start + len(expected)).tolist() == expected
 
 
+@pytest.mark.check
 @either_kind
 @given(data=st.data())
 def test_a_part_equals_the_slice_of_the_whole_order(num_samples, data):

@@ -93,7 +93,8 @@ def test_a_program_that_requests_another_job_ends_with_75_and_without_an_error(
     assert (state.state, state.step) == ("requeue", 7)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.check)])
+@pytest.mark.check
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_program_that_exits_with_75_on_one_rank_is_not_an_error(
     rank: int, launch: Launch, mpiexec: Path, tmp_path: Path
 ) -> None:

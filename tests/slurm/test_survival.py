@@ -72,6 +72,7 @@ def test_a_killed_rank_is_named_and_the_same_job_starts_its_ranks_again(
     assert f"{restart}, because attempt 1 failed: {lost}" in run.log
 
 
+@pytest.mark.check
 def test_a_second_job_of_a_running_run_is_refused_and_changes_nothing(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -262,11 +262,12 @@ def test_if_steps_may_be_left_the_check_ends_them_before_the_restart(job: Sandbo
     assert f"DDP_HPC_LAUNCH={earlier}" not in job.words(), "the second start has another value"
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "problems",
     [
         {"n2": Problem(EARLIER, "process 7 of an earlier start of the ranks could not be killed")},
-        pytest.param(None, marks=pytest.mark.check),
+        None,
     ],
 )
 def test_if_the_check_does_not_end_them_the_ranks_are_not_started_again(

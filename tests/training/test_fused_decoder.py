@@ -75,6 +75,7 @@ def batches():
         yield tokens(1, 4), tokens(2, 4)
 
 
+@pytest.mark.check
 def test_compiled_steps_have_the_losses_and_names_of_eager_steps(graphs):
     eager = Steps(made(torch.float32), batches())
     compiled = Steps(made(torch.float32), batches(), compile="default")

@@ -134,6 +134,7 @@ def test_lines_of_repeated_steps_and_incomplete_lines_are_removed(
     assert_equal(used, whole, STEPS)
 
 
+@pytest.mark.check
 def test_a_finished_run_continues_only_with_more_epochs(used: Path, whole: Path, forks: Forks) -> None:
     (used / "s.json").write_text("{}")
     options = ["--epochs", str(EPOCHS), "--summary", "s.json"]

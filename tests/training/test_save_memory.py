@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 
+
+@pytest.mark.check
 def test_a_save_takes_little_more_memory_on_each_rank_than_its_own_part_of_the_state(forks, tmp_path):
     # Shards of each tensor on all ranks, and whole tensors on different ranks.
     strategies = ["fsdp", "pp"]

@@ -155,6 +155,7 @@ def test_an_item_that_is_not_a_pair_is_reported(mine, forks):
     assert "traceback" not in line
 
 
+@pytest.mark.check
 def test_without_a_run_directory_the_traceback_is_in_a_new_directory(mine):
     words = [*MODEL, "--model-option", "bad='forward'"]
     done = train(*words, cwd=mine, ranks=2, env={"TMPDIR": str(mine)})
