@@ -70,12 +70,11 @@ class Subject:
     @cached_property
     def placeholder_lines(self) -> frozenset[int]:
         """The lines of directives that contain a placeholder of a template."""
-        options = self.script.read()
-        return frozenset(
-            d.line
-            for d in options
-            if has_placeholder(d.value, is_path=True) or has_placeholder(d.written, is_path=True)
-        )
+        # A placeholder may contain a blank or `#`, where the scheduler ends the option.
+        texts = {d.line: re.sub(r"(?:^|\s)#.*", "", d.text) for d in self.script.read()}
+        marked = {line for line, text in texts.items() if has_placeholder(text, is_path=True)}
+        empty = {line for line, text in texts.items() if text.rstrip().endswith("=")}
+        return frozenset(marked | (empty if len(empty) > 2 else set()))  # a form to be filled in
 
     @property
     def scheduler_version(self) -> str:

@@ -23,9 +23,10 @@ _HOSTS_OF_DEEPSPEED = re.compile(r"--(?:hostfile|launcher|no_ssh|include)\b|-H$"
 _DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_])?workers[= ](\d{1,3})\b")
-_SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
+# The signals that a scheduler sends before a job ends.
+_SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2)|10|12|15")
 _OF_SEVERAL_NODES = re.compile(
-    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
+    r"--(?:\w*[-_])?n?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
     r".*(?:slurm\w*|\bdeepy)\.py$"
 )
 # Options with which these launchers start the ranks of one node.
@@ -100,20 +101,21 @@ def _is_remote(subject: Subject, start: Start) -> bool:
 def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2])
     gpus = subject.gpus_per_node or (total // subject.num_nodes if total and subject.num_nodes else None)
-    if not gpus:
-        return
-    for start in starts(subject):
+    # With --exclusive, Slurm allocates all GPUs of the nodes; devices that the script names may exist.
+    is_known = subject.script.value("--exclusive") != "" and not subject.script.sets("CUDA_VISIBLE_DEVICES")
+    for start in starts(subject) if gpus and is_known else ():
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif start.is_launched and start.program == "python" and trains_with_torch(subject):
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
-        if ranks and ranks > gpus:
+        if ranks and gpus and ranks > gpus:
             yield Problem(
                 start.command.line,
                 f"{ranks} ranks per node share {gpus} GPUs, but NCCL rejects two ranks on one device",
                 f"start {gpus} ranks per node, or request {ranks} GPUs",
+                None if start.is_torchrun else "warning",
             )
 
 
@@ -124,8 +126,11 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
         own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
         per_node = own or subject.ranks_per_node
-        # One rank is a serial program. With both options, a smaller total may use only some of the nodes.
-        is_part = total == 1 or (own and total and total % own == 0 and total < nodes * own)
+        # One rank is a serial program. With both options, a smaller total may use only some of the nodes, and
+        # fewer ranks on all nodes may have more memory or threads each.
+        is_part = bool(re.search("oversubscribe|map-by|ppr:", command.text)) or total == 1
+        if total and per_node and total < nodes * per_node:
+            is_part = is_part or total > (nodes - 1) * per_node or (own is not None and total % own == 0)
         cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
         if total and not per_node and _has_one_slot(subject, command) and (cpus or 1) >= total > 1:
             yield Problem(
@@ -152,6 +157,8 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     cpus = subject.scheduler.reader.cpus_per_rank(subject.script)
     tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
     launched = {command.name for command in subject.script.launches() if command.launched}
+    if not launched and subject.script.value("--exclusive") == "":
+        return  # a program in the batch shell can use all CPUs of the node
     if cpus and tasks and not launched:
         cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
     per_node = subject.ranks_per_node or 1
@@ -162,9 +169,10 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 line,
                 f"OMP_NUM_THREADS={plain(value)} is all cores of the node, for each of {per_node} ranks",
-                "use export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK",
+                f"use export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if cpus else '1'}",
             )
-        if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
+        is_sure = name in subject.script.set_once  # not one of several cases
+        if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus and is_sure:
             yield Problem(
                 line,
                 f"OMP_NUM_THREADS={threads}, but each rank has {of_rank} CPUs",
@@ -176,7 +184,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
         if cpus and num_workers >= 2 * cpus:
             yield Problem(
                 start.command.line,
-                f"{num_workers} workers of DataLoaders share the {cpus} CPUs of a task",
+                f"{num_workers} workers of DataLoaders share {cpus} CPU{'s' * (cpus > 1)}",
                 f"request more with --cpus-per-task, or use {max(1, cpus // _local_ranks(start))} workers",
             )
 
@@ -193,7 +201,7 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
         c for c in commands if c.name == "trap" and any(_SIGNALS.fullmatch(w.upper()) for w in c.words[2:])
     ]
     # A trap that also covers EXIT is for cleaning up, so it may run late.
-    if not traps or traps[0].words[1:2] == ("",) or "EXIT" in traps[0].words:
+    if not traps or traps[0].words[1:2] == ("",) or {"EXIT", "0"} & {*traps[0].words}:
         return
     # Only the last launch is checked: earlier ones are usually short.
     for command in list(subject.in_foreground())[-1:]:
@@ -212,6 +220,10 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 1
     if nodes < 2 or reaches_other_nodes(subject) or subject.script.is_supervised:
         return
+    # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
+    loads = " ".join(c.text for c in subject.script.commands if c.name in ("module", "ml")).lower()
+    is_pbs = subject.scheduler.reader.requests_by_resources
+    may_spread = "mpi" in loads or (is_pbs and (subject.ranks_per_node or 1) > 1)
     for start in starts(subject):
         # A program with one of these options may start srun itself.
         of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES
@@ -224,6 +236,7 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
                 start.command.line,
                 f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only",
                 "start it with srun, or request one node",
+                "note" if may_spread and is_python else None,
             )
             return
 
@@ -231,6 +244,9 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
 @check("RANK014", "warning", "one rank on a node with several GPUs")
 def _one_rank(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node or 1
+    processes = whole_number(subject.value_of(subject.script.last_assigned("WORLD_SIZE") or ""))
+    if processes and processes == gpus * (subject.num_nodes or 1):
+        return  # the program starts a process for each GPU
     if gpus < 2 or any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands):
         return  # processes in the background or in a loop may share the GPUs
     for start in (one for one in starts(subject) if not one.launcher_hides_options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     STARTS_ALL_RANKS,
     expanded_in_shell,
@@ -74,12 +74,15 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     is_large = (subject.gpus_per_node or 0) >= 4 or cpus >= 64
     is_known = subject.site is not None and subject.site.node.devices > 0
     may_be_whole = not is_known and (is_large or not requests_gpus(subject))
+    # One process with one GPU may need no port.
+    is_one = subject.gpus_per_node == 1 == (subject.num_nodes or 1) and (subject.ranks_per_node or 1) == 1
+    may_be_unused = is_one and not re.search(r"torch\.distributed|torchrun", script.text)
     for value, line in {value: line for line, value in reversed(ports)}.items():
         yield Problem(
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
             "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
-            "note" if may_be_whole else None,
+            "note" if may_be_whole or may_be_unused else None,
         )
 
 
@@ -95,9 +98,12 @@ def _is_used(script: Script, is_read: bool) -> bool:
 def _loopback_master(subject: Subject) -> Iterator[Problem]:
     if (subject.num_nodes or 1) < 2:
         return
-    found = [
-        (line, f"{name}={value}")
+    # Which variables a program reads is not known: DeepSpeed without RANK gets the address through MPI.
+    has_deepspeed = "deepspeed" in subject.script.text.lower()
+    found: list[tuple[int, str, Severity | None]] = [
+        (line, f"{name}={value}", "warning")
         for line, name, value in subject.script.assignments
+        if not has_deepspeed
         if (name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value))
         or (name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and value in ("lo", "=lo"))
     ]
@@ -105,14 +111,15 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
         endpoint = _ENDPOINT.search(start.command.text)
         is_everywhere = start.is_launched and (start.num_nodes or 1) > 1 and start.given("--nnodes") != "1"
         if endpoint and is_everywhere and _LOOPBACK.fullmatch(subject.value_of(endpoint[1])):
-            found.append((start.command.line, endpoint[0].strip()))
+            found.append((start.command.line, endpoint[0].strip(), None))
         elif start.program in ("horovodrun", "mpirun") and _ON_LOOPBACK.search(start.command.text):
-            found.append((start.command.line, f"{start.program} -H localhost"))
-    for line, what in found:
+            found.append((start.command.line, f"{start.program} -H localhost", None))
+    for line, what, severity in found:
         yield Problem(
             line,
-            f"{plain(what)} refers to a different machine on each of the {subject.num_nodes} nodes",
+            f"with {plain(what)}, each of the {subject.num_nodes} nodes can connect only to itself",
             "use the first node, or the network between the nodes; ddp-hpc sets both itself",
+            severity,
         )
 
 
@@ -193,14 +200,18 @@ def _same_rank(subject: Subject) -> Iterator[Problem]:
         if is_rank:
             yield Problem(
                 line,
-                f"{name}={plain(value)} is set in the batch shell, so all {total} tasks get the same rank",
+                f"{name}={plain(value)} is set in the batch shell, so it is the same for all {total} tasks",
                 "let each task set it from SLURM_PROCID or SLURM_LOCALID",
+                "warning",
             )
-        elif name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total):
+        # A task may start a process for each GPU.
+        of_gpus = (subject.num_nodes or 1) * (subject.gpus_per_node or 0)
+        if name == "WORLD_SIZE" and whole_number(subject.value_of(value)) not in (None, total, of_gpus):
             yield Problem(
                 line,
                 f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",
                 "use export WORLD_SIZE=$SLURM_NTASKS",
+                "warning",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ddp_hpc.lint.check_registry import Problem, Severity, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
@@ -22,7 +23,7 @@ from ddp_hpc.schedulers.versions import is_between
 # TU Dresden).
 _OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|(?:no-)?container-.*|ear|ear-.*|fpgalink|setattr|"
-    r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta"
+    r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta|x11"
 )
 # Options that come from plugins of single sites, such as Shanghai AI Laboratory (quotatype), the Ohio
 # Supercomputer Center (gpu_cmode) and the Hebrew University (killable). Elsewhere, sbatch rejects them.
@@ -33,6 +34,8 @@ _INSTEAD = {
     "--mail": "--mail-user or --mail-type",
     "--email-user": "--mail-user",
     "--memory": "--mem",
+    "--mem-per-task": "--mem-per-cpu",
+    "--include": "--nodelist",
     "--cpus": "--cpus-per-task",
     "--walltime": "--time",
     "--queue": "--partition",
@@ -42,6 +45,10 @@ _INSTEAD = {
     "--immediate": "no option, as sbatch cannot wait for resources",
     "--jobid": "srun --jobid",
 }
+# An option that sbatch takes as the value of the option before it.
+_TAKEN = re.compile("--?[A-Za-z]")
+# A word in the place of a number, which a program or the user replaces: NNODES, _NTASKS_, gpu:N_GPUS.
+_NUMBER_TO_COME = re.compile(r"(?:^|:)!?(?:[A-Z]+_[A-Z_]*|[A-Z]{2,}|[xXnN])$")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
 # With any value of these options, the job can run.
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
@@ -56,14 +63,20 @@ def _options(subject: Subject) -> Iterator[Directive]:
 
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
-    if not subject.script.lines[0].startswith("#!"):
+    script = subject.script
+    # Notes contain directives after commands, and the beginning of a template may be elsewhere.
+    first = min((d.line for d in script.directives), default=1)
+    is_notes = any(1 < command.line < first for command in script.commands)
+    if not script.lines[0].startswith("#!") and not is_notes and len(subject.placeholder_lines) < 3:
         yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
 
 
 @check("SLURM002", "error", "an option that sbatch does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
     unknown = [d for d in _options(subject) if d.fault == "unknown"]
-    long = {d.flag: d.flag[2:82].replace("_", "-") for d in unknown if d.flag.startswith("--")}
+    long = {
+        d.flag: d.flag[2:82].replace("_", "-").partition(":")[0] for d in unknown if d.flag.startswith("--")
+    }
     nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
     for d in unknown:
         name, near = d.flag[2:], nearest.get(long.get(d.flag, ""), "")
@@ -107,7 +120,7 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
             names = find_option(d.flag[2:])
             several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
             yield Problem(d.line, f"{shown(d.flag)} is ambiguous: {plain(several)}", "write the whole name")
-        elif d.value.startswith("--") and not d.fault and "=" not in d.written:
+        elif _TAKEN.match(d.value) and not d.fault and "=" not in d.written:
             what = f"{written} has no value, so sbatch takes {shown(d.value)} as its value"
             yield Problem(d.line, what, "give it a value")
         elif d.fault == "no value":
@@ -124,14 +137,17 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
             continue
         long = _with_two_dashes(d)
         if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and (d.value.startswith("=") or (long and "=" in d.value)):
-            if not d.written.startswith("--") or d.flag in _NAMED:
+            is_used = subject.script.value(d.flag) == d.value
+            if is_used and (not d.written.startswith("--") or d.flag in _NAMED):
                 yield Problem(
                     d.line,
                     f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}",
                     long or f"write {d.flag}{plain(d.value)}",
                     None if d.flag in _NAMED else "warning",
                 )
-        elif expected := expected_value(d.flag, d.value, version):
+        elif (expected := expected_value(d.flag, d.value, version)) and not (
+            d.flag not in ("--mail-type", "--signal") and _NUMBER_TO_COME.search(d.value)
+        ):
             remedy = long or f"write {expected}; see sbatch(1)"
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy)
 
@@ -147,15 +163,21 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 
 def _all_contradictions(subject: Subject) -> Iterator[Contradiction]:
     """Yields the contradictions in any version of Slurm."""
-    options = [d for d in _options(subject) if not d.fault and "$" not in d.value]
-    yield from contradictions({d.flag: d.value for d in options})
+    options = [d for d in subject.script.read() if not d.fault]
+    unknown = {d.flag for d in options if "$" in d.value or d.line in subject.placeholder_lines}
+    yield from contradictions({d.flag: "" if d.flag in unknown else d.value for d in options})
 
 
 @check("SLURM017", "error", "a word that does not belong to an option")
 def _stray_word(subject: Subject) -> Iterator[Problem]:
     version, lines = subject.scheduler_version, set()
-    for d in _options(subject):
-        if d.line in lines or d.fault not in ("stray", "unclosed", "colon"):
+    options = list(_options(subject))
+    for before, d in pairwise((None, *options)):
+        # SLURM003 reports the option whose value is missing, so that this one's value is left over.
+        is_left = before is not None and _TAKEN.match(before.value) and not before.fault
+        if d is None or d.line in lines or d.fault not in ("stray", "unclosed", "colon"):
+            continue
+        if (is_left or "$" in d.text) and d.fault == "stray":
             continue
         lines.add(d.line)
         if "\\ " in subject.script.lines[d.line - 1]:
@@ -179,7 +201,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, so sbatch rejects the script",
-                "remove it, quote a value that contains blanks, or put # in front of a comment",
+                "write - instead of the dash"
+                if d.value[0] in "\u2013\u2014"
+                else "remove it, quote a value that contains blanks, or put # in front of a comment",
             )
 
 
@@ -245,7 +269,7 @@ def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
     for d in _options(subject):
         option = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
-        if d.fault or isinstance(option, tuple):
+        if d.fault or isinstance(option, tuple) or _OF_PLUGINS.fullmatch(option.name):
             continue
         if option.until if not version else not option.is_in(version):
             have = f"only Slurm up to {option.until}" if option.until else f"only Slurm since {option.since}"

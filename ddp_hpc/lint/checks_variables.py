@@ -17,6 +17,7 @@ _DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(r"MASTER_ADDR|MASTER_PORT|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS")
+_MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
 _NODE_LIST = re.compile(
     r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
@@ -123,7 +124,7 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
                 "remove it, as the scheduler sets it",
                 "error",
             )
-        elif gpus and max(devices) >= gpus:
+        elif gpus and max(devices) >= gpus and subject.script.value("--exclusive") != "":
             yield Problem(
                 line,
                 f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
@@ -184,12 +185,20 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
     alone = {command.line for command in script.commands if not command.argv}
     started = starts(subject)
     last = max((start.command.line for start in started), default=0)
-    has_ranks = any(start.is_launched and not start.is_torchrun for start in started)
+    # Elsewhere, torchrun may set the address, or one process needs none.
+    has_ranks = any(
+        start.is_launched and not start.is_torchrun and not _MAY_START_TORCHRUN.fullmatch(start.program)
+        for start in started
+    )
+    exported = {name for _, name, _ in script.exports}  # also with the values that they get later
+    is_of_shell = not script.shebang or re.search(r"\b(?:ba|z|k|da)?sh\b", script.shebang)
+    if not is_of_shell or (script.directives and not script.scheduler):
+        return
     for name, line in {name: line for line, name, _ in script.assignments}.items():
         is_needed = _READ_BY_PROGRAMS.fullmatch(name) and name not in subject.scheduler.reader.variables
         if not is_needed or line not in alone or line > last or re.search(r"\bset -\w*a", text):
             continue
-        if name.startswith("MASTER_") and not has_ranks:  # torchrun sets it, and one process needs none
+        if name in exported or (name.startswith("MASTER_") and not has_ranks):
             continue
         if len(re.findall(rf"\b{name}\b", text)) == sum(other == name for _, other, _ in script.assignments):
             yield Problem(

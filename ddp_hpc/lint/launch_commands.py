@@ -177,6 +177,8 @@ class Start:
         if given is not None:
             return whole_number(self.subject.value_of(given))
         nodes, per_node = self.num_nodes, self.ranks_per_node
+        if nodes == self.subject.num_nodes and per_node == self.subject.ranks_per_node:
+            nodes, per_node = 1, whole_number(self.subject.value_of("$SLURM_NTASKS"))
         return nodes * per_node if nodes and per_node else None
 
 
@@ -311,9 +313,7 @@ def _gpus_of_tasks(subject: Subject) -> int:
     if of_task and subject.ranks_per_node:
         return of_task * subject.ranks_per_node
     total = whole_number((script.value("--gpus") or "").rpartition(":")[2]) or 0
-    totals = [
-        whole_number(value) for _, name, value in script.resources() if re.fullmatch("gpunum_job|ngpus", name)
-    ]
+    totals = [whole_number(value) for _, name, value in script.resources() if name == "ngpus"]
     return (total or next((number for number in totals if number), 0)) // (subject.num_nodes or 1)
 
 
@@ -337,7 +337,8 @@ def trains_with_torch(subject: Subject) -> bool:
 
 def reaches_other_nodes(subject: Subject) -> bool:
     """Returns whether any command of the script may start processes on other nodes."""
-    return any(_SPREADS.search(command.text) for command in subject.script.commands) or any(
+    commands = subject.script.commands
+    return any(c.name in LAUNCH_COMMANDS or _SPREADS.search(c.text) for c in commands) or any(
         _SPREADS.search(value) for _, _, value in subject.script.assignments
     )
 

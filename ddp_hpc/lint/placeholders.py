@@ -10,13 +10,13 @@ _PLACEHOLDER = re.compile(
     r"""
     \{\{.*?\}\} | \{%.*?%\} | \{\{ | \}\} | \{% | %\} | <%.* | .*%>    # Jinja, Mako, ERB
   | <[^<>\s][^<>]*>? | [^<>]*[^<>\s]>(?![\w/])                  # <account>, also in several words
-  | \[\[?[A-Za-z_][A-Za-z _-]*\]?\]                             # [ACCOUNT]
-  | (?<![$\w])\{[A-Za-z_][^{}]*\}                               # {nodes}, for str.format of Python
+  | \[\[?[A-Za-z_-][A-Za-z _-]*\]?\]                             # [ACCOUNT]
+  | (?<![$\w])\{[A-Za-z_(][^{}]*\} | %\(\w+\)[sd]               # {nodes} or %(nodes)d, for Python
   | @@?\{?[A-Z][A-Z0-9_]*\}?(?:@@?)?(?![\w.@])                  # @NODES@, for configure
   | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
-  | \#\#[A-Z]\w*\#\#                                            # ##NODES##
+  | \#{1,2}[A-Z]\w*\#{1,2} | @@+\w+@@+ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)  # ##NODES##, @@nodes@@, _NODES_
   | __[A-Za-z]\w*__ | !TBG_\w+
-  | \bX{3,}\b | \bX{3}\w+X{3}\b | \bx{3,6}\b
+  | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
   | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
   | \.\.\.$
@@ -24,7 +24,7 @@ _PLACEHOLDER = re.compile(
     re.VERBOSE,
 )
 # The pattern characters of file names, with a width: %j, %4t, %A_%a.
-_FILE_NAME_PATTERN = re.compile(r"%\d*[%AaJjNnstuxbc](?![A-Za-z_]+%)")
+_FILE_NAME_PATTERN = re.compile(r"%\d*[AaJjNnstuxbc](?![A-Za-z][A-Za-z_]*%)|(?<![A-Za-z_])%%(?![A-Za-z])")
 # Placeholders that cannot be names: a job may well be called xxx or TODO.
 _MARKED = re.compile(
     r"\$|\{\{|\{%|<%|<[A-Za-z_](?![^<>]*@[^<>]*>)|\{[A-Za-z_]\w*\}|@[A-Z]\w*@|^__[A-Za-z]\w*__$"

@@ -46,7 +46,7 @@ REJECTED_BY_SBATCH: list[tuple[str, str]] = [
     ("SLURM016", "--ntasks-per-gpu=1|--ntasks-per-node=4|--gpus=4"),
     ("SLURM016", "--ntasks-per-gpu=1|--gpus-per-task=1|--gpus=4"),
     ("SLURM016", "--gpus=2|--nodes=4"),
-    ("SLURM016", "--gpus-per-task=1"),
+    ("SLURM016", "--nodes=1|--cpus-per-task=4|--gpus-per-task=1"),
     ("SLURM016", "--gpus=1|--nodelist=n[1-3]"),
     ("SLURM016", "--gpus=2|--cpus-per-gpu=8|--cpus-per-task=4"),
     ("SLURM016", "--mem-per-gpu=40G"),
@@ -339,6 +339,49 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK012", True, RANKS + "srun bash -c 'export MASTER_ADDR=$(hostname); python train.py'\n"),
     ("RANK012", True, FOUR + 'srun bash -c "MASTER_ADDR=\\$(hostname) python train.py"\n'),
     ("RANK012", False, RANKS + "export MASTER_ADDR=$(hostname)\nsrun python train.py\n"),
+    ("SLURM001", False, "cd code\nmake\n#SBATCH --nodes=2\nsrun x\n"),  # notes, not a script
+    ("SLURM001", False, "#SBATCH -J @NAME@\n#SBATCH -t @TIME@\n#SBATCH -A @ACCOUNT@\nsrun x\n"),
+    ("SLURM002", True, S + "#SBATCH --gres:gpu\n"),
+    ("SLURM003", True, S + "#SBATCH -A   # account\n#SBATCH -p gpu\n"),
+    ("SLURM017", False, S + "#SBATCH -A   # account\n#SBATCH -p gpu\n"),
+    ("SLURM017", False, S + "#SBATCH --mail-user=YOUR EMAIL\n"),
+    ("SLURM017", True, S + "#SBATCH --mail-user= me@example.com\n"),
+    ("SLURM015", False, S + "#SBATCH --account==a\n#SBATCH -A b\n"),
+    ("SLURM015", True, S + "#SBATCH -A b\n#SBATCH --account==a\n"),
+    ("SLURM015", False, S + "#SBATCH --ntasks=N_TASKS\n"),
+    ("SLURM015", False, S + "#SBATCH --mem-per-cpu=##MEMORY##\n"),
+    ("SLURM015", False, S + "#SBATCH --mem=%(memory)s\n"),
+    ("SLURM015", False, S + "#SBATCH --mem=\n#SBATCH --ntasks=\n#SBATCH --nodes=\n"),  # a form
+    ("SLURM015", True, S + "#SBATCH --mem=\n"),
+    ("SLURM015", False, S + "#SBATCH --gpus-per-node=\n"),  # sbatch 22.05 accepts it
+    ("SLURM016", False, S + "#SBATCH -n {{tasks}}\n#SBATCH -c 4\n#SBATCH --gpus-per-task=1\n"),
+    ("SLURM016", False, S + "#SBATCH -c 4\n#SBATCH --gpus-per-task=1\n"),  # sbatch -n 4 SCRIPT
+    ("SLURM022", False, S + "#SBATCH --x11=batch\n"),
+    ("JOB016", False, S + "#SBATCH --output=%x_%j_%N.out\n"),
+    ("JOB016", True, S + "#SBATCH -n %%tasks%%\n"),
+    ("PBS003", False, P + "#PBS --group=g1\n#PBS -l elapstim_req=1:00:00\n"),  # NQSV
+    ("PBS023", False, SELECT + "#PBS -N @@@name@@@\n"),
+    ("RANK002", False, S + "#SBATCH -N 4 -n 1\nsrun torchrun --nproc-per-node=4 train.py\n"),  # one node
+    ("RANK003", False, ONE + "#SBATCH --exclusive\ntorchrun --nproc-per-node=8 train.py\n"),
+    ("RANK003", False, ONE + "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node=8 train.py\n"),
+    ("RANK004", False, RANKS + "mpirun -np 6 ./a.out\n"),  # on all nodes
+    ("RANK004", True, RANKS + "mpirun -np 4 ./a.out\n"),
+    ("RANK004", False, RANKS + "mpirun -np 4 --map-by ppr:2:node ./a.out\n"),
+    ("RANK004", False, RANKS + "mpirun -np 16 --oversubscribe ./a.out\n"),
+    ("RANK005", False, S + "#SBATCH --exclusive -n 1 -c 1\nexport OMP_NUM_THREADS=24\n./a.out\n"),
+    ("RANK005", False, S + "#SBATCH -c 4\nexport OMP_NUM_THREADS=4\nexport OMP_NUM_THREADS=8\nsrun x\n"),
+    ("RANK006", False, S + "trap 'exec 1>&3' 0 1 2 15\nsrun python train.py\n"),
+    ("RANK006", False, S + "trap cleanup SIGINT\nsrun python train.py\n"),
+    ("RANK009", True, FOUR + "export MASTER_ADDR=localhost\nsrun python train.py\n"),
+    ("RANK009", False, FOUR + "MASTER_ADDR=localhost srun python train.py --deepspeed\n"),
+    ("RANK011", False, FOUR + "export WORLD_SIZE=16\nsrun python train.py\n"),  # 4 processes in each task
+    ("RANK013", False, FOUR + "python run.py --sim_nodes=3\n"),
+    ("RANK013", False, FOUR + "$MPIRUN -n 1 python tune.py\n"),
+    ("RANK014", False, ONE + "export WORLD_SIZE=4\nexport MASTER_ADDR=x\nsrun python train.py\n"),
+    ("RANK019", False, S + "MASTER_ADDR=x\nsrun singularity run a.sif torchrun train.py\n"),
+    ("RANK019", False, S + "export OMP_NUM_THREADS=8\nf() {\n  OMP_NUM_THREADS=1\n  srun ./a.out\n}\nf\n"),
+    ("RANK019", True, S + "OMP_NUM_THREADS=1\nsrun ./a.out\n"),
+    ("RANK019", False, "#!/bin/rc\n#SBATCH --nodes=1\nOMP_NUM_THREADS=1\nsrun ./a.out\n"),
     ("RANK013", True, FOUR + "python train.py\n"),
     ("RANK013", True, FOUR + "accelerate launch --num_processes=16 train.py\n"),
     ("RANK013", True, FOUR + "torchrun --nproc-per-node=4 train.py\n"),
@@ -443,6 +486,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("PBS002", "error", SELECT + "#PBS -q long # the queue\n"),
     ("PBS004", "warning", TORQUE + "#PBS -N my job\n"),
     ("PBS004", "error", SELECT + "#PBS -N my job\n"),
+    ("PBS008", "warning", P + "#PBS -l ngpu=1\n"),  # a site may define it
     # Options of plugins that single sites install.
     ("SLURM002", "note", S + "#SBATCH --quotatype=reserved\n"),
     ("SLURM002", "note", S + "#SBATCH --gpu_cmode=exclusive\n"),
@@ -461,6 +505,17 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("RANK008", "note", S + "#SBATCH --nodes=1\nexport MASTER_PORT=29500\n"),
     ("RANK008", "warning", S + "#SBATCH --nodes=1 --gpus-per-node=2\nexport MASTER_PORT=29500\n"),
     ("RANK008", "note", S + "#SBATCH --ntasks-per-node=3 -c 40\nexport MASTER_PORT=29500\n"),
+    # One process with one GPU may not use the port.
+    ("RANK008", "note", S + "#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\npython a.py\n"),
+    ("RANK008", "warning", S + "#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\ntorchrun a.py\n"),
+    # The program may not read the variables, or not use NCCL.
+    ("RANK009", "warning", FOUR + "export MASTER_ADDR=localhost\nsrun python train.py\n"),
+    ("RANK009", "error", FOUR + "srun torchrun --nnodes=4 --rdzv-endpoint=localhost:29500 train.py\n"),
+    ("RANK011", "warning", RANKS + "export RANK=0\nsrun python train.py\n"),
+    ("RANK003", "warning", ONE + "export MASTER_ADDR=localhost\nsrun -n 8 python main.py\n"),
+    ("RANK003", "error", ONE + "torchrun --nproc-per-node=8 main.py\n"),
+    # The program may start ranks of MPI itself.
+    ("RANK013", "note", FOUR + "module load openmpi\npython run.py\n"),
     ("SLURM006", "note", RANKS + "srun --gpu-bind=closest python train.py\n"),
     ("SLURM006", "warning", RANKS + "srun --gpu-bind=single:1 python train.py\n"),
 ]

@@ -62,6 +62,12 @@ def test_another_dash_than_a_hyphen_is_named() -> None:
     assert [one.remedy for one in found if one.check == "PBS004"] == ["write - instead of the dash"]
 
 
+def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -> None:
+    text = S + "#SBATCH -N 2\n#SBATCH -n 3\nsrun bash -c 'mpiexec -n 3 ./a.out'\n"
+    found = [one.what for one in lint_script(text) if one.check == "RANK001"]
+    assert found == ["srun starts mpiexec 3 times, and each of them starts all ranks"]
+
+
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)
 def test_a_script_has_the_finding_or_not(check: str, expected: bool, text: str) -> None:
     assert (check in {found.check for found in lint_script(text)}) == expected

@@ -126,7 +126,7 @@ def _is_gres(text: str) -> bool:
 
 
 def _is_gpus(text: str) -> bool:
-    return all(_GPU_ITEM.fullmatch(item) for item in text.split(","))
+    return not text or all(_GPU_ITEM.fullmatch(item) for item in text.split(","))
 
 
 def _is_signal(text: str) -> bool:

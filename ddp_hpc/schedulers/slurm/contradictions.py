@@ -43,7 +43,7 @@ _ONE = "keep one of them"
 def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
     """Yields the options that contradict each other, what is wrong with them, and a remedy.
 
-    `given` has the values of the options of a job, as sbatch read them.
+    `given` has the values of the options of a job, as sbatch read them; empty if they are unknown.
     """
     for flags, since in _EXCLUSIVE:
         both = tuple(flag for flag in flags if flag in given)
@@ -77,6 +77,9 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
     is_fixed = nodes[0] > 0 and nodes[0] == nodes[1] and "--cpus-per-task" not in given
     per_node = _number(given.get("--ntasks-per-node"))
     has_tasks = given_tasks or is_fixed or (per_node and nodes[0] and nodes[0] == nodes[1])
+    # If no option says how many tasks there are, the command line of sbatch may do it.
+    counts = [given[flag] for flag in ("--ntasks", "--nodes", "--ntasks-per-node") if flag in given]
+    has_tasks = has_tasks or "" in counts or not counts
     total, of_task = gpus.get("--gpus", 0), gpus.get("--gpus-per-task", 0)
     of_node = gpus.get("--gres", 0) or gpus.get("--gpus-per-node", 0)
     node_flag = "--gres" if gpus.get("--gres") else "--gpus-per-node"

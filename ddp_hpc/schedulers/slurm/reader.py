@@ -78,7 +78,8 @@ class SlurmReader(ScriptReader):
         return time_s(text)
 
     def num_nodes(self, script: ScriptOptions) -> int | None:
-        return whole_number(script.value("--nodes"))
+        nodes, tasks = whole_number(script.value("--nodes")), whole_number(script.value("--ntasks"))
+        return min(nodes, tasks) if nodes and tasks else nodes  # sbatch requests no node without a task
 
     def ranks_per_node(self, script: ScriptOptions) -> int | None:
         per_node = whole_number(script.value("--ntasks-per-node"))
