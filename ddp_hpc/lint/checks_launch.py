@@ -102,15 +102,17 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     total = whole_number((subject.script.value("--gpus") or "").rpartition(":")[2])
     gpus = subject.gpus_per_node or (total // subject.num_nodes if total and subject.num_nodes else None)
     # With --exclusive, Slurm allocates all GPUs of the nodes; devices that the script names may exist.
-    is_known = subject.script.value("--exclusive") != "" and not subject.script.sets("CUDA_VISIBLE_DEVICES")
-    for start in starts(subject) if gpus and is_known else ():
+    is_open = subject.script.value("--exclusive") == "" or subject.script.sets("CUDA_VISIBLE_DEVICES")
+    if not gpus or is_open:
+        return
+    for start in starts(subject):
         if start.is_torchrun:
             ranks = whole_number(start.given("--nproc-per-node"))
         elif start.is_launched and start.program == "python" and trains_with_torch(subject):
             ranks = 1 if is_alone(start) else start.ranks_per_node
         else:
             continue
-        if ranks and gpus and ranks > gpus:
+        if ranks and ranks > gpus:
             yield Problem(
                 start.command.line,
                 f"{ranks} ranks per node share {gpus} GPUs, but NCCL rejects two ranks on one device",
@@ -221,9 +223,8 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     if nodes < 2 or reaches_other_nodes(subject) or subject.script.is_supervised:
         return
     # A program for which the script loads MPI, or requests ranks of MPI, may start it itself.
-    loads = " ".join(c.text for c in subject.script.commands if c.name in ("module", "ml")).lower()
-    is_pbs = subject.scheduler.reader.requests_by_resources
-    may_spread = "mpi" in loads or (is_pbs and (subject.ranks_per_node or 1) > 1)
+    may_spread = subject.scheduler.reader.requests_by_resources and (subject.ranks_per_node or 1) > 1
+    may_spread |= any(c.name in ("module", "ml") and "mpi" in c.text.lower() for c in subject.script.commands)
     for start in starts(subject):
         # A program with one of these options may start srun itself.
         of_several = _HOSTS_OF_DEEPSPEED if start.program == "deepspeed" else _OF_SEVERAL_NODES

@@ -118,18 +118,15 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
     is_rejected = _is_for_openpbs(subject)
     for d in {d.line: d for d in reversed(stray)}.values():
-        has_no_option = d.text.startswith(d.value)
         if not has_placeholder(d.text):
             yield Problem(
                 d.line,
-                f"{shown(d.value)} does not belong to an option"
-                + ("" if has_no_option else ", as a value ends at whitespace, even after a comma")
+                f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
+                "after a comma"
                 + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
                 "write - instead of the dash"
                 if d.value[0] in "\u2013\u2014"
-                else "write the option in front of it, such as -l"
-                if has_no_option
-                else "remove the whitespace",
+                else "remove the whitespace, or write an option such as -l in front of it",
                 None if is_rejected else "warning",
             )
 
@@ -148,11 +145,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     for line, word in unknown:
         near = nearest.get(word)
         if near and is_one_edit(word, near):
-            yield Problem(
-                line,
-                f"PBS has no resource {shown(word)}, unless the site defines it",
-                f"did you mean {near}?",
-            )
+            yield Problem(line, f"{shown(word)} is not a resource of PBS itself", f"did you mean {near}?")
 
 
 @check("PBS011", "warning", "a log directory that does not exist")

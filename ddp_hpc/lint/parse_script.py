@@ -264,7 +264,7 @@ def _scheduler_of(script: Script) -> str:
     # A script whose directives are all quoted writes and submits another script.
     own = [d for d in script.directives if not (d.late and script.is_quoted(d.line))]
     names = [d.scheduler for d in own if not d.late] or [d.scheduler for d in own]
-    if "slurm" not in names and _NQSV.search("\n".join(script.lines)):
+    if "slurm" not in names and _NQSV.search(script.text):
         return ""  # NQSV reads #PBS lines too, but has other options and resources
     # A script with both #SBATCH and #PBS lines is for Slurm, since qsub would ignore the #SBATCH lines.
     return "slurm" if "slurm" in names else next(iter(names), "")
