@@ -6,10 +6,13 @@ import os
 import re
 import shutil
 import subprocess
+from functools import lru_cache
 
 _LIMIT_S = 10
+_MAX_EXITS = 20
 
 
+@lru_cache(maxsize=32)
 def bash_complaint(text: str) -> tuple[int, str] | None:
     """Returns the line number and the message of the first error that `bash -n` reports.
 
@@ -21,8 +24,8 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
         return None
     try:
         done = subprocess.run(
-            [bash, "-n"],
-            input=text.encode("utf-8", "surrogateescape"),
+            [bash, *(("-O", "extglob") if "extglob" in text else ()), "-n"],  # bash -n does not run shopt
+            input=text.replace("\r\n", "\n").encode("utf-8", "surrogateescape"),
             capture_output=True,
             check=False,
             timeout=_LIMIT_S,
@@ -40,6 +43,21 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
         if match and (done.returncode or ("here-document" in match[2] and not _is_for_shell(match[2], text))):
             return int(match[1]), match[2]
     return (1, output.strip().partition("\n")[0]) if done.returncode else None
+
+
+def is_reached(text: str, line: int) -> bool:
+    """Returns whether bash may reach a line: it ends the script at a syntax error, and at an exit.
+
+    An exit after which the script is complete does not depend on a condition.
+    """
+    complaint = bash_complaint(text)
+    lines = text.splitlines()
+    exits = [
+        n for n, before in enumerate(lines[: line - 1], start=1) if re.fullmatch(r"exit\b[^&|]*", before)
+    ]
+    return (complaint is None or complaint[0] >= line) and all(
+        bash_complaint("\n".join(lines[:n])) for n in exits[:_MAX_EXITS]
+    )
 
 
 def _is_for_shell(message: str, text: str) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ddp_hpc.lint.bash_syntax import is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus, single_quoted, starts
 from ddp_hpc.lint.parse_script import Command
@@ -21,7 +22,7 @@ _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
 # Commands that do not keep the script running until a program in the background has ended.
-_SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module")
+_SHORT = re.compile(r"echo|printf|date|done|fi|[}]|esac|exit|true|:|unset|cd|popd|module|wait")
 _SUBSHELL_IN_BACKGROUND = re.compile(r"^[^#]*\)\s*&\s*(?:#.*)?$")
 _ASSIGNED = re.compile(r"\s*(?:export\s+)?(?!test\b|expr\b|let\b)[A-Za-z_]\w*\s+=\s")
 _MONITORS = re.compile(
@@ -96,8 +97,13 @@ def _command_ends_early(subject: Subject) -> Iterator[Problem]:
             )
     for previous, command in _after_newline(script.commands):
         is_option = _OPTION.fullmatch(command.words[0]) and "]" not in command.words
-        is_reported = _BLANK_AFTER_BACKSLASH.fullmatch(script.lines[command.line - 2])
-        if is_option and command.ends in ("\n", "&", ";") and not is_reported:
+        before = script.lines[command.line - 2]
+        is_reported = _BLANK_AFTER_BACKSLASH.fullmatch(before)
+        last = previous.line + previous.text.count("\n")
+        has_options = not (_OPTION.fullmatch(previous.words[0]) or _SHORT.fullmatch(previous.name))
+        is_next = last == command.line - 1 or re.fullmatch(r"\s*(?:#.*)?", script.lines[last - 1])
+        is_run = is_option and is_next and command.ends in ("\n", "&", ";") and not is_reported
+        if is_run and has_options and is_reached(script.text, command.line):
             yield Problem(
                 command.line,
                 f"bash runs {shown(command.words[0])} as a command, since the command of line "
@@ -217,7 +223,11 @@ def _interactive(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 command.line,
                 f"{shown(match[0])} needs a terminal, or an answer, and a batch job has none",
-                "add -y" if match[1] else "omit the option for a terminal",
+                "add -y"
+                if match[1]
+                else "omit the option for a terminal"
+                if re.match("docker|podman", match[0])
+                else "remove the command, since the script already runs in a job",
             )
 
 
@@ -274,7 +284,8 @@ def _wrong_blanks(subject: Subject) -> Iterator[Problem]:
     for command in script.commands:
         words = command.words[1:] if command.words[0] == "export" else command.words
         is_whole = len(words) == 3 and words[1] == "=" and command.ends != "("
-        if is_whole and _ASSIGNED.match(script.lines[command.line - 1]):
+        is_assigned = is_whole and _ASSIGNED.match(script.lines[command.line - 1])
+        if is_assigned and is_reached(script.text, command.line):
             yield Problem(
                 command.line,
                 f"bash does not set {plain(words[0])} here, because there are blanks around =",

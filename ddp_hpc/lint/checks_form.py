@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from ddp_hpc.lint.bash_syntax import bash_complaint
+from ddp_hpc.lint.bash_syntax import bash_complaint, is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, Directive, Script
@@ -14,18 +14,8 @@ from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, i
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
-_SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
-_LOGIN = re.compile(
-    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
-)
-_LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
-_UPPER_CASE = re.compile("[A-Z0-9_]+")
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
-# The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
-_BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
-_BSUB_OF_SBATCH = "ceJmMnoqWx"
-_PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
 # fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
 _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
@@ -33,12 +23,12 @@ _USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 1
 _HOURS_OF_DAYS = ("24", "48", "72", "96", "168")
 _HOURS = re.compile(r"(?!.*\bmin)#.*#.*\b(?:hours?|hrs?)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
-_WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}|@\w+@")
+_WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
 _FREE_TEXT_FLAGS = frozenset(("-v", "--export", "--comment", "--wrap"))
 _WALLTIME_FORM = "HH:MM:SS, such as 01:30:00"
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
-_PLACEHOLDER_ASSIGNED = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=(<[^<>]*>)")
+_PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\(\w+\)s|\{\{|\}\}|\$\$\(")
 _MAX_CHARS = 500
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
@@ -91,25 +81,27 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
-    if complaint := bash_complaint(script.text.replace("\r\n", "\n")):
+    if complaint := bash_complaint(script.text):
         line, message = complaint
+        if not is_reached(script.text, line):
+            return
         for number, text in enumerate(script.lines, start=1):
-            if (match := _PLACEHOLDER_ASSIGNED.match(text)) and (number == line or "EOF" in message):
-                yield Problem(number, f"{shown(match[1])} is a placeholder", "replace it with a value")
+            match = _PLACEHOLDER_IN_COMMAND.search(text)
+            if match and ("'" in match[0] if "EOF" in message else number == line):
+                what = f"{shown(match[0])} is a placeholder"
+                yield Problem(number, what, "replace it with a value, or render the template")
                 return
-        yield Problem(
-            line,
-            f"bash -n reports: {plain(message)}",
-            "correct the syntax, such as an unclosed quote or block",
-        )
+        what = f"bash -n reports: {plain(message)}"
+        yield Problem(line, what, "correct the syntax, such as an unclosed quote or block")
 
 
 @check("JOB004", "error", "directive after the first command")
 def _late_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    own = [d for d in script.directives_of(script.scheduler) if d.late]
-    lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
-    if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
+    own = script.directives_of(script.scheduler)
+    late = [d for d in own if d.late and d.flag and not script.is_quoted(d.line)]
+    lines = sorted({d.line for d in late})
+    if lines and _belong_to_job(script, late) and is_reached(script.text, lines[0]):
         others = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
         yield Problem(
             lines[0],
@@ -118,10 +110,25 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
         )
 
 
-def _only_placeholders_before(script: Script, line: int) -> bool:
-    """Returns whether all commands before a line are placeholders, which can be replaced with directives."""
-    before = [command for command in script.commands if command.line < line]
-    return bool(before) and all(_WHOLE_PLACEHOLDER.fullmatch(command.text.strip()) for command in before)
+def _belong_to_job(script: Script, late: list[Directive]) -> bool:
+    """Returns whether late directives are meant for this job.
+
+    They may also be those of a second script in the same file or of a template, or remarks in a program that
+    submits other scripts.
+    """
+    before = [line.strip() for line in script.lines[1 : late[0].line - 1] if line.strip()]
+    is_second = any(line.startswith(("#!", "<<<<<<< ")) for line in before) or (
+        {d.flag for d in late} & {d.flag for d in script.read()} & {"--job-name", "-N"}
+    )
+    is_for_template = (
+        is_template(script)
+        or any(has_placeholder(d.value) for d in late)
+        or all(line[0] == "#" or _WHOLE_PLACEHOLDER.fullmatch(line) for line in before)
+    )
+    submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
+    is_job = script.shebang and len(late) > 1 and not submits
+    is_rejected = script.scheduler == "slurm" and not script.shebang
+    return bool(script.read() or is_job) and not (is_second or is_for_template or is_rejected)
 
 
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
@@ -129,22 +136,37 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     first = next((command.line for command in script.commands), len(script.lines) + 1)
     indented = [n for n, line in enumerate(script.lines[: first - 1], start=1) if _INDENTED.match(line)]
+    given = {d.flag for d in script.read()}
     if indented:
         others = f", as are {len(indented) - 1} more" if len(indented) > 1 else ""
         yield Problem(
             indented[0],
             f"this directive is indented{others}, and sbatch ignores lines that do not begin with #SBATCH",
             "remove the blanks before #SBATCH",
+            "note" if _flags(subject, script.lines[indented[0] - 1]) & given else None,
         )
     for number, match, near in _nearly(subject):
-        # Users add a blank, or write the prefix in lowercase letters, to disable a directive.
-        may_be_disabled = script.scheduler and (match[2] or match[3] == near.lower())
+        # To disable a directive, users add a blank or letters, or write the prefix in lowercase letters. An
+        # option that another directive sets is probably disabled.
+        may_be_disabled = script.scheduler and (
+            match[2]
+            or match[3] == near.lower()
+            or (match[3] != near and match[3].endswith(near))
+            or _flags(subject, match.string) & given
+        )
         yield Problem(
             number,
             f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
             f"write #{near} at the very beginning of the line, or ##{near} to disable it",
             "note" if may_be_disabled else None,
         )
+
+
+def _flags(subject: Subject, line: str) -> set[str]:
+    """Returns the options of a comment, as if it was a directive."""
+    reader, (_, dash, words) = subject.scheduler.reader, line.partition("-")
+    found = {d.flag for d in reader.read_directives([(1, dash + words)])}
+    return found - reader.repeatable_flags_in(subject.scheduler_version)
 
 
 def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
@@ -172,30 +194,6 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
             is_close = is_one_edit(word.upper(), near) or get_close_matches(word.upper(), [near], cutoff=0.75)
             if word.upper() == near or (is_close and (word[0].upper() == near[0] or word.upper() in near)):
                 yield number, match, near
-
-
-@check("JOB019", "error", "directives of another scheduler that sbatch rejects")
-def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
-    # sbatch reads #BSUB lines or else #PBS lines, also after the first commands (src/sbatch/xlate.c).
-    script = subject.script
-    if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
-        return
-    bsub = [
-        (number, word)
-        for number, line in enumerate(script.lines, start=1)
-        if (match := _BSUB_LINE.match(line))
-        for word in match[1].split()
-        if word.startswith("-")
-    ]
-    pbs = [(d.line, d.flag or d.value) for d in script.directives_of("pbs")]
-    prefix, letters = ("#BSUB", _BSUB_OF_SBATCH) if bsub else ("#PBS", _PBS_OF_SBATCH)
-    for line, word in bsub or pbs:
-        if not word.startswith("-") or word[1:2] not in letters:
-            yield Problem(
-                line,
-                f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them",
-                "remove the line, or use sbatch --ignore-pbs",
-            )
 
 
 @check("JOB007", "warning", "the same directive with two different values")
@@ -274,7 +272,9 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         if not (_is_free_text(d) or _is_name(subject, d) or _is_constraint_or_name(d))
         and has_placeholder(d.value, is_path=True)
     ]
-    directives += [d for d in subject.script.read() if not d.flag and d.fault and has_placeholder(d.text)]
+    directives += [
+        d for d in subject.script.read() if not d.flag and d.fault and has_placeholder(d.text, is_path=True)
+    ]
     if directives:
         first = min(directives, key=lambda d: d.line)
         others = len({d.line for d in directives}) - 1
@@ -290,23 +290,6 @@ def _is_constraint_or_name(d: Directive) -> bool:
     """Returns whether a value that looks like a placeholder is a job name of PBS, or features of nodes."""
     name = r"[A-Za-z][\w.+-]*" if d.flag == "-N" else r"\[[\w|&*-]*[a-z\d][\w|&*-]*\]"
     return d.flag in ("-N", "--constraint") and bool(re.fullmatch(name, d.value))
-
-
-@check("JOB009", "warning", "a secret in the script")
-def _secrets(subject: Subject) -> Iterator[Problem]:
-    found = [
-        (line, name)
-        for line, name, value in subject.script.assignments
-        if _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
-        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
-    ]
-    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
-    for line, name in found:
-        yield Problem(
-            line,
-            f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it",
-            "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)",
-        )
 
 
 @check("JOB010", "note", "no walltime")

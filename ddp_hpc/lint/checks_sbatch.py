@@ -18,6 +18,10 @@ from ddp_hpc.schedulers.slurm.contradictions import Contradiction, contradiction
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_OPTIONS, VERSIONS, find_option
 from ddp_hpc.schedulers.versions import is_between
 
+# The letters of the #BSUB and #PBS options that sbatch translates (Slurm 22.05, src/sbatch/xlate.c).
+_BSUB_LINE = re.compile(r"#BSUB[ \t]+(.*)")
+_BSUB_OF_SBATCH = "ceJmMnoqWx"
+_PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 # Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
 # (NVIDIA), uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES,
 # TU Dresden).
@@ -294,3 +298,27 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
         if pair.since or pair.until:
             versions = f"since Slurm {pair.since}" if pair.since else f"up to Slurm {pair.until}"
             yield Problem(subject.line_of(*pair.flags), f"{pair.what} ({versions})", pair.remedy)
+
+
+@check("JOB019", "error", "directives of another scheduler that sbatch rejects")
+def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
+    # sbatch reads #BSUB lines or else #PBS lines, also after the first commands (src/sbatch/xlate.c).
+    script = subject.script
+    if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
+        return
+    bsub = [
+        (number, word)
+        for number, line in enumerate(script.lines, start=1)
+        if (match := _BSUB_LINE.match(line))
+        for word in match[1].split()
+        if word.startswith("-")
+    ]
+    pbs = [(d.line, d.flag or d.value) for d in script.directives_of("pbs")]
+    prefix, letters = ("#BSUB", _BSUB_OF_SBATCH) if bsub else ("#PBS", _PBS_OF_SBATCH)
+    for line, word in bsub or pbs:
+        if not word.startswith("-") or word[1:2] not in letters:
+            yield Problem(
+                line,
+                f"sbatch also reads {prefix} lines, and rejects {shown(word)} in them",
+                "remove the line, or use sbatch --ignore-pbs",
+            )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, starts
+from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
 
@@ -32,6 +33,12 @@ _LIST_AS_HOST = re.compile(
 _ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
 _ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
+_SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
+_LOGIN = re.compile(
+    r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
+)
+_LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
+_UPPER_CASE = re.compile("[A-Z0-9_]+")
 
 
 @check("JOB022", "warning", "a variable that is not set in the job")
@@ -208,11 +215,28 @@ def _not_exported(subject: Subject) -> Iterator[Problem]:
             )
 
 
+@check("JOB009", "warning", "a secret in the script")
+def _secrets(subject: Subject) -> Iterator[Problem]:
+    found = [
+        (line, name)
+        for line, name, value in subject.script.assignments
+        if _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
+        if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
+    ]
+    found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]
+    for line, name in found:
+        yield Problem(
+            line,
+            f"the script contains {plain(name)}, and others may be able to read the scheduler's copy of it",
+            "read it from a private file (chmod 600): NAME=$(cat ~/.secrets/FILE)",
+        )
+
+
 @check("JOB030", "error", "PATH without the directories of the system")
 def _path_replaced(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         is_whole = name == "PATH" and "/" in value and "PATH+=" not in subject.script.lines[line - 1]
-        if is_whole and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/bin\b", value):
+        if is_whole and not re.search(r"\$\{?PATH\b|\$\(|`|(?:^|:)/(?:usr/)?bin\b", value):
             yield Problem(
                 line,
                 f"PATH={plain(value)} replaces the directories of commands such as python and srun",

@@ -36,10 +36,11 @@ DIRECTIVE_PATTERNS = tuple(_DIRECTIVES.values())
 
 _TOKEN = re.compile(
     r"""
-    (?P<space>[ \t\r]+|\\\n)
+    (?P<space>[ \t\r]+)
+  | (?P<continued>\\\n)
   | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
-  | (?P<heredoc><<-?[ \t]*(?:'[^'\n]*'|"[^"\n]*"|\\?[\w.!%+@:-]+))
-  | (?P<skip><<<|[<>]\([^()\n]*\)|\d?[<>]+&?)
+  | (?P<heredoc><<-?[ \t]*(?:'[^'\n]*'|"[^"\n]*"|\\?[^\s;&|()<>'"\\`]+))
+  | (?P<skip><<<|[<>]\([^()\n]*\)|(?:(?<![^\s;&|()])\d)?[<>]+&?)
   | (?P<end>&>>?|&&|\|\||\|&|;;|[\n;&|()])
   | (?P<word>
         [^\s;&|()<>'"\\`$]+
@@ -308,6 +309,9 @@ def _commands(text: str, quoted: list[tuple[int, int]]) -> Iterator[Command]:
             break
         kind, piece = match.lastgroup, match[0]
         begin, position = position, match.end()
+        if kind == "continued":
+            line += 1
+            continue
         if kind == "word":
             if skipping:
                 pass

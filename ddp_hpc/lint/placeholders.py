@@ -15,7 +15,7 @@ _PLACEHOLDER = re.compile(
   | @@?\{?[A-Z][A-Z0-9_]*\}?(?:@@?)?(?![\w.@])                  # @NODES@, for configure
   | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
   | \#{1,2}[A-Z]\w*\#{1,2} | @@+\w+@@+ | (?<!\w)_[A-Z][A-Z_]*_(?!\w)  # ##NODES##, @@nodes@@, _NODES_
-  | __[A-Za-z]\w*__ | !TBG_\w+
+  | __[A-Za-z]\w*__ | !?\bTBG_\w+
   | \bX{3,}\b | \bX{3}\w+X{3}\b | \b(?:x{3,6}|y{3,6}|z{3,6})\b
   | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+
   | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b

@@ -163,7 +163,38 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB004", False, S + "{% if partition %}\n#SBATCH --partition={{ partition }}\n{% endif %}\n"),
     ("JOB004", False, S + "${PARTITION_OPTION}\n#SBATCH --nodes=2\n"),
     ("JOB004", False, S + "@extra_options@\n#SBATCH --nodes=2\n"),
+    ("JOB004", False, S + "%(options)s\n#SBATCH --nodes=2\n"),
+    ("JOB004", False, S + "srun x\n#SBATCH --partition=@QUEUE@\n"),
     ("JOB004", True, TORQUE + "module load gcc\n#PBS -q long\n"),
+    ("JOB004", True, "#!/bin/bash\nNAME=a\n#PBS -q long\n#PBS -l walltime=1:00:00\n./a.out\n"),
+    # A program that submits scripts, with a remark, and several scripts in one file.
+    ("JOB004", False, "#!/bin/bash\nsource tools.sh\n# PBS -t is an array:\n#PBS -t x-y\n./submit\n"),
+    ("JOB004", False, "#!/bin/bash\ntest\n#SBATCH -N 2\n#SBATCH -n 8\nsbatch job.sh\n"),
+    ("JOB004", False, S + "srun x\n#!/bin/bash\n#SBATCH --nodes=2\nsrun y\n"),
+    ("JOB004", False, S + "#SBATCH -J a\nsrun x\n#SBATCH -J b\n#SBATCH --nodes=2\nsrun y\n"),
+    ("JOB004", False, "module load cuda\n#SBATCH --nodes=2\n#SBATCH --gpus=2\nsrun x\n"),
+    # Nothing is run after an exit that does not depend on a condition.
+    ("JOB004", False, S + "srun x\nexit\n#SBATCH --nodes=2\n"),
+    ("JOB004", True, S + "if [ $# -eq 0 ]; then\nexit 1\nfi\n#SBATCH --nodes=2\n"),
+    ("JOB003", False, S + "srun julia $0\nexit 0\n# =#\nprint(f(x))\n"),
+    ("JOB024", False, S + "srun x\nexit 0\n  --verbose\n"),
+    ("JOB029", True, S + "f() {\nexit 1\n}\nSTEPS = 10\n"),
+    # Nor after a syntax error.
+    ("JOB029", False, S + "for i in 1 2:\n print(i)\nSTEPS = 10\n"),
+    ("JOB003", False, S + "shopt -s extglob\nrm -r /scratch/!(me)\n"),
+    # Options follow in the next line, or after a comment or an empty line within the command.
+    ("JOB024", True, S + "srun x\n  --verbose\n"),
+    ("JOB024", True, S + "srun x \\\n# a comment\n# and another one\n  --verbose\n"),
+    ("JOB024", True, S + "srun x \\\n\n  --verbose\n"),
+    ("JOB024", False, S + "module load gcc\n\n-np 1 gmx_mpi mdrun\n"),
+    ("JOB024", False, S + "srun x &\nwait\n--verbose\n"),
+    # The ends of here-documents may contain other characters than letters, and a digit may precede `<<`.
+    ("JOB024", False, "#!/bin/bash\ncat <<==END==\nOptions:\n  -n NODES\n==END==\n"),
+    ("JOB024", False, S + "cat>job-${STATE}2<<EOF\nsrun x \\\\\n  --verbose\nEOF\n"),
+    # bash removes a backslash with the end of the line, also within a word.
+    ("JOB030", False, S + "export PATH=/opt/a:\\\n/opt/b:\\\n$PATH\n"),
+    ("JOB030", False, S + "export PATH=/opt/a:/usr/bin\n"),
+    ("JOB016", True, P + "#PBS -q TBG_queue\n"),
     ("SLURM001", False, "sbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun x\nEOF\n"),
     ("SLURM001", True, "# a comment\n#SBATCH --nodes=2\n"),
     ("JOB010", False, "#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun x\nEOF\n"),
@@ -494,6 +525,12 @@ SEVERITIES: list[tuple[str, str, str]] = [
     ("SLURM002", "error", S + "#SBATCH --gpu-count=4\n"),
     ("JOB005", "error", P + "#PSB -q long\n"),
     ("JOB005", "note", P + "# PBS -q long\n"),
+    # Probably disabled: another directive sets the option, or letters precede the prefix.
+    ("JOB005", "note", S + "#SBATC --qos=normal\n#SBATCH --qos=deadline\n"),
+    ("JOB005", "note", S + "#sSBATCH --qos=normal\n"),
+    ("JOB005", "note", S + "#SBATCH --exclude=n1\n  #SBATCH -x n2\n"),
+    ("JOB005", "error", S + "  #SBATCH --exclude=n2\n"),
+    ("JOB005", "error", TORQUE + "#PBD -l mem=150gb\n"),
     ("JOB004", "error", S + "srun x\n#SBATCH --nodes=2\n"),
     # Two fields are hours only if the first one is a usual number of hours.
     ("JOB012", "warning", "#!/bin/bash\n#SBATCH --time=24:00\n"),

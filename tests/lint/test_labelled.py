@@ -68,6 +68,22 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
     assert found == ["srun starts mpiexec 3 times, and each of them starts all ranks"]
 
 
+@pytest.mark.parametrize(
+    ("check", "command", "remedy"),
+    [
+        ("JOB003", "conda activate <environment>", "replace it with a value"),
+        ("JOB003", "if x then", "correct the syntax"),
+        ("JOB028", "docker run -it image", "omit the option"),
+        ("JOB028", "salloc --nodes=2", "remove the command"),
+        ("JOB028", "conda install numpy", "add -y"),
+    ],
+)
+def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> None:
+    assert [one.remedy[: len(remedy)] for one in lint_script(f"{S}{command}\n") if one.check == check] == [
+        remedy
+    ]
+
+
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)
 def test_a_script_has_the_finding_or_not(check: str, expected: bool, text: str) -> None:
     assert (check in {found.check for found in lint_script(text)}) == expected
