@@ -13,6 +13,7 @@ _PLACEHOLDER = re.compile(
   | \[\[?[A-Za-z_][A-Za-z _-]*\]?\]                             # [ACCOUNT]
   | (?<![$\w])\{[A-Za-z_][^{}]*\}                               # {nodes}, for str.format of Python
   | @@?\{?[A-Z][A-Z0-9_]*\}?(?:@@?)?(?![\w.@])                  # @NODES@, for configure
+  | (?<!\w)@[a-z]\w*@                                          # @nodes@
   | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
   | \#\#[A-Z]\w*\#\#                                            # ##NODES##
   | __[A-Za-z]\w*__ | !TBG_\w+
