@@ -234,6 +234,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB023", False, S + "module load pytorch-gpu/py3/2.1.1\nconda activate x\n"),
     ("JOB026", False, S + "#SBATCH --gres=gpu:0\nsingularity exec a.sif python a.py\n"),
     ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif python -c 'print()'\n"),
+    ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec a.sif python preprocess.py\n"),
     ("JOB026", False, S + "#SBATCH -p alvis --gpus-per-node=A40:1\napptainer exec a.sif python a.py\n"),
     ("PBS001", False, "#PBS -l nodes=1\n"),
     ("PBS015", False, P + "#PBS -q casper\npython train.py\n"),
