@@ -16,7 +16,7 @@ _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
     r"shell[. ](?:hook|init|bash)|\bshell hook\b|__conda_setup|(?:^|[\s;&(])(?:source|\.)\s+\S|"
-    r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python)|\bbash -\w*[li]"
+    r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
 )
 _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
@@ -35,10 +35,16 @@ _GPU_PROGRAM = re.compile(
     r"(?<![a-z])(?:py)?torch|tensorflow|(?<![a-z])(?:cuda|nvidia|ngc|jax)(?![a-z])",
     re.IGNORECASE,
 )
-_AMD = re.compile(r"rocm|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}", re.IGNORECASE)
+# Also sites whose examples have no --nv (Chalmers, the Holland Computing Center), and versions without it.
+_NO_OPTION = re.compile(
+    r"rocm|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|\s-p alvis\b|=alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
+    re.IGNORECASE,
+)
 _USES_GPUS = re.compile(
     r"--nv\b|--nvccli\b|--rocm\b|_NV(?:CCLI)?\b|_ROCM\b|--gpus|--runtime|--device|nvidia-docker"
 )
+# Programs in containers that need no GPU, even if the image or the job has some.
+_NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\b")
 
 _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
@@ -160,7 +166,7 @@ def _program_before(commands: tuple[Command, ...], last: Command) -> Command:
 def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
     script, device = subject.script, subject.site.node.device if subject.site else ""
     body = "\n".join(line for line in script.lines if not line.startswith("#"))
-    if not requests_gpus(subject) or _USES_GPUS.search(body) or _AMD.search(f"{device}\n{script.text}"):
+    if not requests_gpus(subject) or _USES_GPUS.search(body) or _NO_OPTION.search(f"{device}\n{script.text}"):
         return
     for command in script.commands:
         words = command.launched or command.argv
@@ -169,12 +175,12 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
         if not _CONTAINER.fullmatch(name) or verb not in ("exec", "run", "shell") or _hides(words):
             continue
         has_no_input = words[-1] in ("bash", "sh") and "<" not in command.text
-        if has_no_input or not _GPU_PROGRAM.search(command.text):
+        if has_no_input or not _GPU_PROGRAM.search(command.text) or _NEEDS_NO_GPU.search(command.text):
             continue
         option = "--gpus all" if name in ("docker", "podman") else "--nv"
         yield Problem(
             command.line,
-            f"{plain(name)} {plain(verb)} gives the container no GPUs, although the job requests them",
+            f"{plain(name)} {plain(verb)} gives the container no GPUs, unless the site configures it",
             f"add {option} after {plain(verb)}",
         )
         return
@@ -197,9 +203,17 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
     if re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job|\b(?:sbatch|qsub) ", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
+    body = "\n".join(line for line in script.lines if not re.match(r"\s*(?:#|echo|printf)", line))
+    alone = {command.line for command in script.commands if not command.argv}
+    unused = {
+        line
+        for line, name, _ in script.assignments
+        if line in alone and not re.search(rf"\$\{{?{name}\b", body)
+    }
     for number, line in enumerate(script.lines, start=1):
         if (
-            re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
+            number not in unused
+            and re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
             and not line.lstrip().startswith("#")
             and not script.is_quoted(number)
             and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)

@@ -16,12 +16,11 @@ from ddp_hpc.schedulers.script_options import whole_number
 
 # Words that must not be reported as misspelled directives: directives of Moab, NQS and LSF, and commands.
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
-# First fields that are probably meant as hours. In 33,000 public scripts, most of the 220 walltimes with two
-# fields are meant as minutes: 5, 10, 15, 20, 30 or 60.
-_USUAL_HOURS = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 36, 48, 72, 96, 168))
-# Whole days in hours: of 30,000 public scripts, one requests such a number of minutes.
-_HOURS_OF_DAYS = ("24", "48", "72", "96", "168")
-_HOURS = re.compile(r"(?!.*\bmin)#.*#.*\b(?:hours?|hrs?)\b", re.IGNORECASE)
+# Half a day and whole days in hours. In 33,000 public scripts, most of the 220 walltimes with two fields, and
+# all but one of the numbers of minutes, are others.
+_USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
+_HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
+_MEGABYTES = re.compile(r"\b(?:mi?b|megabytes?)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.
@@ -204,12 +203,13 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
     pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
     for line, name, value in sorted(pairs):
-        if name in seen and seen[name] != value:
+        if seen.get(name, ",") not in (value, ","):
+            # OpenPBS uses the first of several resources with the same name (set_resource.c).
+            used = "only one" if name.startswith("-l ") else "the last value"
             yield Problem(
                 line,
-                f"{plain(name)} is {shown(seen[name])} further up and {shown(value)} here, and the last "
-                "value is used",
-                "remove one of them",
+                f"{plain(name)} is {shown(seen[name])} before and {shown(value)} here, and {used} is used",
+                "join them with &" if name == "--constraint" else "remove one of them",
             )
         seen[name] = value
 
@@ -319,35 +319,41 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
 @check("JOB012", "warning", "an ambiguous walltime")
 def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
-    if re.fullmatch(r"0*[1-9]\d{0,8}", text) and subject.scheduler.reader.bare_walltime_unit_s < 60:
+    comment = _comment(subject, line)
+    says_hours = None if re.search(r"\bmin(?!imum)", comment) else _HOURS.search(comment)
+    if subject.scheduler.reader.bare_walltime_unit_s < 60 and 0 < (whole_number(text) or 0) < 300:
         yield Problem(
             line,
             f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
             f"write {_WALLTIME_FORM}",
         )
     elif re.fullmatch(r"[1-9]\d{0,3}", text) and (
-        text in _HOURS_OF_DAYS or _HOURS.search(subject.script.lines[line - 1])
+        text in _USUAL_HOURS[1:] or (says_hours and says_hours[1] in ("", text))
     ):
         yield Problem(
             line, f"{subject.scheduler.title} reads walltime {text} as {text} minutes", f"write {text}:00:00"
         )
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
-        minutes, seconds = text.split(":")
-        submits = any(command.name in ("sbatch", "qsub") for command in subject.script.commands)
         yield Problem(
             line,
-            f"walltime {text} is {int(minutes)} minutes and {int(seconds)} seconds, "
-            "as two fields are minutes and seconds",
+            f"the two fields of walltime {text} are minutes and seconds",
             f"write {text}:00 for hours and minutes, or 00:{text}",
-            None if int(minutes) in _USUAL_HOURS and not submits else "note",
+            None if says_hours or text.partition(":")[0] in _USUAL_HOURS else "note",
         )
+
+
+def _comment(subject: Subject, line: int) -> str:
+    """Returns the comment after a directive; empty if there is none."""
+    return subject.script.lines[line - 1][:_MAX_CHARS].lstrip("#").partition("#")[2]
 
 
 @check("JOB021", "warning", "memory without a unit")
 def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.scheduler.reader.memory(subject.script):
         number = whole_number(value) or 0
-        if any(not d.flag and d.line == line for d in subject.script.read()):
+        if _MEGABYTES.search(_comment(subject, line)) or any(
+            not d.flag and d.line == line for d in subject.script.read()
+        ):
             continue  # another check reports the word after the number
         unit = subject.scheduler.reader.bare_memory_unit
         # Some users request few megabytes on purpose, but not for a job with a GPU.
@@ -356,5 +362,5 @@ def _memory_without_unit(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 line,
                 f"{subject.scheduler.title} reads {plain(name)}={number} as {number} {unit}",
-                f"write the unit: {plain(name)}={number}{subject.scheduler.reader.gigabytes}",
+                f"write the unit, such as {plain(name)}=8gb",
             )

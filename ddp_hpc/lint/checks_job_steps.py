@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.launch_commands import hides_launcher_options
@@ -28,10 +29,12 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
         for command in subject.script.launches("srun")
         if command.ends == "&" and not _SHARES.search(command.text) and not hides_launcher_options(command)
     ]
-    if (subject.num_nodes or 1) > 1:
+    if subject.num_nodes != 1:
         # Steps with fewer nodes than the job can run on different nodes.
         in_background = [c for c in in_background if c.option("-N", "--nodes") is None]
-    if len(in_background) > 1 or any(_is_in_loop(subject, command) for command in in_background):
+    is_repeated = any(_is_in_loop(subject, command) for command in in_background)
+    use_one_node = all(command.option("-n", "--ntasks") == "1" for command in in_background)
+    if len(in_background) > ((use_one_node and subject.num_nodes) or 1) or is_repeated:
         yield Problem(
             in_background[0].line,
             "each job step takes all CPUs of its nodes, so the next srun waits until it has ended",
@@ -40,8 +43,12 @@ def _steps_one_after_another(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_in_loop(subject: Subject, command: Command) -> bool:
+    """Returns whether a loop starts a command several times without waiting for it."""
     before = [c.words[0] for c in subject.script.commands if c.line < command.line]
-    return sum(word in ("for", "while", "until") for word in before) > before.count("done")
+    after = (c.words[0] for c in subject.script.commands if c.line > command.line)
+    rest = set(takewhile(lambda word: word != "done", after))
+    is_repeated = sum(word in ("for", "while", "until") for word in before) > before.count("done")
+    return is_repeated and rest.isdisjoint(("wait", "while", "until"))
 
 
 @check("SLURM026", "warning", "one log for all tasks of an array")
@@ -50,7 +57,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
     array = script.value("--array") or ""
     for d in script.read():
         is_log = d.flag in ("--output", "--error") and d.value not in ("", "none", "/dev/null")
-        if is_log and re.search("[-,]", array) and not _OF_EACH_TASK.search(d.value) and "$" not in d.value:
+        has_tasks = re.search("[-,]", array) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
+        if is_log and has_tasks and not re.search(rf"{_OF_EACH_TASK.pattern}|\$|%\(", d.value):
             yield Problem(
                 d.line,
                 f"all tasks of the array write to {shown(d.value)}",
@@ -60,6 +68,9 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM027", "warning", "--export without ALL")
 def _export_without_all(subject: Subject) -> Iterator[Problem]:
+    # A script that sets up its environment needs no others: with a list, sbatch gets that of a login.
+    if any(c.name in ("module", "ml", "source", ".", "conda", "spack") for c in subject.script.commands):
+        return
     for d in subject.script.read():
         names = d.value.split(",")
         if d.flag == "--export" and "=" in d.value and names[0].upper() not in ("ALL", "NONE", "NIL"):

@@ -32,19 +32,9 @@ _ELSEWHERE = frozenset(
 )
 # Resources with and without the flag ATR_DFLAG_CVTSLT in master_resc_def_all.xml of OpenPBS. The server
 # rejects the first ones with select (req_quejob.c), and the others in it.
-_OF_CHUNKS = (
-    "mem",
-    "ncpus",
-    "ngpus",
-    "mpiprocs",
-    "ompthreads",
-    "vmem",
-    "host",
-    "vnode",
-    "arch",
-    "hbmem",
-    "nchunk",
-)
+_OF_CHUNKS = re.findall(r"\w+", "mem ncpus ngpus mpiprocs ompthreads vmem host vnode arch hbmem nchunk")
+# Scripts that use the directory of qsub, and those of NCAR and of brainlife.io, which start there.
+_STARTS_ELSEWHERE = re.compile(r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|\bbrainlife/)")
 _OF_JOBS = frozenset(
     ("walltime", "cput", "pcput", "pmem", "pvmem", "place", "nodes", "nice", "file", "filesystems")
 )
@@ -52,7 +42,8 @@ _OF_JOBS = frozenset(
 
 @check("PBS001", "warning", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
-    if not subject.script.lines[0].startswith("#!") and subject.script.value("-S") is None:
+    script = subject.script
+    if script.commands and not script.lines[0].startswith("#!") and script.value("-S") is None:
         yield Problem(
             1, "the script has no shebang, so PBS runs it in your login shell", "start it with #!/bin/bash -l"
         )
@@ -117,16 +108,20 @@ def _another_pbs(subject: Subject) -> Iterator[Problem]:
 def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
     is_rejected = _is_for_openpbs(subject)
+    with_option = {d.line for d in subject.script.read() if d.flag}
     for d in {d.line: d for d in reversed(stray)}.values():
         if not has_placeholder(d.text):
+            remedy = "remove it, or the whitespace before it"
+            if d.value[0] in "\u2013\u2014":
+                remedy = "write - instead of the dash"
+            elif d.line not in with_option:
+                remedy = "write an option before it, such as -N NAME"
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
                 "after a comma"
                 + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
-                "write - instead of the dash"
-                if d.value[0] in "\u2013\u2014"
-                else "remove the whitespace, or write an option such as -l in front of it",
+                remedy,
                 None if is_rejected else "warning",
             )
 
@@ -158,10 +153,12 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
         path = d.value.rpartition(":")[2] if d.flag in ("-o", "-e") else ""
         directory = missing_directory(path, subject.directory)
         if directory and directory_of(path) not in created:
+            then = "with -k doe PBS holds the job" if is_early else "PBS cannot copy the log to it"
             yield Problem(
                 d.line,
-                f"the log directory {shown(directory)} does not exist, so with -k doe PBS holds the job",
+                f"the log directory {shown(directory)} does not exist, so {then}",
                 f"create it before submitting: mkdir -p {shown(directory)}",
+                None if is_early else "note",
             )
 
 
@@ -200,7 +197,7 @@ def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
 @check("PBS015", "warning", "the script runs in the home directory")
 def _stays_at_home(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    moves = "PBS_O_WORKDIR" in script.text or any(
+    moves = _STARTS_ELSEWHERE.search(script.text) or any(
         command.name in ("cd", "pushd") for command in script.commands
     )
     in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None

@@ -215,13 +215,15 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
 def _misleading_beginning(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
         # With one task or one node, both options have the same effect.
-        if d.value == "1" or subject.num_nodes == 1:
+        if d.value in ("", "1") or subject.num_nodes == 1:
             continue
-        if d.flag == "--ntasks-per-node" and d.written.partition("=")[0] in ("--tasks", "--task"):
+        is_last = d.value == subject.script.value("--ntasks-per-node")
+        if is_last and d.written.partition("=")[0] in ("--tasks", "--task"):
             yield Problem(
                 d.line,
                 f"sbatch reads {plain(d.written)} as --ntasks-per-node={plain(d.value)}, not as --ntasks",
                 "write --ntasks, or --ntasks-per-node",
+                None if subject.num_nodes else "note",
             )
 
 
@@ -233,7 +235,7 @@ def _ignored_mail_type(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 d.line,
                 f"sbatch ignores {shown(','.join(unknown))} in --mail-type",
-                "use the types of sbatch(1), such as END,FAIL,TIME_LIMIT",
+                "use the types of sbatch(1) without blanks, such as END,FAIL,TIME_LIMIT",
             )
 
 
@@ -297,7 +299,8 @@ def _rejected_by_some_versions(subject: Subject) -> Iterator[Problem]:
     for pair in _all_contradictions(subject):
         if pair.since or pair.until:
             versions = f"since Slurm {pair.since}" if pair.since else f"up to Slurm {pair.until}"
-            yield Problem(subject.line_of(*pair.flags), f"{pair.what} ({versions})", pair.remedy)
+            severity: Severity | None = None if pair.since else "note"
+            yield Problem(subject.line_of(*pair.flags), f"{pair.what} ({versions})", pair.remedy, severity)
 
 
 @check("JOB019", "error", "directives of another scheduler that sbatch rejects")

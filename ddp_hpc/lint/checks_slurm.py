@@ -9,6 +9,7 @@ from ddp_hpc.lint.check_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.launch_commands import (
     ONE_PROCESS,
     Start,
+    names_torch,
     ranks_per_node,
     reaches_other_nodes,
     starts,
@@ -42,6 +43,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
             "--gpus-per-task binds each task to its own GPU: NCCL cannot access the other GPUs' memory, and "
             "cuda:LOCAL_RANK does not exist",
             "use --gpus-per-node, or add --gpu-bind=none to srun",
+            None if names_torch(subject) else "note",
         )
 
 
@@ -60,7 +62,7 @@ def _gpu_bind(subject: Subject) -> Iterator[Problem]:
                 "others directly",
                 "omit it, or use --gpu-bind=none",
                 # Sites with AMD GPUs recommend `closest`, as each rank then uses the network card next to it.
-                "note" if "closest" in value else None,
+                "note" if "closest" in value or not names_torch(subject) else None,
             )
 
 
@@ -134,7 +136,10 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     signal, commands = subject.script.value("--signal") or "", subject.script.commands
     traps = {word.upper().removeprefix("SIG") for c in commands if c.name == "trap" for word in c.words[2:]}
     name = re.sub(r"^R?B:|@.*", "", signal).upper().removeprefix("SIG")
-    is_trapped = name in traps or (traps and not name.isalnum()) or (traps and name.isdigit())
+    # While bash waits for a program, SIGINT and SIGQUIT do not end it.
+    is_trapped = name in traps | {"INT", "2", "QUIT", "3"} or (
+        traps and (not name.isalnum() or name.isdigit())
+    )
     ends_in_program = any(c.words[:1] == ("exec",) for c in commands)
     if "B:" in signal and not ends_in_program and not is_trapped:
         yield Problem(
@@ -188,7 +193,8 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     else:
         what = "Slurm may distribute the tasks over several nodes, but Python is started once, on the first"
         remedy = "request one task with --cpus-per-task, or --nodes=1, or start python with srun"
-    yield Problem(pythons[0].command.line, what, remedy)
+    is_unclear = has_one_node and not names_torch(subject)
+    yield Problem(pythons[0].command.line, what, remedy, "note" if is_unclear else None)
 
 
 def _is_python_program(start: Start) -> bool:
@@ -218,11 +224,11 @@ def _has_task_per_gpu(subject: Subject) -> bool:
 def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     tasks = whole_number(subject.script.value("--ntasks"))
     nodes, per_node = subject.num_nodes, whole_number(subject.script.value("--ntasks-per-node"))
-    if tasks and nodes and per_node and tasks != nodes * per_node:
+    is_maximum = tasks and tasks > 1 and per_node and -(-tasks // per_node) == nodes
+    if tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
         yield Problem(
             subject.line_of("--ntasks"),
-            f"--ntasks={tasks} is not {nodes} nodes x {per_node} tasks per node, so Slurm treats "
-            "--ntasks-per-node as a maximum",
+            f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum",
             "omit one of them",
         )
 

@@ -55,6 +55,11 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         near = nearest.get(name, "")
         if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
+            # A variable that is read often, or gives the other one its value, comes from outside.
+            times = sum(name in _expanded(command.text) for command in script.commands)
+            value = script.set_once.get(near, ":")
+            if near and name != f"{near}_" and (times > 2 or (":" not in value and name in _expanded(value))):
+                continue
         if near:
             meant = f"${{{near}}}_" if name == f"{near}_" else near
             yield Problem(line, f"{plain(name)} is not set in the job", f"did you mean {meant}?")
@@ -83,7 +88,7 @@ def _read_variables(subject: Subject) -> dict[str, int]:
         if command.name in ("test", "[", "[[", "case"):
             known.update(_expanded(command.text))
         elif command.name not in ("echo", "printf"):
-            for name in _expanded(command.text):
+            for name in _expanded(expanded_in_shell(command.text)):
                 read.setdefault(name, command.line)
         if _DECLARES.fullmatch(command.name):
             known.update(word.partition("=")[0] for word in command.words[1:])

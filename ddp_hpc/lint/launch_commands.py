@@ -321,14 +321,21 @@ def requests_gpus(subject: Subject) -> bool:
     """Returns whether any directive requests GPUs."""
     script = subject.script
     return (subject.gpus_per_node or 0) > 0 or any(
-        re.search("gpu|gres", d.flag) or (d.flag == "-l" and "gpu" in d.value) for d in script.read()
+        re.search("gpu|gres", d.flag) or (d.flag == "-l" and "gpu" in d.value)
+        for d in script.read()
+        if not re.search(r"(?:^|:|=)0$", d.value)
     )
+
+
+def names_torch(subject: Subject) -> bool:
+    """Returns whether any command names distributed training with PyTorch, or a variable of it."""
+    return any(_TORCH.search(command.text) for command in subject.script.commands)
 
 
 def trains_with_torch(subject: Subject) -> bool:
     """Returns whether the script starts distributed training with PyTorch, as far as its commands show it."""
     commands = subject.script.commands
-    if any(_TORCH.search(command.text) for command in commands):
+    if names_torch(subject):
         return True
     # If each GPU has its own task and the tasks run a training script, each task is a rank.
     is_rank_per_gpu = (subject.gpus_per_node or 0) > 1 and (subject.ranks_per_node or 0) > 1

@@ -92,7 +92,12 @@ class ProgramSource:
         """Where the program saves a checkpoint, if it never loads one; otherwise empty."""
         if not self._trains or any(_LOADS.fullmatch(ast.unparse(call.func)) for call, _ in self._calls):
             return ""
-        return next((f"{file}:{call.lineno}" for call, (file, _, _) in self._saves), "")
+        loops = (node for node, _ in self._nodes if isinstance(node, (ast.For, ast.While)))
+        repeated = {one for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Call)}
+        names = {_name(call.func) for call in repeated}
+        # A program that only saves its result at the end has no checkpoints.
+        saves = (one for one in self._saves if one[0] in repeated or one[1][1] in names)
+        return next((f"{file}:{call.lineno}" for call, (file, _, _) in saves), "")
 
     @cached_property
     def _words(self) -> frozenset[str]:

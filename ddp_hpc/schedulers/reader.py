@@ -57,8 +57,6 @@ class ScriptReader:
 
     bare_memory_unit: ClassVar[str] = ""
     """The unit of memory that is requested without a unit."""
-    gigabytes: ClassVar[str] = "G"
-    """How the scheduler writes gigabytes."""
     foreign_log_pattern: ClassVar[re.Pattern[str]] = re.compile("(?!)")
     """Patterns of other schedulers in names of log files, which this one does not replace."""
     submit_directory: ClassVar[str] = "PWD"

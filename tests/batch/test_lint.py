@@ -50,7 +50,7 @@ BAD = [
     ),
     ("RANK009", 6, TWO_NODES + "srun torchrun --nnodes=2 --rdzv-endpoint=localhost:0 train.py\n"),
     ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
-    ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n"),
+    ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n#PBS -k doe\n"),
     ("PBS012", 6, CHUNKS + "NUM_NODES=`cat $PBS_NODEFILE | wc -l`\n"),
     ("SLURM008", 3, SLURM + "#SBATCH --signal=SIGUSR1@60\ntrap stop USR1\n"),
     ("SLURM010", 3, SLURM + "scontrol requeue $SLURM_JOB_ID\n"),

@@ -57,9 +57,17 @@ def test_only_the_version_that_rejects_a_directive_has_an_error(
     assert {"SLURM017", "SLURM022", "SLURM023"} & {found.check for found in lint_script(text)}
 
 
-def test_another_dash_than_a_hyphen_is_named() -> None:
-    found = lint_script(f"{TORQUE}#PBS \u2013m e\n")
-    assert [one.remedy for one in found if one.check == "PBS004"] == ["write - instead of the dash"]
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("\u2013m e", "write - instead of the dash"),
+        ("M me@example.org", "write an option before it, such as -N NAME"),
+        ("-N my job", "remove it, or the whitespace before it"),
+    ],
+)
+def test_the_remedy_for_a_word_that_belongs_to_no_option_fits_the_word(option: str, remedy: str) -> None:
+    found = lint_script(f"{TORQUE}#PBS {option}\n")
+    assert [one.remedy for one in found if one.check == "PBS004"] == [remedy]
 
 
 def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -> None:

@@ -164,7 +164,7 @@ def test_the_file_and_the_line_of_a_save_are_named(tmp_path: Path) -> None:
     assert said == "all ranks save a checkpoint to the same file, in files.py:3"
 
 
-SAVES = ALONE + "torch.save(model.state_dict(), 'model.pt')\n"
+SAVES = ALONE + "for epoch in range(9):\n    torch.save(model.state_dict(), 'model.pt')\n"
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,13 @@ def test_a_program_that_does_not_load_its_checkpoints_is_found(tmp_path: Path, t
 
 
 def test_a_program_that_saves_through_a_function_with_any_arguments_is_found(tmp_path: Path) -> None:
-    text = "def save(*args):\n    torch.save(*args)\nsave(model.state_dict(), 'model.pt')\n"
+    text = "def save(*args):\n    torch.save(*args)\nwhile True:\n    save(model.state_dict())\n"
     assert checks(tmp_path, ALONE + text, "python train.py") == {"JOB032"}
+
+
+def test_a_program_that_saves_only_its_result_has_no_finding(tmp_path: Path) -> None:
+    text = ALONE + "torch.save(model.state_dict(), 'model.pt')\n"
+    assert checks(tmp_path, text, "python train.py") == set()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ class PbsReader(ScriptReader):
     directive_pattern = re.compile(r"#PBS(?:[ \t]+|(?=-)|$)(.*)", re.DOTALL)
     submit_directory = "PBS_O_WORKDIR"
     bare_memory_unit = "bytes"
-    gigabytes = "gb"
     foreign_log_pattern = re.compile(r"%[jJAaxN](?![A-Za-z_]+%)")
     # qsub.1B and pbs_python(8) of OpenPBS, with the common ones of Torque.
     variables = frozenset(
