@@ -241,15 +241,11 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                     f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it",
                     "put it before the program",
                 )
-        module = (
-            _MODULE.search(" ".join(words)) if start.program == "torchrun" and after > len(words) else None
-        )
-        if module and {"-m", "--module", "--no-python"}.isdisjoint(words) and not start.hides_options:
-            yield Problem(
-                start.command.line,
-                f"torchrun opens {shown(module[1])} as a file",
-                "write -m before the name of a module",
-            )
+        is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
+        module = _MODULE.search(" ".join(words)) if is_clear else None
+        if module and {"-m", "--module", "--no-python"}.isdisjoint(words):
+            what = f"torchrun opens {shown(module[1])} as a file"
+            yield Problem(start.command.line, what, "write -m before the name of a module")
         for name in start.unknown_options():
             yield Problem(
                 start.command.line,

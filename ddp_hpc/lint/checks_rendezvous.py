@@ -247,9 +247,7 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
             )
         if start.is_launched and options.keys().isdisjoint(("main-process-ip", "config-file", "rdzv-conf")):
             what = f"accelerate launch --num_machines {num_machines} has no --main_process_ip"
-            yield Problem(
-                start.command.line, what, "add --main_process_ip FIRST_NODE, with a port", "warning"
-            )
+            yield Problem(start.command.line, what, "add --main_process_ip FIRST_NODE", "warning")
         total, gpus = whole_number(subject.value_of(processes or "")), subject.gpus_per_node
         if total and gpus and total == gpus:
             yield Problem(

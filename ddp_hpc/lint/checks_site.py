@@ -226,10 +226,9 @@ def _slow_master(subject: Subject) -> Iterator[Problem]:
         if known and value.isalnum() and not value.startswith(known.partition(",")[0].rstrip("0123456789")):
             what = f"{name} is {shown(value)}, but the network of {site.title} is {known}"
             yield Problem(line, what, f"use {name}={known}")
-        is_name = _MASTER_BY_HOSTNAME.fullmatch(value) or (
-            site.fabric.suffix and _FIRST_NODE.fullmatch(value)
-        )
-        if name == "MASTER_ADDR" and is_name and value == subject.script.last_assigned(name):
+        has_suffix = not site.fabric.suffix or not _FIRST_NODE.fullmatch(value)
+        is_slow = _MASTER_BY_HOSTNAME.fullmatch(value) or not has_suffix
+        if name == "MASTER_ADDR" and is_slow and value == subject.script.last_assigned(name):
             fast, remedy = site.fabric.interface, "omit MASTER_ADDR, as ddp-hpc selects the fast network"
             if suffix := site.fabric.suffix:
                 fast = f"the name with the suffix {suffix}"

@@ -114,30 +114,30 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node
     of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
     for line, options in of_deepspeed:
-        devices = options.get("include", "").removeprefix("localhost:")
-        if gpus and _DEVICES.fullmatch(devices) and max(map(int, devices.split(","))) >= gpus:
-            what = f"deepspeed uses GPUs {devices}, but the job has {gpus} per node, numbered from 0"
+        given = options.get("include", "").removeprefix("localhost:")
+        if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
+            what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
             yield Problem(line, what, "omit --include")
     for line, name, value in subject.script.assignments:
         if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value):
             continue
-        numbers = {int(number) for number in value.split(",")}
-        if max(numbers) >= len(numbers) and any("num-gpus" in options for _, options in of_deepspeed):
+        devices = {int(number) for number in value.split(",")}
+        if max(devices) >= len(devices) and any("num-gpus" in options for _, options in of_deepspeed):
             what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
             yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
         ranks, first = max(
             ((_ranks_of(start), start.command.line) for start in starts(subject)), default=(0, 0)
         )
         is_for_this = line <= first and sum(a[1] == name for a in subject.script.assignments) == 1
-        if ranks > len(numbers) and is_for_this:
+        if ranks > len(devices) and is_for_this:
             yield Problem(
                 line,
-                f"CUDA_VISIBLE_DEVICES={value} shows {len(numbers)} GPU{'s' * (len(numbers) > 1)} to each of "
+                f"CUDA_VISIBLE_DEVICES={value} shows {len(devices)} GPU{'s' * (len(devices) > 1)} to each of "
                 f"the {ranks} ranks of a node that line {first} starts",
                 "remove it, as the scheduler sets it",
                 "error",
             )
-        elif gpus and max(numbers) >= gpus:
+        elif gpus and max(devices) >= gpus:
             yield Problem(
                 line,
                 f"CUDA_VISIBLE_DEVICES={value}, but the job has {gpus} per node, numbered from 0",
