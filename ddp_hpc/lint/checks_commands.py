@@ -55,7 +55,10 @@ _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
 )
+_MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_]\w*)+)(?:\s|$)")
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
+_KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
+_WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
     r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+"
@@ -262,6 +265,11 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
                     f"{shown(word)} is an argument of {shown(words[after - 1])}, because it comes after it",
                     "put it before the program",
                 )
+        is_clear = start.program == "torchrun" and after > len(words) and not start.hides_options
+        module = _MODULE.search(" ".join(words)) if is_clear else None
+        if module and {"-m", "--module", "--no-python"}.isdisjoint(words):
+            what = f"torchrun opens {shown(module[1])} as a file"
+            yield Problem(start.command.line, what, "write -m before the name of a module")
         for name in start.unknown_options():
             yield Problem(
                 start.command.line,
@@ -325,3 +333,18 @@ def _line_0(subject: Subject) -> Iterator[Problem]:
                 "begin the array with 1, or add 1 to the index",
             )
             return
+
+
+@check("JOB033", "warning", "output or a failure that the job does not show")
+def _not_shown(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    commands = [command for command in script.commands if command.argv]
+    for command in commands:
+        if _KEEPS_OUTPUT.search(" ".join(command.argv[:12])) and command.name not in ("echo", "export"):
+            what = "conda run prints the output of the program only after the program has ended"
+            yield Problem(command.line, what, "add --no-capture-output after conda run")
+    names = [command.name for command in commands[-2:]]
+    is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
+    if names[1:] == ["tee"] and names[0] not in _WRITES_TEXT and is_bash:
+        what = "the job succeeds if tee does, also if the command before it fails"
+        yield Problem(commands[-1].line, what, "add set -o pipefail before the commands")

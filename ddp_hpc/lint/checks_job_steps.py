@@ -105,6 +105,10 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
                 f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
                 f"request --ntasks={step}",
             )
+        wanted = re.search(r"\btrainer\.num_nodes[= ](\d+)", command.text)  # of Lightning
+        if wanted and subject.num_nodes and int(wanted[1]) > subject.num_nodes and not subject.asked_nodes:
+            what = f"the program needs {wanted[1]} nodes, and the job has {subject.num_nodes}"
+            yield Problem(command.line, what, f"request --nodes={wanted[1]}")
 
 
 @check("SLURM029", "error", "an image file that is read as the name of an image")

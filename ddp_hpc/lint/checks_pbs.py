@@ -136,10 +136,10 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
         unknown += [
             (d.line, word) for word in names if word and word not in _RESOURCES and word not in _ELSEWHERE
         ]
-    nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8)
+    nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8) | {"ppn": "mpiprocs"}
     for line, word in unknown:
         near = nearest.get(word)
-        if near and is_one_edit(word, near):
+        if near and (is_one_edit(word, near) or (word == "ppn" and _is_for_openpbs(subject))):
             yield Problem(line, f"{shown(word)} is not a resource of PBS itself", f"did you mean {near}?")
 
 

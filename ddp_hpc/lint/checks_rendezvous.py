@@ -256,6 +256,9 @@ def _accelerate_alone(subject: Subject) -> Iterator[Problem]:
                 f"accelerate launch --num_machines {num_machines} has no --machine_rank, so all have rank 0",
                 "use srun bash -c '... --machine_rank $SLURM_NODEID ...', or --rdzv_backend c10d",
             )
+        if start.is_launched and options.keys().isdisjoint(("main-process-ip", "config-file", "rdzv-conf")):
+            what = f"accelerate launch --num_machines {num_machines} has no --main_process_ip"
+            yield Problem(start.command.line, what, "add --main_process_ip FIRST_NODE", "warning")
         total, gpus = whole_number(subject.value_of(processes or "")), subject.gpus_per_node
         if total and gpus and total == gpus:
             yield Problem(

@@ -227,8 +227,11 @@ def _misleading_beginning(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("SLURM019", "warning", "a type of mail that sbatch ignores")
-def _ignored_mail_type(subject: Subject) -> Iterator[Problem]:
+@check("SLURM019", "warning", "mail that Slurm does not send")
+def _no_mail(subject: Subject) -> Iterator[Problem]:
+    if subject.script.value("--mail-user") and "mail-type" not in subject.script.text:
+        what = "without --mail-type, Slurm sends no mail to this user"
+        yield Problem(subject.line_of("--mail-user"), what, "add #SBATCH --mail-type=END,FAIL")
     for d in _options(subject):
         is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
         if is_read and (unknown := unknown_mail_types(d.value)):

@@ -23,6 +23,7 @@ _GPUS_IN = ("-l", "--gres", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
 )
+_FIRST_NODE = re.compile(r"\$\(scontrol show hostnames?\b[^()]*\)")
 
 
 def _same_scheduler(subject: Subject) -> Site | None:
@@ -213,17 +214,25 @@ def _larger_than_a_node(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("SITE009", "warning", "MASTER_ADDR is the hostname, not the name on the fast network")
+@check("SITE009", "warning", "the name of a node, or a network, that is not the fast one")
 def _slow_master(subject: Subject) -> Iterator[Problem]:
     site = subject.site
     if site is None or not (site.fabric.suffix or site.fabric.interface):
         return
+    own = _own_script(subject) if "SOCKET_IFNAME" in subject.script.text else None
     for line, name, value in subject.script.assignments:
-        if name == "MASTER_ADDR" and _MASTER_BY_HOSTNAME.fullmatch(value):
+        known = own.last_assigned(name) if own and name.endswith("SOCKET_IFNAME") else None
+        # NCCL takes an interface whose name begins with the value.
+        if known and value.isalnum() and not value.startswith(known.partition(",")[0].rstrip("0123456789")):
+            what = f"{name} is {shown(value)}, but the network of {site.title} is {known}"
+            yield Problem(line, what, f"use {name}={known}")
+        has_suffix = not site.fabric.suffix or not _FIRST_NODE.fullmatch(value)
+        is_slow = _MASTER_BY_HOSTNAME.fullmatch(value) or not has_suffix
+        if name == "MASTER_ADDR" and is_slow and value == subject.script.last_assigned(name):
             fast, remedy = site.fabric.interface, "omit MASTER_ADDR, as ddp-hpc selects the fast network"
             if suffix := site.fabric.suffix:
                 fast = f"the name with the suffix {suffix}"
-                remedy = f"use export MASTER_ADDR=$(hostname -s){suffix}"
+                remedy = f"append {suffix} to the name, such as MASTER_ADDR=$(hostname -s){suffix}"
             what = f"on {site.title}, hostname is the name on the slow network; the fast network is {fast}"
             yield Problem(line, what, remedy)
 

@@ -16,6 +16,7 @@ _EXPANSION = re.compile(r"\$(\w+|\{\w+(?=[}%#/,^@\[]))")
 # Commands that set variables which are not recorded as assignments.
 _DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset|export|getopts")
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
+_AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*\)")
 # Variables that programs read from their environment, and that a script usually has to export.
 _READ_BY_PROGRAMS = re.compile(r"MASTER_ADDR|MASTER_PORT|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS")
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
@@ -46,6 +47,10 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
     script, scheduler, reader = subject.script, subject.scheduler, subject.scheduler.reader
     if not reader.variables or not script.read() or _is_for_several(subject):
         return
+    for number, text in enumerate(script.lines, start=1):
+        if match := _AS_COMMAND.match(text):
+            what = f"$({match[1]}) runs a command of this name, which does not exist"
+            yield Problem(number, what, f"write ${match[1]}", "error")
     read = _read_variables(subject)
     of_scheduler = {name: line for name, line in read.items() if _OF_SCHEDULERS.fullmatch(name)}
     unknown = {name: line for name, line in of_scheduler.items() if name not in reader.variables}
@@ -120,10 +125,19 @@ def _expanded(text: str) -> list[str]:
 @check("RANK017", "warning", "CUDA_VISIBLE_DEVICES does not fit the GPUs of the job")
 def _visible_devices(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node
+    of_deepspeed = [(start.command.line, start.options_of("deepspeed")) for start in starts(subject)]
+    for line, options in of_deepspeed:
+        given = options.get("include", "").removeprefix("localhost:")
+        if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
+            what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
+            yield Problem(line, what, "omit --include")
     for line, name, value in subject.script.assignments:
         if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value):
             continue
         devices = {int(number) for number in value.split(",")}
+        if max(devices) >= len(devices) and any("num-gpus" in options for _, options in of_deepspeed):
+            what = f"deepspeed --num_gpus ignores CUDA_VISIBLE_DEVICES={value}, and uses the first GPUs"
+            yield Problem(line, what, f"use deepspeed --include localhost:{value} instead of --num_gpus")
         ranks, first = max(
             ((_ranks_of(start), start.command.line) for start in starts(subject)), default=(0, 0)
         )

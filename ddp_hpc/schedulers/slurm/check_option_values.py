@@ -161,6 +161,10 @@ _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         "NONE, BEGIN, END, FAIL, REQUEUE, ALL, TIME_LIMIT or another type of sbatch(1)",
     ),
     "signal": (_is_signal, "[B:]SIGNAL[@SECONDS], such as B:USR1@120"),
+    "distribution": (
+        _matches(r"(?:\*|block|cyclic|arbitrary|plane=\d+|pack|nopack)(?:[:,].*)?"),
+        "a distribution, such as block:cyclic, or --mem for the memory",
+    ),
     "open-mode": (_matches("[at].*"), "append or truncate"),
     "exclusive": (
         _matches("(?:exclusive|oversubscribe|user|mcs|topo|allocation)?"),
