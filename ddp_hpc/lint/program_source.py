@@ -24,7 +24,8 @@ _FRAMEWORKS = frozenset(
 )  # fmt: skip
 # Names that contain the rank, or distinguish one rank from the others.
 _RANK = re.compile(
-    r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node)_?id|^(?:gpu|device)(?:_?id)?$"
+    r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node|worker)_?i(?:d|dx|ndex)|"
+    r"^(?:gpu|device)(?:_?id)?$"
 )
 # Words of programs that know of other ranks, or divide the data.
 _KNOWS_RANKS = (
@@ -39,7 +40,7 @@ _LOADS = re.compile(
     r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
     r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
 )
-_SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|\bnet)).*")
+_SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|weight|saved|\bnet)).*")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _FLAGS = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.JoinedStr, ast.BinOp)
 
@@ -63,10 +64,11 @@ class ProgramSource:
         """Whether each rank of a parallel program reads all of the data."""
         loaders = [call for call, _ in self._calls if _name(call.func) == "DataLoader"]
         shuffles = any(one.arg == "shuffle" for call in loaders for one in call.keywords)
+        trains = shuffles or (loaders != [] and self._trains)
         operators = (ast.Add, ast.Mult, ast.Sub)
         parts = (n for n, _ in self._nodes if isinstance(getattr(n, "op", n), (ast.Slice, *operators)))
         by_rank = any("rank" in word.lower() for part in parts for word in _words(part))
-        return self._connects_ranks and shuffles and not self._has(_DIVIDES_DATA) and not by_rank
+        return self._connects_ranks and trains and not self._has(_DIVIDES_DATA) and not by_rank
 
     @property
     def has_one_rank(self) -> bool:
@@ -90,7 +92,10 @@ class ProgramSource:
     @property
     def save_without_load(self) -> str:
         """Where the program saves a checkpoint, if it never loads one; otherwise empty."""
-        if not self._trains or any(_LOADS.fullmatch(ast.unparse(call.func)) for call, _ in self._calls):
+        loads = (ast.unparse(one) for one, _ in self._calls if _LOADS.fullmatch(ast.unparse(one.func)))
+        # torch.load also reads data.
+        restores = any(_name(call.func) == "load_state_dict" for call, _ in self._calls)
+        if not self._trains or any(restores or not re.search("data|image|feature", one) for one in loads):
             return ""
         return next((f"{file}:{call.lineno}" for call, (file, _, _) in self._saves), "")
 

@@ -76,6 +76,21 @@ def test_the_data_may_be_divided_in_other_ways(tmp_path: Path, change: tuple[str
     assert checks(tmp_path, ON_ALL_DATA.replace(*change), broken="def (\n") == set()
 
 
+@pytest.mark.parametrize("arguments", ["32, True", "**arguments"])
+def test_a_loader_of_a_training_program_need_not_have_the_argument_shuffle(
+    tmp_path: Path, arguments: str
+) -> None:
+    program = ON_ALL_DATA.replace("shuffle=True", arguments)
+    assert checks(tmp_path, program) == {"RANK024"}
+
+
+def test_ranks_that_do_not_train_may_all_read_the_data(
+    tmp_path: Path,
+) -> None:
+    program = ON_ALL_DATA.replace("shuffle=True", "32").replace("loss.backward()", "print(loss)")
+    assert checks(tmp_path, program) == set()
+
+
 def test_a_program_that_starts_its_ranks_itself_is_read_too(tmp_path: Path) -> None:
     program = ON_ALL_DATA + "torch.multiprocessing.spawn(train, nprocs=4)\n"
     assert checks(tmp_path, program, "python train.py") == {"RANK024"}
@@ -121,6 +136,7 @@ def test_a_program_for_one_process_may_be_started_once_or_do_other_work_on_each_
         "def keep(model):\n    torch.save(model.state_dict(), 'model.pt')\nkeep(model)\n",
         "def run():\n    torch.save(model.state_dict(), 'model.pt')\ntorch.multiprocessing.spawn(run)\n",
         "class Run:\n    def keep(self):\n        torch.save(self.state, 'model.pt')\nRun().keep()\n",
+        "saved_dict = model.module.state_dict()\ntorch.save(saved_dict, 'last.pt')\n",
     ],
 )
 def test_a_file_that_all_ranks_save_is_found(tmp_path: Path, text: str) -> None:
@@ -135,6 +151,7 @@ KEEP = "def keep():\n    torch.save(model.state_dict(), 'model.pt')\n"
     "text",
     [
         "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n",
+        "def work(worker_idx):\n    if worker_idx == 0:\n        torch.save(model, 'm.pt')\nspawn(work)\n",
         "if rank != 0:\n    pass\nelse:\n    torch.save(model.state_dict(), 'model.pt')\n",
         "writes = rank == 0\nif writes and loss < best:\n    torch.save(model.state_dict(), 'model.pt')\n",
         "writes = True\nif rank:\n    writes = False\nif writes:\n    torch.save(model.state, 'm.pt')\n",
@@ -173,6 +190,7 @@ SAVES = ALONE + "torch.save(model.state_dict(), 'model.pt')\n"
         "",
         "def read(path):\n    model.load_state_dict(torch.load(path))\n",
         "model.load_state_dict(other.state_dict())\n",
+        "images = torch.load('images.pt')\n",
         "import test\n",
     ],
 )
@@ -202,6 +220,19 @@ def test_a_program_that_loads_or_a_short_job_has_no_finding(
     assert checks(tmp_path, SAVES + text, "python train.py", directives) == set()
 
 
+@pytest.mark.parametrize("package", ["library", "src/library"])
+@pytest.mark.parametrize("first", ["__init__.py", "other.py"])
+def test_a_package_in_the_submission_directory_is_read_too(tmp_path: Path, package: str, first: str) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "train.py").write_text(saves("from library import files\nfiles.keep(model)\n"))
+    (tmp_path / package).mkdir(parents=True)
+    (tmp_path / package / first).touch()
+    (tmp_path / package / "files.py").write_text(
+        "import torch\ndef keep(model):\n    torch.save(model, 'model.pt')\n"
+    )
+    assert checks(tmp_path, "", "torchrun --nproc-per-node=4 tools/train.py") == {"RANK025"}
+
+
 def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not_judged(
     tmp_path: Path,
 ) -> None:
@@ -211,7 +242,7 @@ def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not
     assert checks(tmp_path, "", "python tools/train.py") == set()
 
 
-@pytest.mark.parametrize("name", ["programs.txt", "programs_held_out.txt"])
+@pytest.mark.parametrize("name", ["programs.txt", "programs_held_out.txt", "programs_third.txt"])
 def test_the_verdicts_on_public_programs_can_be_read(name: str) -> None:
     programs = read_programs(Path(__file__).with_name(name))
     assert len({(one.repository, one.path) for one in programs}) == len(programs) > 50
