@@ -70,6 +70,7 @@ def test_ranks_that_do_not_divide_the_data_all_read_it(tmp_path: Path, command: 
         ("loader =", "dataset = partition(dataset, rank)\nloader ="),
         ("import os", "import lightning"),
         ("import os", "from broken import read"),
+        ("shuffle=True", "num_workers=2"),
     ],
 )
 def test_the_data_may_be_divided_in_other_ways(tmp_path: Path, change: tuple[str, str]) -> None:
@@ -77,18 +78,9 @@ def test_the_data_may_be_divided_in_other_ways(tmp_path: Path, change: tuple[str
 
 
 @pytest.mark.parametrize("arguments", ["32, True", "**arguments"])
-def test_a_loader_of_a_training_program_need_not_have_the_argument_shuffle(
-    tmp_path: Path, arguments: str
-) -> None:
+def test_a_loader_may_be_told_in_other_ways_to_shuffle(tmp_path: Path, arguments: str) -> None:
     program = ON_ALL_DATA.replace("shuffle=True", arguments)
     assert checks(tmp_path, program) == {"RANK024"}
-
-
-def test_ranks_that_do_not_train_may_all_read_the_data(
-    tmp_path: Path,
-) -> None:
-    program = ON_ALL_DATA.replace("shuffle=True", "32").replace("loss.backward()", "print(loss)")
-    assert checks(tmp_path, program) == set()
 
 
 def test_a_program_that_starts_its_ranks_itself_is_read_too(tmp_path: Path) -> None:
@@ -144,6 +136,7 @@ def test_a_file_that_all_ranks_save_is_found(tmp_path: Path, text: str) -> None:
 
 
 USED = "class Used:\n    def run(self):\n        return None\n"
+UPDATE = "class Best:\n    def update(self):\n        torch.save(model, 'm.pt')\n"
 KEEP = "def keep():\n    torch.save(model.state_dict(), 'model.pt')\n"
 
 
@@ -159,6 +152,8 @@ KEEP = "def keep():\n    torch.save(model.state_dict(), 'model.pt')\n"
         "path = os.path.join('runs', str(rank))\ntorch.save(model.state_dict(), path)\n",
         "def keep():\n    if rank != 0:\n        return\n    torch.save(model.state, 'm.pt')\nkeep()\n",
         KEEP + "if rank == 0:\n    keep()\n",
+        KEEP + "if parallel:\n    if rank == 0:\n        keep()\nelse:\n    keep()\n",
+        f"{UPDATE}if rank == 0:\n    run(Best())\nvalues.update(loss)\n",
         KEEP + "def run():\n    keep()\nif rank == 0:\n    run()\n",
         "def first():\n    return rank == 0\nif first():\n    torch.save(model.state_dict(), 'm.pt')\n",
         f"@rank_zero_only\n{KEEP}keep()\n",
@@ -191,6 +186,7 @@ SAVES = ALONE + "torch.save(model.state_dict(), 'model.pt')\n"
         "def read(path):\n    model.load_state_dict(torch.load(path))\n",
         "model.load_state_dict(other.state_dict())\n",
         "images = torch.load('images.pt')\n",
+        "def test(path):\n    model.load_state_dict(torch.load(path))\ntest('model.pt')\n",
         "import test\n",
     ],
 )
@@ -242,7 +238,9 @@ def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not
     assert checks(tmp_path, "", "python tools/train.py") == set()
 
 
-@pytest.mark.parametrize("name", ["programs.txt", "programs_held_out.txt", "programs_third.txt", "programs_fourth.txt"])
+@pytest.mark.parametrize(
+    "name", ["programs.txt", "programs_held_out.txt", "programs_third.txt", "programs_fourth.txt"]
+)
 def test_the_verdicts_on_public_programs_can_be_read(name: str) -> None:
     programs = read_programs(Path(__file__).with_name(name))
     assert len({(one.repository, one.path) for one in programs}) == len(programs) > 40
