@@ -29,7 +29,7 @@ _OWN = "ddp_hpc"
 class ProgramFiles:
     """The parsed files of a program.
 
-    `names` contains the paths of the files in `trees`, as seen from the directory of the program.
+    `names` contains the paths of the files in `trees`, as seen from the directory in which it is started.
     `elsewhere` contains the dotted names of imported modules that are not in the directories. `is_complete`
     is False if a file is missing or cannot be parsed, or if there are too many.
     """
@@ -62,7 +62,7 @@ def files_of(program: Program, directory: Path) -> ProgramFiles:
                 elsewhere.add(name)
     parsed = {path: tree for path, tree in trees.items() if tree is not None}
     is_complete = bool(parsed) and len(parsed) == len(trees) and trees.keys() >= set(pending)
-    names = tuple(os.path.relpath(path, roots[0]) for path in parsed)
+    names = tuple(os.path.relpath(path, directory) for path in parsed)
     return ProgramFiles(tuple(parsed.values()), frozenset(elsewhere), is_complete, names)
 
 

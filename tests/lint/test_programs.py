@@ -226,7 +226,9 @@ def test_a_package_in_the_submission_directory_is_read_too(tmp_path: Path, packa
     (tmp_path / package / "files.py").write_text(
         "import torch\ndef keep(model):\n    torch.save(model, 'model.pt')\n"
     )
-    assert checks(tmp_path, "", "torchrun --nproc-per-node=4 tools/train.py") == {"RANK025"}
+    found = lint_script(f"{DIRECTIVES}torchrun --nproc-per-node=4 tools/train.py\n", directory=tmp_path)
+    said = [one.what for one in found if one.check == "RANK025"]
+    assert said == [f"all ranks save a checkpoint to the same file, in {package}/files.py:3"]
 
 
 def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not_judged(
@@ -239,7 +241,14 @@ def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not
 
 
 @pytest.mark.parametrize(
-    "name", ["programs.txt", "programs_held_out.txt", "programs_third.txt", "programs_fourth.txt", "programs_fifth.txt"]
+    "name",
+    [
+        "programs.txt",
+        "programs_held_out.txt",
+        "programs_third.txt",
+        "programs_fourth.txt",
+        "programs_fifth.txt",
+    ],
 )
 def test_the_verdicts_on_public_programs_can_be_read(name: str) -> None:
     programs = read_programs(Path(__file__).with_name(name))
