@@ -24,7 +24,8 @@ _FRAMEWORKS = frozenset(
 )  # fmt: skip
 # Names that contain the rank, or distinguish one rank from the others.
 _RANK = re.compile(
-    r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node)_?id|^(?:gpu|device)(?:_?id)?$"
+    r"(?i)rank|master|main_(?:proc|node)|is_main|primary|chief|leader|(?:proc|node|worker)_?i(?:d|dx|ndex)|"
+    r"^(?:gpu|device)(?:_?id)?$"
 )
 # Words of programs that know of other ranks, or divide the data.
 _KNOWS_RANKS = (
@@ -39,7 +40,9 @@ _LOADS = re.compile(
     r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
     r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
 )
-_SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|\bnet)).*")
+_SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|weight|saved|\bnet)).*")
+# Files and functions that load a model for another purpose than training.
+_TESTS = re.compile(r"(?:^|[/_ ])(?:test|eval(?:uate)?|infer(?:ence)?|predict)(?:[_./ ]|$)")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _FLAGS = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.JoinedStr, ast.BinOp)
 
@@ -62,7 +65,9 @@ class ProgramSource:
     def shares_data(self) -> bool:
         """Whether each rank of a parallel program reads all of the data."""
         loaders = [call for call, _ in self._calls if _name(call.func) == "DataLoader"]
-        shuffles = any(one.arg == "shuffle" for call in loaders for one in call.keywords)
+        arguments = {one.arg for call in loaders for one in call.keywords}
+        # It is the third argument, and can be in **arguments, which have no name.
+        shuffles = not arguments.isdisjoint(("shuffle", None)) or any(len(call.args) > 2 for call in loaders)
         operators = (ast.Add, ast.Mult, ast.Sub)
         parts = (n for n, _ in self._nodes if isinstance(getattr(n, "op", n), (ast.Slice, *operators)))
         by_rank = any("rank" in word.lower() for part in parts for word in _words(part))
@@ -90,7 +95,11 @@ class ProgramSource:
     @property
     def save_without_load(self) -> str:
         """Where the program saves a checkpoint, if it never loads one; otherwise empty."""
-        if not self._trains or any(_LOADS.fullmatch(ast.unparse(call.func)) for call, _ in self._calls):
+        calls = (one for one, place in self._calls if not _TESTS.search(" ".join(place[:2])))
+        loads = (ast.unparse(one) for one in calls if _LOADS.fullmatch(ast.unparse(one.func)))
+        # torch.load also reads data.
+        restores = any(_name(call.func) == "load_state_dict" for call, _ in self._calls)
+        if not self._trains or any(restores or not re.search("data|image|feature", one) for one in loads):
             return ""
         loops = (node for node, _ in self._nodes if isinstance(node, (ast.For, ast.While)))
         repeated = {one for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Call)}
@@ -181,15 +190,15 @@ class ProgramSource:
 
     @cached_property
     def _run_by_all(self) -> set[str]:
-        """The functions that all ranks call. Methods that also a single rank calls are left out."""
+        """The functions that all ranks call. Those that also a single rank calls are left out."""
         reached, of_one = {""}, set[str]()
         for call, (_, function, conditions) in self._calls * 8:  # chains of calls
             names = {_name(call.func), *(one.id for one in call.args if isinstance(one, ast.Name))}
             if self._depends_on_rank(*conditions, *(one for one in call.args if isinstance(one, _FLAGS))):
-                of_one |= names if isinstance(call.func, ast.Attribute) else set()
+                of_one |= names
             elif function in reached:
                 reached |= names
-        return reached - of_one
+        return reached - of_one - set(dir(dict))  # many classes have methods with the names of those of dict
 
     def _depends_on_rank(self, *nodes: ast.AST) -> bool:
         return any(word in self._rank_names or _RANK.search(word) for node in nodes for word in _words(node))

@@ -1,4 +1,7 @@
-"""Reads the Python files of a program: its own file, and the modules of its directory that it imports.
+"""Reads the Python files of a program: its own file, and the modules that it imports.
+
+The modules are searched in the directory of the program, and in the directory in which it is started and its
+subdirectory `src`, which PYTHONPATH or an editable installation can add.
 
 The files are parsed, never run. What a user names as a program can be anything: a pipe, a directory, a large
 file, or no Python at all.
@@ -26,9 +29,9 @@ _OWN = "ddp_hpc"
 class ProgramFiles:
     """The parsed files of a program.
 
-    `names` contains the paths of the files in `trees`, as seen from the directory of the program.
-    `elsewhere` contains the dotted names of imported modules that are not in this directory. `is_complete` is
-    False if a file is missing or cannot be parsed, or if there are too many.
+    `names` contains the paths of the files in `trees`, as seen from the directory in which it is started.
+    `elsewhere` contains the dotted names of imported modules that are not in the directories. `is_complete`
+    is False if a file is missing or cannot be parsed, or if there are too many.
     """
 
     trees: tuple[ast.Module, ...]
@@ -44,7 +47,7 @@ class ProgramFiles:
 
 def files_of(program: Program, directory: Path) -> ProgramFiles:
     """Reads the files of a program that is started in `directory`. It has no files if they are unknown."""
-    root, pending = _first_files(program, directory)
+    roots, pending = _first_files(program, directory)
     trees: dict[Path, ast.Module | None] = {}
     elsewhere: set[str] = set()
     while pending and len(trees) < _MAX_FILES:
@@ -52,14 +55,14 @@ def files_of(program: Program, directory: Path) -> ProgramFiles:
         if path in trees:
             continue
         trees[path] = tree = _parsed(path)
-        for name in _imports(tree, path, root) if tree else ():
-            local = _files_of(name, root)
+        for name in _imports(tree, path, roots) if tree else ():
+            local = _files_of(name, roots)
             pending += local
-            if not local:
+            if not local and not any(_has_modules(root.joinpath(*name.split("."))) for root in roots):
                 elsewhere.add(name)
     parsed = {path: tree for path, tree in trees.items() if tree is not None}
     is_complete = bool(parsed) and len(parsed) == len(trees) and trees.keys() >= set(pending)
-    names = tuple(str(path.relative_to(root)) for path in parsed)
+    names = tuple(os.path.relpath(path, directory) for path in parsed)
     return ProgramFiles(tuple(parsed.values()), frozenset(elsewhere), is_complete, names)
 
 
@@ -74,13 +77,14 @@ def text_of(path: Path) -> bytes | None:
         return None
 
 
-def _first_files(program: Program, directory: Path) -> tuple[Path, list[Path]]:
-    """Returns the directory of the program's modules, and the files that are run first."""
+def _first_files(program: Program, directory: Path) -> tuple[tuple[Path, ...], list[Path]]:
+    """Returns the directories of the program's modules, and the files that are run first."""
+    roots = (directory, directory / "src")
     if program.kind == "module":
-        return directory, _files_of(f"{program.name}.__main__", directory)
+        return roots, _files_of(f"{program.name}.__main__", roots)
     path = directory / program.name
     is_known = program.kind == "file" and "$" not in program.name
-    return path.parent, [path] if is_known else []
+    return tuple(dict.fromkeys((path.parent, *roots))), [path] if is_known else []
 
 
 def _parsed(path: Path) -> ast.Module | None:
@@ -95,8 +99,8 @@ def _parsed(path: Path) -> ast.Module | None:
             return None
 
 
-def _imports(tree: ast.Module, path: Path, root: Path) -> Iterator[str]:
-    """Yields the dotted names of the modules that a file imports, as seen from the directory `root`."""
+def _imports(tree: ast.Module, path: Path, roots: tuple[Path, ...]) -> Iterator[str]:
+    """Yields the dotted names of the modules that a file imports, as seen from one of the directories."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -104,19 +108,20 @@ def _imports(tree: ast.Module, path: Path, root: Path) -> Iterator[str]:
             package = ""
             if node.level:
                 above = path.parents[min(node.level, len(path.parents)) - 1]
-                package = ".".join(above.relative_to(root).parts) if above.is_relative_to(root) else ""
+                inside = (above.relative_to(root).parts for root in roots if above.is_relative_to(root))
+                package = ".".join(next(inside, ()))
             module = ".".join(filter(None, (package, node.module or "")))
             if module:
                 yield module
-            yield from (
-                name for alias in node.names if _file_of(name := f"{module}.{alias.name}".lstrip("."), root)
-            )
+            names = (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+            yield from (name for name in names if any(_file_of(name, root) for root in roots))
 
 
-def _files_of(module: str, root: Path) -> list[Path]:
-    """Returns the files in `root` that the import of a module runs: those of its packages and its own."""
-    names = accumulate(module.split("."), "{}.{}".format)
-    return [path for name in names if (path := _file_of(name, root))]
+def _files_of(module: str, roots: tuple[Path, ...]) -> list[Path]:
+    """Returns the files that the import of a module runs: those of its packages and its own."""
+    names = list(accumulate(module.split("."), "{}.{}".format))
+    files = ([path for name in names if (path := _file_of(name, root))] for root in roots)
+    return next(filter(None, files), [])
 
 
 def _file_of(module: str, root: Path) -> Path | None:
@@ -128,6 +133,11 @@ def _file_of(module: str, root: Path) -> Path | None:
         if _is_file(path):
             return path
     return None
+
+
+def _has_modules(path: Path) -> bool:
+    """Returns whether a path is a directory that can be imported as a package without `__init__.py`."""
+    return os.path.isdir(path) and any(path.glob("*.py"))  # noqa: PTH112 - Path.is_dir raises errors, too
 
 
 def _is_file(path: Path) -> bool:
