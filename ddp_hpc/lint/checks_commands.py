@@ -346,5 +346,5 @@ def _not_shown(subject: Subject) -> Iterator[Problem]:
     names = [command.name for command in commands[-2:]]
     is_bash = "bash" in script.shebang and not re.search("pipefail|PIPESTATUS", script.text)
     if names[1:] == ["tee"] and names[0] not in _WRITES_TEXT and is_bash:
-        what = "the job succeeds if tee does, also if the command before it fails"
+        what = "the job succeeds if tee does, even if the command before it fails"
         yield Problem(commands[-1].line, what, "add set -o pipefail before the commands")
