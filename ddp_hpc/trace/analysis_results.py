@@ -62,6 +62,11 @@ class Times:
         """The time from the start of the step to its end."""
         return float(sum(getattr(self, part) for part in PARTS))
 
+    @property
+    def own_s(self) -> float:
+        """The step without exposed communication, which includes the time of waiting for slower ranks."""
+        return self.wall_s - self.comm_exposed_s
+
 
 TIMES = tuple(field.name for field in fields(Times))
 IDLE_CAUSES = tuple(name for name in TIMES if name.startswith("idle_") and name != "idle_s")
@@ -339,12 +344,10 @@ class CollectiveRow:
     """Median duration of a call, including waiting for late ranks."""
     total_s: float
     """Total duration per rank, averaged over the ranks."""
-    transfer_s: float
-    """Median time from the start on the last rank to the end, or `median_s` if that is unknown."""
-    is_transfer_known: bool
-    """Whether the calls of all ranks were recorded and matched, so that waiting is not in `transfer_s`."""
-    busbw_bytes_per_s: float
-    """Bus bandwidth as defined by nccl-tests, computed from `transfer_s`."""
+    transfer_s: float | None
+    """Median time from the start on the last rank to the end; None without the calls of all ranks."""
+    busbw_bytes_per_s: float | None
+    """Bus bandwidth as defined by nccl-tests, computed from `transfer_s`; None if a part of it is unknown."""
     slowest_s: float
     slowest_rank: int
     slowest_step: int | None
@@ -358,13 +361,13 @@ class Straggler:
     region: str
     """The region in which this rank is slower than the median of the others."""
     excess_s: float
-    """The difference per step, without `before_s`."""
+    """The difference per step, without that of the start of the step."""
     share: float
-    """The difference as a fraction of the mean step."""
+    """The fraction of the mean step that is gained if it is as fast as the next slowest rank."""
     evidence: str
     """The explanation in one sentence."""
     before_s: float = 0.0
-    """The part of the others' waits per step that is due to a late start of the step on this rank."""
+    """The time per step that is gained if this rank also begins the step as early as the next latest one."""
 
 
 @dataclass(frozen=True)
@@ -401,10 +404,6 @@ class CriticalPath:
     end_rank: int
     num_ranks: int
     """The number of ranks that the path includes."""
-    first_rank: int
-    """The rank that began the step first."""
-    late_s: float
-    """How much later `begin_rank` began the step than `first_rank` did."""
     rows: tuple[PathPart, ...]
     """The path's times by rank, kind and name, the longest first."""
 

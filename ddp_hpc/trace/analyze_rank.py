@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,17 @@ import numpy.typing as npt
 
 from ddp_hpc.trace.analysis_results import Collective, NamedEvent, Op, RankTrace, Step
 from ddp_hpc.trace.device_summary import memories, summarize
-from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers, nanoseconds
-from ddp_hpc.trace.event_names import ALL_STEPS, STEP, UPDATE, annotated_kind, runs_on_host
-from ddp_hpc.trace.events_by_kind import Collector, Recording
+from ddp_hpc.trace.event_columns import MOST_EVENTS, Numbers
+from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, annotated_kind, runs_on_host
+from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
+from ddp_hpc.trace.intervals import few
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
 
-_MOST_SPANS = 50_000
+_MOST_SPANS, _MOST_BUSY = 50_000, 1000
+"""Limits of the intervals of a region in the timeline: on the host, and on a device."""
 _NOTED_SHARE = 0.01
 _MOST_OPS = 1000
 _MOST_RANKS = 1_000_000
@@ -45,12 +46,11 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     recording = collector.recording(clock_ns)
     steps = measure(recording)
     tree = call_tree(recording, steps)
-    collectives = _collectives(recording, steps)
     waits, gaps = host_waits(recording, steps, tree)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
-    chosen = steps.contain(recording.device.starts)
+    counted = steps.device.is_counted if steps.device else np.empty(0, bool)
     return RankTrace(
         rank=rank,
         world_size=world_size,
@@ -61,9 +61,9 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
             Step(number, recording.zero_s + start * 1e-9, times)
             for number, start, times in zip(steps.numbers, steps.starts.tolist(), steps.times, strict=True)
         ),
-        collectives=collectives,
-        ops=_ops(recording, tree, chosen, steps.contain(recording.host.starts, on_host=True)),
-        kernels=kernels(recording, tree, chosen, _MOST_OPS),
+        collectives=_collectives(recording, steps, tree),
+        ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
+        kernels=kernels(recording, tree, counted, _MOST_OPS),
         loading_s=steps.loading_s if steps.numbers else 0.0,
         memory=memories(recording, steps, tree),
         num_events=reading.num_events,
@@ -71,7 +71,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         process=_process(recording, host),
         device_name=_device_name(reading.head) if len(recording.device) else "",
         is_cut_off=reading.is_cut_off,
-        **summarize(recording, steps, len(collectives)),
+        **summarize(recording, steps),
         host_waits=waits,
         gaps=gaps,
         clock_ns=clock_ns,
@@ -133,43 +133,43 @@ def _device_name(head: dict[str, Any]) -> str:
     return ", ".join(sorted(name for name in names if isinstance(name, str)))
 
 
-def _collectives(recording: Recording, steps: Steps) -> tuple[Collective, ...]:
-    calls = sorted(recording.calls, key=lambda call: call.start_us)
-    on_host = [call for call in calls if not call.on_device]
-    host_kinds = {call.kind for call in on_host}
-    # NCCL implements all-to-all with the kernels of send and receive.
-    is_all_to_all = "all_to_all" in host_kinds and not host_kinds & {"send", "recv", "send_recv"}
-    if len(on_host) < len(calls):
-        calls = [call for call in calls if call.on_device]
-    else:
-        calls = [call for call in on_host if runs_on_host(call.name)]
-    starts = nanoseconds([call.start_us - recording.base_us for call in calls])
-    durations = nanoseconds([call.dur_us for call in calls])
-    return tuple(
-        Collective(
-            kind="all_to_all" if call.kind == "send_recv" and is_all_to_all else call.kind,
-            group=call.group,
-            num_ranks=call.num_ranks,
-            bytes=call.bytes,
-            start_s=recording.zero_s + start * 1e-9,
-            dur_s=dur * 1e-9,
-            step=step,
-            kernel=call.name if call.on_device else "",
-        )
-        for call, start, dur, step in zip(
-            calls, starts.tolist(), durations.tolist(), steps.numbers_at(starts), strict=True
-        )
-    )
+def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Collective, ...]:
+    host, device = recording.host, recording.device
+    events, chosen = device, recording.is_collective
+    if not chosen.any():
+        events, chosen = host, host.where(lambda kind, name: kind != "cpu_op" and runs_on_host(name))
+    at = np.flatnonzero(chosen)
+    at = at[np.argsort(events.starts[at], kind="stable")]
+    messages = [recording.messages[number] for number in events.fields["message"][at]]
+    kernels = [""] * len(at)
+    if events is device:
+        kernels = [device.names[number][1] for number in device.name[at]]
+        for i, launcher in enumerate(tree.launcher[at].tolist()):
+            around = host.fields["message"][tree.enclosing(launcher)]
+            for number in around[around >= 0][-1:]:
+                messages[i] = _annotated(messages[i], recording.messages[number])
+    starts, durations = events.starts[at], events.durations[at] * 1e-9
+    times = (recording.zero_s + starts * 1e-9).tolist(), durations.tolist(), steps.numbers_at(starts)
+    return tuple(Collective(*message, *row) for message, *row in zip(messages, *times, kernels, strict=True))
+
+
+def _annotated(kernel: Message, annotation: Message) -> Message:
+    """Returns the message of a kernel with what only the innermost annotation around its launch says: the
+    arguments of kernels in older traces contain neither the collective nor its size.
+    """
+    if kernel.bytes:
+        return kernel
+    kind = annotation.kind if kernel.kind in SHARED_KINDS else kernel.kind
+    return kernel._replace(kind=kind, bytes=annotation.bytes if kind == annotation.kind else 0)
 
 
 def _spans(steps: Steps, zero_s: float) -> list[NamedEvent]:
-    spans = [
-        NamedEvent(region, region, zero_s + start * 1e-9, (end - start) * 1e-9)
-        for region, (starts, ends) in steps.regions.items()
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
-    longest = heapq.nlargest(_MOST_SPANS, spans, key=lambda span: span.dur_s)
-    return sorted(longest, key=lambda span: span.start_s)
+    spans = []
+    for region, intervals in steps.regions.items():
+        most = _MOST_BUSY if steps.device and region != "data" else _MOST_SPANS
+        for start, end in np.transpose(few(intervals, most)).tolist():
+            spans.append(NamedEvent(region, region, zero_s + start * 1e-9, (end - start) * 1e-9))
+    return sorted(spans, key=lambda span: span.start_s)
 
 
 def _ops(
@@ -223,6 +223,11 @@ def _notes(recording: Recording, steps: Steps, most_named: int) -> list[str]:
         from_launch = ", from the first launch to the end of the last kernel," if steps.device else ""
         notes.append(
             f"profiler.step() was not called, so the whole recording{from_launch} is treated as one step"
+        )
+    if any(of.other_s for of in steps.times) and steps.device and not len(steps.regions["forward"][0]):
+        notes.append(
+            "the forward pass is not annotated, so its kernels count as other computation; mark it with "
+            'record_function("forward")'
         )
     if recording.lacks_device:
         notes.append(

@@ -27,7 +27,7 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import kernel_kind
-from ddp_hpc.trace.events_by_kind import COLLECTIVE
+from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import Intervals, Longs
 from ddp_hpc.trace.match_collectives import Matched
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
@@ -52,19 +52,15 @@ LATE, QUEUED, _UNKNOWN = "for a late launch", "to start, although queued", "for 
 IN_CALL = "in the launch call"
 
 
-def path_links(
-    device: Events, activity: DeviceActivity, steps: Steps, num_collectives: int
-) -> PathLinks | None:
+def path_links(recording: Recording, activity: DeviceActivity, steps: Steps) -> PathLinks | None:
     """Returns the links to the end of the middle step and to the start of each of its collectives, since the
     first and the last step are often unusual. Returns None if the step contains no events or too many.
-
-    `num_collectives` is the length of the rank's list of collectives, to which the links refer.
     """
-    middle = len(steps.numbers) // 2
+    device, middle = recording.device, len(steps.numbers) // 2
     begin, end = int(steps.starts[middle]), int(steps.ends[middle])
     # An event without a duration cannot have delayed another one.
     chosen = np.flatnonzero((device.ends > begin) & (device.ends <= end) & (device.ends > device.starts))
-    collective = _collective_index(device, num_collectives)
+    collective = _collective_index(recording)
     num_links = 1 + int((collective[chosen] >= 0).sum())
     if not 0 < len(chosen) <= _MOST_EVENTS or num_links > 1 + _MOST_COLLECTIVES:
         return None
@@ -85,18 +81,17 @@ def path_links(
         return None
 
 
-def _collective_index(device: Events, num_collectives: int) -> Longs:
+def _collective_index(recording: Recording) -> Longs:
     """Returns the index of each event in the rank's list of collectives, which is sorted by start, or -1."""
-    index = np.full(len(device), -1, np.int64)
-    members = np.flatnonzero(device.where(lambda category, _: category == COLLECTIVE))
-    if len(members) == num_collectives:  # otherwise, some events were dropped
-        index[members[np.argsort(device.starts[members], kind="stable")]] = np.arange(num_collectives)
+    index = np.full(len(recording.device), -1, np.int64)
+    members = np.flatnonzero(recording.is_collective)
+    index[members[np.argsort(recording.device.starts[members], kind="stable")]] = np.arange(len(members))
     return index
 
 
 def _label(category: str, name: str) -> tuple[str, str]:
-    if category == COLLECTIVE:
-        return COMMUNICATION, kernel_kind(name) or name
+    if category == "kernel" and (collective := kernel_kind(name)):
+        return COMMUNICATION, collective
     return (MEMCPY if category in ("gpu_memcpy", "gpu_memset") else COMPUTE), name
 
 
@@ -243,15 +238,11 @@ def critical_path(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> Cri
         key = part.rank, part.kind, part.name
         before = rows.get(key, replace(part, dur_s=0.0, count=0))
         rows[key] = replace(part, dur_s=before.dur_s + part.dur_s, count=before.count + part.count)
-    begin_rank = followed[-1].rank
-    first_rank = min(links, key=lambda rank: steps[rank].start_s)
     return CriticalPath(
         step=number,
-        begin_rank=begin_rank,
+        begin_rank=followed[-1].rank,
         end_rank=end_rank,
         num_ranks=len({part.rank for part in followed}),
-        first_rank=first_rank,
-        late_s=steps[begin_rank].start_s - steps[first_rank].start_s,
         rows=tuple(sorted(rows.values(), key=lambda row: -row.dur_s)),
     )
 

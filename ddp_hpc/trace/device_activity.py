@@ -31,6 +31,8 @@ class Launches:
     """The start of the call or, if it was not recorded, of the event itself, in nanoseconds."""
     returned: Longs
     """The end of the call or, if it was not recorded, the start of the event itself."""
+    is_earlier: npt.NDArray[np.bool_]
+    """Whether its correlation ID is less than those of all recorded calls, since IDs increase."""
 
     @property
     def is_known(self) -> npt.NDArray[np.bool_]:
@@ -45,7 +47,7 @@ def find_launches(device: Events, calls: Events) -> Launches:
     wanted, correlation = device.fields["correlation"], calls.fields["correlation"]
     if not len(calls):
         unknown = np.full(len(device), UNKNOWN, np.int64)
-        return Launches(unknown, unknown, device.starts, device.starts)
+        return Launches(unknown, unknown, device.starts, device.starts, np.zeros(len(device), bool))
     order = np.lexsort((calls.starts, correlation))
     at = np.minimum(np.searchsorted(correlation, wanted, sorter=order), len(order) - 1)
     call = order[at]
@@ -55,6 +57,7 @@ def find_launches(device: Events, calls: Events) -> Launches:
         np.where(is_known, calls.thread[call], UNKNOWN),
         np.where(is_known, calls.starts[call], device.starts),
         np.where(is_known, calls.ends[call], device.starts),
+        (wanted >= 0) & (wanted < correlation.min(where=correlation >= 0, initial=np.iinfo(np.int64).max)),
     )
 
 

@@ -14,46 +14,33 @@ from ddp_hpc.trace.critical_path import path_links
 from ddp_hpc.trace.device_activity import Launches
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.events_by_kind import Recording
-from ddp_hpc.trace.intervals import Intervals, Longs, index_at
+from ddp_hpc.trace.intervals import Intervals, Longs, few
 from ddp_hpc.trace.named_events import CallTree
 from ddp_hpc.trace.step_times import DeviceActivity, Steps
 
 _MOST_POINTS = 1000
 """Limit of the points of a curve."""
 _MOST_BUSY = 2000
-"""Limit of the busy intervals in the timeline. If there are more, the shortest gaps are closed."""
+"""Limit of the busy intervals in the timeline."""
 
 
-def summarize(recording: Recording, steps: Steps, num_collectives: int) -> dict[str, Any]:
-    """Returns the fields of RankTrace that describe a device; without its events, the dictionary is empty.
-
-    `num_collectives` is the length of the rank's list of collectives, to which the links refer.
-    """
+def summarize(recording: Recording, steps: Steps) -> dict[str, Any]:
+    """Returns the fields of RankTrace that describe a device; without its events, the dictionary is empty."""
     activity, device, zero_s = steps.device, recording.device, recording.zero_s
     if activity is None:
         return {}
-    starts, ends = _few(activity.busy, _MOST_BUSY)
+    starts, ends = few(activity.busy, _MOST_BUSY)
     found: dict[str, Any] = {
         "busy": tuple(zip((zero_s + starts * 1e-9).tolist(), (zero_s + ends * 1e-9).tolist(), strict=True)),
-        "path_links": path_links(device, activity, steps, num_collectives),
+        "path_links": path_links(recording, activity, steps),
     }
     windows = (steps.starts, steps.ends)
-    is_counted = activity.launches.is_known & (index_at(windows, device.starts) >= 0)
+    is_counted = activity.launches.is_known & activity.is_counted
     if is_counted.any():
         median, empty, found["queue"] = _queue(activity.launches, device.starts, windows, zero_s)
         stats = _launch_stats(device, recording.launches, activity, is_counted, len(steps.numbers))
         found["launches"] = LaunchStats(**stats, queue_median=median, queue_empty=empty)
     return found
-
-
-def _few(busy: Intervals, most: int) -> Intervals:
-    """Returns at most `most` intervals, after closing the shortest gaps between them."""
-    starts, ends = busy
-    if len(starts) <= most:
-        return busy
-    gaps = starts[1:] - ends[:-1]
-    kept = np.sort(np.argpartition(gaps, len(gaps) - most + 1)[-(most - 1) :])
-    return np.append(starts[0], starts[1:][kept]), np.append(ends[:-1][kept], ends[-1])
 
 
 def _launch_stats(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import zip_longest
+
+from ddp_hpc.base.text_table import cut
 
 STEP, ALL_STEPS = "ProfilerStep#", "ProfilerStep*"
 """The name of a step in traces of torch's profiler, and the name of all steps in its key averages."""
@@ -35,6 +40,8 @@ _KINDS = (
     "gather", "scatter", "send", "recv",
 )  # fmt: skip
 """The collectives. A word is the first one with which it begins, as `_reduce_scatter_base` does."""
+SHARED_KINDS = ("collective", "send_recv")
+"""The kinds of NCCL's kernels that run several collectives; all_to_all consists of sends and receives."""
 _BACKEND_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
 _ON_HOST = ("gloo", "mpi")
 """The backends whose annotations last as long as the collective; the others annotate only its launch."""
@@ -65,6 +72,9 @@ _DTYPES = {
 }
 _ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
+
+_CONTEXT = 8
+"""The number of characters before the first difference of two names that are shown."""
 
 # Most events have the name of another one.
 _cached = lru_cache(10_000)
@@ -154,6 +164,21 @@ def shortened(name: str, limit: int) -> str:
         return name
     tail = (limit - 3) * 2 // 5
     return f"{name[: limit - 3 - tail]}...{name[len(name) - tail :]}"
+
+
+def distinguished(names: Iterable[str], limit: int) -> dict[str, str]:
+    """Returns the shortened names. Those that would be equal show the part in which they begin to differ."""
+    equal: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        equal[shortened(name, limit)].append(name)
+    found = {}
+    for text, same in equal.items():
+        pairs = enumerate(zip_longest(min(same), max(same)))
+        begin = max(0, next((at for at, (one, other) in pairs if one != other), 0) - _CONTEXT)
+        head = text[: limit // 4]
+        for name in same:
+            found[name] = text if len(same) == 1 else f"{head}...{cut(name[begin:], limit - len(head) - 3)}"
+    return found
 
 
 def _parameters(name: str) -> int:

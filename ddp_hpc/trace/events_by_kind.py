@@ -6,9 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.event_columns import Columns, Events, Numbers
@@ -29,7 +31,6 @@ _DEVICE_TYPES = {
     0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone",
 }  # fmt: skip
 """The values of c10::DeviceType, which torch writes as a number."""
-_MOST_CALLS = 1_000_000
 _MOST = 2**63
 
 
@@ -43,7 +44,7 @@ class _Memory(msgspec.Struct, gc=False):
     device_id: int = msgspec.field(name="Device Id", default=-1)
 
 
-class _Message(msgspec.Struct, gc=False):
+class _Arguments(msgspec.Struct, gc=False):
     """The arguments of a collective: gloo writes the first two, NCCL the others."""
 
     dims: Any = msgspec.field(name="Input Dims", default=None)
@@ -76,29 +77,21 @@ class _Kernel(_Link):
             self.occupancy = -1
 
 
-_Args = TypeVar("_Args", _Link, _Memory, _Message)
+_Args = TypeVar("_Args", _Link, _Memory, _Arguments)
 
 
-COLLECTIVE = "collective"
-"""The category of collective kernels in `Recording.device`."""
 OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
 """The fields of `Recording.device` with Kineto's estimates for each kernel."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """A collective in the trace, with times in microseconds."""
+class Message(NamedTuple):
+    """What a collective does."""
 
     kind: str
     group: str
     num_ranks: int
     """Number of ranks in the group, or 0 if unknown."""
     bytes: int
-    start_us: float
-    dur_us: float
-    name: str
-    """The name of the kernel, or that of the annotation on the host."""
-    on_device: bool
 
 
 @dataclass(frozen=True)
@@ -110,17 +103,23 @@ class Recording:
     zero_s: float
     """The same moment as a time of day, to which all times are relative."""
     host: Events
-    """Operators and annotations."""
+    """Operators and annotations; the field `message` is the index of a collective in `messages`, or -1."""
     launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
-    """Kernels and copies, with correlation IDs and the fields in OCCUPANCY."""
+    """Kernels and copies, with correlation IDs, `message` as above, and the fields in OCCUPANCY."""
     memory: Events
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
-    calls: Sequence[Call]
+    messages: Sequence[Message]
     num_dropped: int
     """The number of events that were not kept."""
+
+    @property
+    def is_collective(self) -> npt.NDArray[np.bool_]:
+        """Whether each event of the device is a collective."""
+        mask: npt.NDArray[np.bool_] = self.device.fields["message"] >= 0
+        return mask
 
     @property
     def lacks_device(self) -> bool:
@@ -133,12 +132,11 @@ class Collector:
 
     def __init__(self) -> None:
         threads: Numbers[tuple[Any, Any]] = Numbers()
-        self.host = Columns(threads)
+        self.host = Columns(threads, message="i")
         self.launches = Columns(threads, correlation="q")
-        self.device = Columns(Numbers(), correlation="q", **dict.fromkeys(OCCUPANCY, "d"))
+        self.device = Columns(Numbers(), correlation="q", message="i", **dict.fromkeys(OCCUPANCY, "d"))
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
-        self.calls: list[Call] = []
-        self.num_calls_dropped = 0
+        self.messages: Numbers[Message] = Numbers()
 
     def add(self, events: list[Event], world_size: int) -> None:
         """Adds events of a program of `world_size` ranks, or 0 if this is unknown."""
@@ -150,8 +148,9 @@ class Collector:
                 event.cat = new
                 of[new].append(event)
         # Annotations come first, so that they enclose operators of the same duration.
-        host = of["user_annotation"] + of["cpu_op"]
-        self.host.add([event for event in host if event.ph == "X"])
+        host = [event for event in of["user_annotation"] + of["cpu_op"] if event.ph == "X"]
+        annotated = [event.cat != "cpu_op" and names.annotated_kind(event.name) for event in host]
+        self.host.add(host, message=self._messages(host, annotated, world_size))
         for category in of:
             if category.endswith(_RUNTIMES):
                 links = [_decoded(_Link, event) for event in of[category]]
@@ -160,25 +159,24 @@ class Collector:
             if event.name not in _MTIA_WAITS:
                 event.cat = "gpu_memcpy" if event.name == "dma_request" else "kernel"
                 of[event.cat].append(event)
-        calls = [
-            _call(event, kind, world_size, on_device=False)
-            for event in of["user_annotation"]
-            if (kind := names.annotated_kind(event.name))
-        ]
-        for event in of["kernel"]:
-            if kind := names.kernel_kind(event.name):
-                event.cat = COLLECTIVE
-                calls.append(_call(event, kind, world_size, on_device=True))
-        self._add_device(of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
-        room = _MOST_CALLS - len(self.calls)
-        self.num_calls_dropped += max(0, len(calls) - room)
-        self.calls += calls[:room]
+        self._add_device(of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"], world_size)
         self._add_memory([event for event in of["cpu_instant_event"] if event.name == "[memory]"])
 
-    def _add_device(self, events: list[Event]) -> None:
+    def _add_device(self, events: list[Event], world_size: int) -> None:
         kernels = [_decoded(_Kernel, event) for event in events]
         fields = {name: [getattr(kernel, name) for kernel in kernels] for name in ("correlation", *OCCUPANCY)}
+        kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
+        fields["message"] = self._messages(events, kinds, world_size)
         self.device.add(events, **fields)
+
+    def _messages(
+        self, events: list[Event], kinds: Sequence[str | bool | None], world_size: int
+    ) -> list[int]:
+        """Returns the numbers of the messages of events that are collectives; -1 for others."""
+        return [
+            self.messages[_message(event, kind, world_size)] if isinstance(kind, str) else -1
+            for event, kind in zip(events, kinds, strict=True)
+        ]
 
     def _add_memory(self, events: list[Event]) -> None:
         decoded = [(event, _decoded(_Memory, event)) for event in events]
@@ -201,8 +199,8 @@ class Collector:
         return Recording(
             base_us=base_us,
             zero_s=clock_ns * 1e-9 + base_us * 1e-6,
-            calls=self.calls,
-            num_dropped=self.num_calls_dropped + sum(columns.num_dropped for columns in parts.values()),
+            messages=tuple(self.messages),
+            num_dropped=sum(columns.num_dropped for columns in parts.values()),
             **{name: columns.events(base_us) for name, columns in parts.items()},
         )
 
@@ -215,28 +213,27 @@ def _decoded(kind: type[_Args], event: Event) -> _Args:
         return kind()
 
 
-def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
-    message = _decoded(_Message, event)
-    kind = names.kind_of(message.kind) if message.kind else kind
-    num_ranks = message.num_ranks or world_size
-    if message.dtype:
-        num_bytes = max(message.num_in, message.num_out) * names.element_bytes(message.dtype)
+def _message(event: Event, kind: str, world_size: int) -> Message:
+    arguments = _decoded(_Arguments, event)
+    kind = names.kind_of(arguments.kind) if arguments.kind else kind
+    num_ranks = arguments.num_ranks or world_size
+    if arguments.dtype:
+        num_bytes = max(arguments.num_in, arguments.num_out) * names.element_bytes(arguments.dtype)
     else:
-        num_bytes = _bytes_in(message)
+        num_bytes = _bytes_in(arguments)
         if kind == "all_gather":  # gloo's annotation contains the size of this rank's input only
             num_bytes *= max(1, num_ranks)
     if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
         num_bytes = num_ranks = 0  # the size is invalid, because no buffer can be this large
-    about = kind, message.group, num_ranks, num_bytes
-    return Call(*about, event.ts, event.dur, event.name, on_device)
+    return Message(kind, arguments.group, num_ranks, num_bytes)
 
 
-def _bytes_in(message: _Message) -> int:
+def _bytes_in(arguments: _Arguments) -> int:
     """Returns the total size of the input tensors, given as `[[4, 3], [2]]` and `["float", "float"]`."""
-    if not isinstance(message.dims, list) or not isinstance(message.types, list):
+    if not isinstance(arguments.dims, list) or not isinstance(arguments.types, list):
         return 0
     total = 0
-    for dims, dtype in zip(message.dims, message.types, strict=False):
+    for dims, dtype in zip(arguments.dims, arguments.types, strict=False):
         if isinstance(dtype, str) and isinstance(dims, list) and all(isinstance(dim, int) for dim in dims):
             total += math.prod(dims) * names.element_bytes(dtype) if dims else 0
     return total

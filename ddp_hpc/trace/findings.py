@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
-from ddp_hpc.trace import host_waits
 from ddp_hpc.trace.analysis_results import (
     IDLE_CAUSES,
     PART_NAMES,
@@ -23,6 +22,7 @@ from ddp_hpc.trace.analysis_results import (
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE
+from ddp_hpc.trace.host_waits import describe
 from ddp_hpc.trace.kernel_kinds import KINDS
 
 _MUCH = 0.05
@@ -67,10 +67,12 @@ def findings(capture: Capture) -> list[str]:
     overall, wall_s = capture.mean, capture.mean.wall_s or 1.0
     sentences = _step(capture, wall_s)
     if straggler := capture.straggler:
+        is_alone = 2 * straggler.share * wall_s >= straggler.excess_s
+        nearly = "" if is_alone else ", since another rank is nearly as slow"
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
             f"Without {'the delay within the step' if straggler.before_s else 'this delay'}, a step would be "
-            f"up to {straggler.share:.0%} shorter."
+            f"up to {straggler.share:.0%} shorter{nearly}."
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))
@@ -115,16 +117,14 @@ def _conversions(ranks: Sequence[RankTrace]) -> Iterator[str]:
 def _gains(capture: Capture, wall_s: float) -> str:
     """Returns how much shorter a step can be at most without each of its waits, the longest first."""
     mean, straggler = capture.mean, capture.straggler
-    delay_s, late_s = (straggler.excess_s, straggler.before_s) if straggler else (0.0, 0.0)
+    delay_s, late_s = (straggler.share * wall_s, straggler.before_s) if straggler else (0.0, 0.0)
     rank = f"rank {straggler.rank}" if straggler else ""
     waits = {
         f"the delay of {rank}": delay_s,
         f"the late start of {rank}": late_s,
         "waiting for data": mean.data_s,
         "saving snapshots": mean.snapshot_s,
-        f"late launches by the host{host_waits.most_in(capture.ranks)}": mean.idle_host_s
-        if capture.on_device
-        else 0.0,
+        "late launches by the host": mean.idle_host_s,
         "long calls that launch kernels": mean.idle_launch_s,
         "waits of kernels that are launched": mean.idle_kernel_s,
         "Python or other code outside of operators": 0.0 if capture.on_device else mean.idle_s,
@@ -248,7 +248,7 @@ def _late_launches(capture: Capture, launches: Sequence[LaunchStats]) -> str:
     """Describes whether the device waits for the host often for a short time, or a few times for long."""
     waited_s = capture.mean.idle_host_s
     num_late = statistics.fmean(stats.num_late for stats in launches)
-    during = host_waits.describe(capture.ranks, capture.per_step)
+    during = describe(capture.ranks, capture.per_step)
     if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
         num_waits = max(1, round(num_late))
         return (
@@ -286,11 +286,6 @@ def _critical_path(path: CriticalPath, capture: Capture) -> str:
             f" It begins on rank {path.begin_rank}, ends on rank {path.end_rank}, and includes "
             f"{counted(path.num_ranks, 'rank')}."
         )
-    if path.late_s >= _MUCH * total_s:
-        text += (
-            f" Rank {path.begin_rank} began this step {duration(path.late_s)} after rank {path.first_rank}, "
-            "the first; the path does not include this time."
-        )
     if times[_KINDS[COMMUNICATION]] > 2 * capture.mean.comm_exposed_s + _MUCH * total_s:
         text += " Other computation runs during most of these collectives."
     if capture.missing:
@@ -311,7 +306,7 @@ def _communication(capture: Capture) -> Iterator[str]:
     if not sum(row.total_s for row in collectives):
         return
     row, longest = collectives[0], max(collectives, key=lambda row: row.total_s)
-    if longest is not row and row.is_transfer_known and longest.is_transfer_known:
+    if longest is not row and row.transfer_s is not None and longest.transfer_s is not None:
         yield (
             f"{longest.kind} takes the most time of the collectives: {duration(longest.total_s / num_steps)}"
             f"{capture.per_step}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
@@ -320,10 +315,11 @@ def _communication(capture: Capture) -> Iterator[str]:
     of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
     num_calls = row.num_calls / num_steps
     calls = f"{num_calls:.3g}{capture.per_step} with a median of {duration(row.median_s)}"
-    if row.is_transfer_known:
+    if row.transfer_s is not None:
         # A rank without a trace can have started a collective after all of the others.
         at_most = "at most " if capture.missing else ""
-        bandwidth = f" with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
+        busbw = row.busbw_bytes_per_s
+        bandwidth = f" with a bus bandwidth of {busbw / 1e9:.3g} GB/s" if busbw else ""
         detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
         yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."
         exposed_s = overall.comm_exposed_s

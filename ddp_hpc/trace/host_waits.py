@@ -115,15 +115,6 @@ def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
     return f"During these waits, the host spends{per_step} {', '.join(named)}.{advice}"
 
 
-def most_in(ranks: Sequence[RankTrace]) -> str:
-    """Returns words about the call that takes most of the waits; empty if there is none."""
-    times: defaultdict[str, float] = defaultdict(float)
-    for wait in mean_host_waits(ranks):
-        times[wait.call] += wait.dur_s
-    longest = max(times, key=lambda call: times[call], default="")
-    return f", mostly in {longest}" if longest and times[longest] >= sum(times.values()) / 2 else ""
-
-
 def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
     """Names the operators in which the calls take longest."""
     if not waits:
@@ -136,8 +127,8 @@ def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:
     found = []
-    lengths = (gaps.ends - gaps.begins) * steps.contain(gaps.begins)
     step_at = index_at((steps.starts, steps.ends), gaps.begins)
+    lengths = (gaps.ends - gaps.begins) * ((step_at >= 0) | (not steps.separator))
     for at in np.argsort(-lengths, kind="stable")[:_MOST_GAPS].tolist():
         begin, end, event = int(gaps.begins[at]), int(gaps.ends[at]), int(gaps.event[at])
         if not lengths[at]:

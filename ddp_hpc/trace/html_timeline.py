@@ -8,30 +8,27 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.base.units import format_bytes
+from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     ANNOTATION,
     OPERATOR,
-    PARTS,
     REGIONS,
     Capture,
     Collective,
     NamedEvent,
     RankTrace,
-    Times,
 )
 from ddp_hpc.trace.event_columns import Numbers
 from ddp_hpc.trace.event_names import region_of, shortened
 from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
+from ddp_hpc.trace.match_collectives import Matched, match
 
 _Steps: TypeAlias = tuple[tuple[int, float, float], ...]
 
 MAX_RANKS = 32
 MAX_SPANS, _NAMED_PER_SPAN = 10_000, 6
 _MAX_NAME = 160
-_MAX_MARKS = 200
-_WAITS = ("comm_exposed_s", "idle_s")
 _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
 _LANE_PX, _THIN_LANE_PX = 20, 11
@@ -91,7 +88,8 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
     drawn, notes = _choose_ranks(capture)
     num_levels = 4 if len(drawn) <= 2 else 2 if len(drawn) <= _LABELED_RANKS else 1
-    all_bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row, num_levels)]
+    matched = {id(call): one for one in match(capture.ranks) for call in one.calls.values()}
+    all_bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row, num_levels, matched)]
     bars = [bar for bar in all_bars if bar.event.kind in _SPANS]
     if len(bars) > max_spans:
         num_omitted = len(bars) - max_spans
@@ -122,8 +120,6 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         "margin": {"l": 26 + _CHARACTER_PX * max(map(len, labels["ticktext"])), "r": 12, "t": 28, "b": 56},
         "barmode": "overlay",
         "dragmode": "zoom",
-        "shapes": [_mark(start) for _, start, _ in steps[:: -(-len(steps) // _MAX_MARKS) or 1]],
-        "annotations": _numbers(steps, end),
         "xaxis": axis("milliseconds", range=[0, end], showgrid=False, anchor=f"y{len(panels) + 1}"),
         "yaxis": axis(
             range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False,
@@ -215,44 +211,41 @@ def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]
 
 
 def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
-    """Returns all ranks; if there are many, those with the longest and the shortest work, and some of the
-    others.
+    """Returns all ranks; of many, the one that the others wait for, and some from the longest to the shortest
+    work.
     """
     if len(capture.ranks) <= MAX_RANKS:
         return list(capture.ranks), []
-    ranks = [trace.rank for trace in capture.ranks]
-    worked_s = {rank: _worked_s(mean) for rank, mean in zip(ranks, capture.rank_means, strict=True)}
-    by_work = sorted(ranks, key=lambda rank: -worked_s[rank])
-    quarter = MAX_RANKS // 4
-    chosen = {*by_work[:quarter], *by_work[-quarter:]}
+    pairs = zip(capture.ranks, capture.rank_means, strict=True)
+    work_s = {trace.rank: mean.own_s - mean.idle_s for trace, mean in pairs}
+    by_work = sorted(work_s, key=lambda rank: -work_s[rank])
+    last = MAX_RANKS - 2
+    chosen = {by_work[number * (len(by_work) - 1) // last] for number in range(last + 1)}
     chosen |= {capture.straggler.rank} if capture.straggler else set()
-    others = [rank for rank in ranks if rank not in chosen]
-    num = MAX_RANKS - len(chosen)
-    chosen |= {others[number * len(others) // num] for number in range(num)}
     note = (
-        f"{MAX_RANKS} of {len(capture.ranks)} ranks are shown: the {quarter} with the longest work per step, "
-        f"the {quarter} with the shortest, and others at regular intervals"
+        f"{len(chosen)} of {len(work_s)} ranks are shown, from the one with the longest work per step to the "
+        "one with the shortest"
     )
     return [trace for trace in capture.ranks if trace.rank in chosen], [note]
 
 
-def _worked_s(times: Times) -> float:
-    return float(sum(getattr(times, part) for part in PARTS if part not in _WAITS))
-
-
-def _bars(trace: RankTrace, row: int, num_levels: int) -> Iterator[_Bar]:
+def _bars(trace: RankTrace, row: int, num_levels: int, matched: dict[int, Matched]) -> Iterator[_Bar]:
     busy = (NamedEvent(_BUSY, _BUSY, start_s, end_s - start_s) for start_s, end_s in trace.busy)
-    for event in (*trace.named, *map(_collective, trace.collectives), *busy):
+    calls = (_collective(call, trace.rank, matched.get(id(call))) for call in trace.collectives)
+    for event in (*trace.named, *calls, *busy):
         # On a host without a device, regions have a lane of their own.
         is_twice = event.kind == ANNOTATION and not trace.busy and region_of(event.name)
         if event.level < num_levels and not is_twice:
             yield _Bar(event, row, trace.step_at(event.start_s))
 
 
-def _collective(call: Collective) -> NamedEvent:
+def _collective(call: Collective, rank: int, same: Matched | None) -> NamedEvent:
     what = [cut(call.kind, 60)]
     what += [format_bytes(call.bytes)] if call.bytes else []
     what += [f"{call.num_ranks} ranks"] if call.num_ranks else []
+    if same:
+        waited = f"{duration(call.dur_s - same.transfer_s)} of it waiting for rank {same.last}"
+        what += [waited if rank != same.last else "last to start"]
     what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
     return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s)
 
@@ -297,26 +290,3 @@ def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
     return tuple(
         (number, milliseconds(first), milliseconds(last)) for number, (first, last) in sorted(limits.items())
     )
-
-
-def _mark(start: float) -> dict[str, Any]:
-    return {
-        "type": "line", "x0": start, "x1": start, "y0": 0, "y1": 1, "yref": "paper",
-        "line": {"width": 1, "dash": "dot"},
-    }  # fmt: skip
-
-
-def _numbers(steps: _Steps, end: float) -> list[dict[str, Any]]:
-    """Returns labels with the numbers of the steps, except those that would overlap on a phone."""
-    numbers: list[dict[str, Any]] = []
-    free = 0.0
-    for number, start, _ in steps:
-        if start >= free:
-            numbers.append(
-                {
-                    "text": str(number) if numbers else f"step {number}", "x": start, "y": 1, "yref": "paper",
-                    "xanchor": "left", "yanchor": "bottom", "showarrow": False,
-                }
-            )  # fmt: skip
-            free = start + end * (0.07 if len(numbers) > 1 else 0.16)
-    return numbers

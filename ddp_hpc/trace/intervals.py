@@ -33,6 +33,16 @@ def union(intervals: Intervals) -> Intervals:
     return starts[first], reach[last]
 
 
+def few(intervals: Intervals, most: int) -> Intervals:
+    """Returns at most `most` sorted intervals, after closing the shortest gaps between them."""
+    starts, ends = intervals
+    if len(starts) <= most:
+        return intervals
+    gaps = starts[1:] - ends[:-1]
+    kept = np.sort(np.argpartition(gaps, len(gaps) - most + 1)[-(most - 1) :])
+    return np.append(starts[0], starts[1:][kept]), np.append(ends[:-1][kept], ends[-1])
+
+
 def is_within(inner: Intervals, outer: Intervals) -> npt.NDArray[np.bool_]:
     """Returns for each inner interval whether it is within the union of the outer ones."""
     starts, ends = union(outer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ddp_hpc.trace.event_names import annotated_kind, kernel_kind
+from ddp_hpc.trace.event_names import SHARED_KINDS, annotated_kind, kernel_kind
 
 # The first match determines the kind. Kernels of Inductor have the names of all operators that they fuse, and
 # those that compute a convolution as a matrix product have both names.
@@ -60,9 +60,7 @@ def kernel_category(name: str, operator: str = "") -> str:
     `operator` is the operator that launched it, which decides if the name of the kernel says nothing.
     """
     if collective := kernel_kind(name):
-        # NCCL has kernels for several collectives, and implements all_to_all with send and receive.
-        is_vague = collective in ("collective", "send_recv")
-        return (is_vague and annotated_kind(operator)) or collective
+        return (collective in SHARED_KINDS and annotated_kind(operator)) or collective
     matches = (kind for text in (name, operator) for kind, words in _RULES if words.search(text))
     return next(matches, "other")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrie
 """The collectives that end on no rank before all ranks have started them."""
 LEAST_CLOCK_S = 1e-3
 """The least difference between the clocks of two hosts that is corrected."""
+_LEAST_APART_S = 2e-5
+"""The least time between two calls on one host for which they are certainly not the same collective."""
 
 _Kind: TypeAlias = tuple[str, str, int, int]
 
@@ -27,7 +30,7 @@ class Matched:
 
     @property
     def first(self) -> Collective:
-        """The call of one of the ranks, which has the same kind, group and size as the others."""
+        """The call of one of the ranks, which has the same kind and group as the others."""
         return next(iter(self.calls.values()))
 
     @property
@@ -46,20 +49,33 @@ def _kind(call: Collective) -> _Kind:
 
 
 def match(ranks: Sequence[RankTrace]) -> list[Matched]:
-    """Matches the k-th call of each kind and size on all ranks of the group.
+    """Matches the k-th call of each kind and size on all ranks of the group; for all_to_all, sizes differ.
 
-    If the ranks have recorded different numbers of calls, the calls are counted within each step.
+    If the ranks have recorded different numbers of calls, the calls are counted within each step. Calls that
+    cannot be the same collective, since one ends before another begins, are omitted: others are missing.
     """
+    hosts = {trace.rank: trace.host for trace in ranks}
     by_kind: defaultdict[_Kind, dict[int, list[Collective]]] = defaultdict(dict)
     for trace in ranks:
         for call in trace.collectives:
-            by_kind[_kind(call)].setdefault(trace.rank, []).append(call)
+            key = _kind(call) if call.kind != "all_to_all" else (*_kind(call)[:-1], 0)
+            by_kind[key].setdefault(trace.rank, []).append(call)
     matched = []
     for (kind, _, num_ranks, _), calls in by_kind.items():
         # If a backend does not record the group, calls in several groups could be mistaken for one.
         if kind in _TOGETHER and 1 < len(calls) <= num_ranks and len(calls) == min(num_ranks, len(ranks)):
-            matched += [Matched(group) for group in _same(calls)]
+            matched += [Matched(group) for group in _same(calls) if _overlap(group, hosts)]
     return matched
+
+
+def _overlap(calls: dict[int, Collective], hosts: dict[int, str]) -> bool:
+    """Returns whether, by the clock of each host, all of its ranks start before one of them ends."""
+    starts, ends = defaultdict[str, float](lambda: -math.inf), defaultdict[str, float](lambda: math.inf)
+    for rank, call in calls.items():
+        host = hosts[rank]
+        starts[host] = max(starts[host], call.start_s)
+        ends[host] = min(ends[host], call.start_s + call.dur_s)
+    return all(starts[host] <= ends[host] + _LEAST_APART_S for host in starts)
 
 
 def _same(calls: dict[int, list[Collective]]) -> Iterator[dict[int, Collective]]:
@@ -128,11 +144,15 @@ def _moved_curve(curve: Curve, by_s: float) -> Curve:
 
 
 def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:
-    """Returns a row per kind and size, sorted by total transfer time without waits for late ranks."""
+    """Returns a row per kind and size, sorted by total transfer time without waits for late ranks.
+
+    The size of an all_to_all is that of its first rank.
+    """
+    first = {id(call): collective.first for collective in matched for call in collective.calls.values()}
     calls: defaultdict[_Kind, list[tuple[int, Collective]]] = defaultdict(list)
     for trace in ranks:
         for call in trace.collectives:
-            calls[_kind(call)].append((trace.rank, call))
+            calls[_kind(first.get(id(call), call))].append((trace.rank, call))
     transfers: defaultdict[_Kind, list[float]] = defaultdict(list)
     for collective in matched:
         transfers[_kind(collective.first)].append(collective.transfer_s)
@@ -141,7 +161,8 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
         kind, group, num_ranks, num_bytes = key
         durations = [call.dur_s for _, call in own]
         median_s = statistics.median(durations)
-        transfer_s = statistics.median(transfers[key]) if key in transfers else median_s
+        known = transfers.get(key) or (durations if num_ranks == 1 else [])
+        transfer_s = statistics.median(known) if known else None
         slowest_rank, slowest = max(own, key=lambda item: item[1].dur_s)
         num_callers = len({rank for rank, _ in own})
         table.append(
@@ -154,13 +175,12 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 median_s=median_s,
                 total_s=sum(durations) / num_callers,
                 transfer_s=transfer_s,
-                is_transfer_known=key in transfers or num_ranks == 1,
                 busbw_bytes_per_s=busbw_factor(kind, num_ranks) * num_bytes / transfer_s
-                if transfer_s
-                else 0.0,
+                if transfer_s and num_bytes
+                else None,
                 slowest_s=slowest.dur_s,
                 slowest_rank=slowest_rank,
                 slowest_step=slowest.step,
             )
         )
-    return tuple(sorted(table, key=lambda row: -row.num_calls * row.transfer_s))
+    return tuple(sorted(table, key=lambda row: -row.num_calls * (row.transfer_s or row.median_s)))

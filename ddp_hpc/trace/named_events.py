@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind
-from ddp_hpc.trace.events_by_kind import COLLECTIVE, OCCUPANCY, Recording
+from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
 from ddp_hpc.trace.intervals import Ints, Longs, parents
 from ddp_hpc.trace.kernel_kinds import kernel_category, uses_tensor_cores
 from ddp_hpc.trace.step_times import Steps
@@ -117,7 +117,7 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     host, device = recording.host, recording.device
     middle = len(steps.numbers) // 2
     first, last = (int(side[middle]) for side in (steps.starts, steps.ends)) if steps.numbers else (0, 0)
-    own = np.flatnonzero(device.where(lambda category, _: category != COLLECTIVE))
+    own = np.flatnonzero(~recording.is_collective)
     is_in_middle = (device.starts >= first) & (device.starts < last)
     kernels = own[_choose(device.durations[own], is_in_middle[own], most)]
     is_preferred = (host.starts >= first) & (host.starts < last)

@@ -18,7 +18,7 @@ from ddp_hpc.trace.device_activity import (
     step_windows,
 )
 from ddp_hpc.trace.event_columns import Events
-from ddp_hpc.trace.events_by_kind import COLLECTIVE, Recording
+from ddp_hpc.trace.events_by_kind import Recording
 from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, index_at, is_within, overlap, union
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
@@ -56,6 +56,9 @@ class DeviceActivity:
     """The region of REGIONS in which each event was launched; empty outside of all regions."""
     waited_for: dict[str, Intervals]
     """The times in which the host fetched data or saved a snapshot."""
+    is_counted: _Mask
+    """Whether the host launched each event in one of the steps; without a recorded launch, whether it starts
+    in one and was not launched before the recording."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,7 @@ class Steps:
     ends: Longs
     times: tuple[Times, ...]
     regions: dict[str, Intervals]
-    """Sorted intervals. Those of a device last as long as it runs only kernels of one region. The intervals
-    of `data` are those of the host."""
+    """Sorted intervals; on a device, those in which its kernels run, but for `data` those of the host."""
     separator: str
     """The value of RankTrace.steps_from."""
     on_host: Intervals
@@ -85,10 +87,9 @@ class Steps:
         at = index_at((self.starts, self.ends), moments)
         return [self.numbers[i] if i >= 0 else None for i in at.tolist()]
 
-    def contain(self, moments: Longs, *, on_host: bool = False) -> _Mask:
-        """Returns for each moment whether it is in a step. Without marked steps, all moments are."""
-        windows = self.on_host if on_host else (self.starts, self.ends)
-        return (index_at(windows, moments) >= 0) | (not self.separator)
+    def contain_on_host(self, moments: Longs) -> _Mask:
+        """Returns for each moment whether the host is in a step. Without marked steps, it always is."""
+        return (index_at(self.on_host, moments) >= 0) | (not self.separator)
 
     @property
     def loading_s(self) -> float:
@@ -111,7 +112,7 @@ def measure(recording: Recording) -> Steps:
     if len(recording.device):
         launches = find_launches(recording.device, recording.launches)
         launched_in = _regions_of_launches(host, region, launches, main)
-        return _measure_device(recording.device, launches, launched_in, numbers, steps, separator, regions)
+        return _measure_device(recording, launches, launched_in, numbers, steps, separator, regions)
     is_op = own & host.where(lambda category, _: category == "cpu_op")
     waits = host.where(lambda _, name: names.waits(name))
     sets = {"step": steps, **regions}
@@ -128,7 +129,7 @@ def _region(host: Events) -> npt.NDArray[np.object_]:
 
 
 def _measure_device(
-    device: Events,
+    recording: Recording,
     launches: Launches,
     launched_in: npt.NDArray[np.object_],
     numbers: tuple[int, ...],
@@ -136,31 +137,32 @@ def _measure_device(
     separator: str,
     on_host: dict[str, Intervals],
 ) -> Steps:
+    device, is_collective = recording.device, recording.is_collective
     if separator:
         steps = step_windows(on_host_steps, launches, device)
     else:  # without the start of the program
         steps = launches.moment.min(keepdims=True), device.ends.max(keepdims=True)
     busy, waited_for = union(device.intervals()), {region: on_host[region] for region in _WAITED_FOR}
     gaps = idle_gaps(busy, device, launches, steps)
-    is_collective = device.where(lambda category, _: category == COLLECTIVE)
     is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))
     is_kernel = ~is_collective & ~is_copy
     sets = {"step": steps, "compute": union(device.intervals(is_kernel))}
     sets |= {"comm": union(device.intervals(is_collective)), "memcpy": union(device.intervals(is_copy))}
     sets |= {f"idle_{region}": intervals for region, intervals in waited_for.items()}
     sets |= gaps.by_cause()
-    for region in _INNER_FIRST:
-        if region != "data":
-            sets[region] = union(device.intervals(is_kernel & (launched_in == region)))
-    is_in_region = is_kernel & ~np.isin(launched_in, ("", "data"))
-    regions = _blocks(device.intervals(is_in_region), launched_in[is_in_region], steps)
-    regions["data"] = on_host["data"]
+    regions = {"data": on_host["data"]}
+    for region in _INNER_FIRST[1:]:
+        sets[region] = regions[region] = union(device.intervals(is_kernel & (launched_in == region)))
+    is_in_step = index_at(steps, device.starts) >= 0
+    is_counted = np.where(
+        launches.is_known, index_at(on_host_steps, launches.moment) >= 0, is_in_step & ~launches.is_earlier
+    ) | (not separator)
     is_unlinked = is_kernel & ~launches.is_known
     return Steps(
         numbers, *steps, _times_on_device(sets, steps), regions, separator, on_host_steps,
         outside_share=1 - overlap(busy, steps) / (int((busy[1] - busy[0]).sum()) or 1),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
-        device=DeviceActivity(busy, gaps, launches, launched_in, waited_for),
+        device=DeviceActivity(busy, gaps, launches, launched_in, waited_for, is_counted),
     )  # fmt: skip
 
 
@@ -221,17 +223,6 @@ def _passes(host: Events, is_node: _Mask, on_thread: _Mask) -> Intervals:
 def _joined(parts: list[Intervals]) -> Intervals:
     starts, ends = (np.concatenate(sides) for sides in zip(*parts, strict=True))
     return starts, ends
-
-
-def _blocks(kernels: Intervals, region: npt.NDArray[np.object_], steps: Intervals) -> dict[str, Intervals]:
-    """Returns for each region the times in which the device runs kernels of no other region."""
-    order = np.argsort(kernels[0], kind="stable")
-    (starts, ends), region = (side[order] for side in kernels), region[order]
-    step = np.searchsorted(steps[0], starts, side="right")
-    is_first = np.append(True, (region[1:] != region[:-1]) | (step[1:] != step[:-1]))[: len(starts)]
-    finishes = np.maximum.reduceat(ends, np.flatnonzero(is_first)) if len(starts) else ends
-    begins, region = starts[is_first], region[is_first]
-    return {name: (begins[region == name], finishes[region == name]) for name in REGIONS}
 
 
 def _times_on_host(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:

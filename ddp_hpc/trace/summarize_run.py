@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,42 +130,19 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     )
     if matched:
         evidence += f"; it was the last to start {last} of {len(matched)} collectives"
-    return Straggler(rank, region, excess_s, excess_s / overall.wall_s, evidence)
+    gain_s = min(excess_s, max(0.0, _excesses(ranks, "own_s", largest=True)[rank]))
+    return Straggler(rank, region, excess_s, gain_s / overall.wall_s, evidence)
 
 
 def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
     """Returns the rank that is most often the last to start a collective, if the others wait for it for a
     significant time.
-
-    The waiting time of a rank is the time by which its call of a collective is longer than that of the last
-    rank. It is not longer than the last rank is late: if the network is slow, calls that begin at the same
-    time have different lengths, too.
     """
-    by_step: defaultdict[int, defaultdict[int | None, float]] = defaultdict(lambda: defaultdict(float))
-    before: defaultdict[int, dict[int | None, float]] = defaultdict(dict)
-    begins: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for trace in ranks:
-        for each in trace.steps:
-            begins[each.number][trace.rank] = each.start_s
-    begun: set[tuple[int | None, int]] = set()
-    for collective in sorted(matched, key=lambda one: one.calls[one.last].start_s):
-        others = [call for rank, call in collective.calls.items() if rank != collective.last]
-        waited_s = statistics.median(call.dur_s for call in others) - collective.transfer_s
-        late_s = collective.calls[collective.last].start_s - statistics.median(o.start_s for o in others)
-        step = collective.calls[collective.last].step
-        waited_s = min(waited_s, max(0.0, late_s) + LEAST_CLOCK_S)
-        by_step[collective.last][step] += waited_s
-        is_first = (step, collective.last) not in begun
-        begun |= {(step, rank) for rank in collective.calls}
-        if step is not None and is_first:
-            before[collective.last][step] = _begun_late_s(collective, begins[step], waited_s)
+    num_steps = max(len(trace.steps) for trace in ranks)
+    by_step, at_least = (_waits(matched, of) for of in (statistics.median, min))
     if not by_step:
         return None
-    num_steps = max(len(trace.steps) for trace in ranks)
-    waited = {
-        rank: statistics.median_low([*own.values(), *[0.0] * (num_steps - len(own))])
-        for rank, own in by_step.items()
-    }
+    waited = {rank: _median(own, num_steps) for rank, own in by_step.items()}
     rank = max(waited, key=lambda rank: waited[rank])
     if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
         return None
@@ -178,36 +155,69 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     if also:
         rest_s = sum(waited.values()) - waited[rank]
         evidence += f", and {duration(rest_s)} for others ({first_of(also)})"
-    own, early = by_step[rank], before[rank]
-    before_s = statistics.median_low([early.get(step, 0.0) for step in own] + [0.0] * (num_steps - len(own)))
-    if before_s < _LITTLE * overall.wall_s:
-        return Straggler(rank, "idle", waited[rank], waited[rank] / overall.wall_s, evidence)
-    late = [(begins[step][rank] - min(begins[step].values()), step) for step in own if step is not None]
-    late_s, step = statistics.median_low(late)
-    first = min(begins[step], key=lambda rank: begins[step][rank])
-    where = "step" if num_steps > 1 else "recording"
-    lost_s = max(0.0, waited[rank] - before_s)
-    evidence += (
-        f". It began the step {duration(late_s)} after rank {first}, the first, for a cause before this "
-        f"{where}, which costs {duration(before_s)}, and lost another {duration(lost_s)} within the step"
+    before_s, least_before_s = (
+        _median({step: min(wait_s, late.get(step, 0.0)) for step, wait_s in waits.items()}, num_steps)
+        for waits, late in (
+            (by_step[rank], _late_starts(ranks, rank, statistics.median)),
+            (at_least[rank], _late_starts(ranks, rank, min)),
+        )
     )
-    return Straggler(rank, "idle", lost_s, lost_s / overall.wall_s, evidence, before_s)
+    gain_s = max(0.0, _median(at_least[rank], num_steps) - least_before_s)
+    if before_s < _LITTLE * overall.wall_s:
+        return Straggler(rank, "idle", waited[rank], gain_s / overall.wall_s, evidence)
+    lost_s = max(0.0, waited[rank] - before_s)
+    late_s = _median(_late_starts(ranks, rank, max), num_steps)
+    evidence += (
+        f". It began the step {duration(late_s)} after the first rank, for a cause before this "
+        f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}, and lost another "
+        f"{duration(lost_s)} within the step"
+    )
+    return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, least_before_s)
 
 
-def _begun_late_s(collective: Matched, begins: dict[int, float], waited_s: float) -> float:
-    """Returns the part of the wait in the first collective of a step that is older than the step.
+def _median(by_step: dict[int | None, float], num_steps: int) -> float:
+    """Returns the lower median over all steps, in which a step without a value has 0."""
+    return statistics.median_low([*by_step.values(), *[0.0] * (num_steps - len(by_step))])
 
-    It is what remains if the last rank needs longer than the others from its start of the step to this call.
+
+def _waits(
+    matched: Sequence[Matched], of: Callable[[Iterable[float]], float]
+) -> defaultdict[int, dict[int | None, float]]:
+    """Returns how long other ranks wait in each step for the last rank of each collective; with `min`, what
+    the step would gain if this rank were as early as the next latest.
+
+    The waiting time of a rank is the time by which its call of a collective is longer than that of the last
+    rank. It is not longer than the last rank is late: if the network is slow, calls that begin at the same
+    time have different lengths, too.
     """
-    took_s = {rank: call.start_s - begins.get(rank, call.start_s) for rank, call in collective.calls.items()}
-    slower_s = took_s.pop(collective.last) - statistics.median(took_s.values())
-    late_s = begins[collective.last] - min(begins.values())
-    return max(0.0, min(waited_s - max(0.0, slower_s), late_s))
+    by_step: defaultdict[int, dict[int | None, float]] = defaultdict(lambda: defaultdict(float))
+    for collective in matched:
+        last = collective.calls[collective.last]
+        others = [call for rank, call in collective.calls.items() if rank != collective.last]
+        late_s = max(0.0, of([last.start_s - call.start_s for call in others]))
+        waited_s = of([call.dur_s for call in others]) - last.dur_s
+        by_step[collective.last][last.step] += min(waited_s, late_s + LEAST_CLOCK_S)
+    return by_step
 
 
-def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
+def _late_starts(
+    ranks: Sequence[RankTrace], late: int, of: Callable[[Iterable[float]], float]
+) -> dict[int | None, float]:
+    """Returns how much later than the other ranks one rank begins each step."""
+    begins: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for trace in ranks:
+        for step in trace.steps:
+            begins[step.number][trace.rank] = step.start_s
+    return {
+        number: max(0.0, of([own.get(late, start) - start for rank, start in own.items() if rank != late]))
+        for number, own in begins.items()
+        if len(own) > 1
+    }
+
+
+def _excesses(ranks: Sequence[RankTrace], part: str, *, largest: bool = False) -> dict[int, float]:
     """Returns, for each rank, how much longer it takes for a part of a step than the median of the other
-    ranks.
+    ranks, or the largest of them.
 
     The differences are in seconds and medians over the steps, the lower one of two: a rank is slow only if it
     is slow in most of the steps.
@@ -219,21 +229,21 @@ def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
     excesses: defaultdict[int, list[float]] = defaultdict(list)
     for own in by_step.values():
         times = np.array([*own.values()])
-        for rank, excess in zip(own, (times - _medians_of_others(times)).tolist(), strict=True):
+        for rank, excess in zip(own, (times - _of_others(times, largest=largest)).tolist(), strict=True):
             excesses[rank].append(excess)
     return {rank: statistics.median_low(own) for rank, own in excesses.items()}
 
 
-def _medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns for each value the median of the others, or the value itself if there are none."""
+def _of_others(values: npt.NDArray[np.float64], *, largest: bool) -> npt.NDArray[np.float64]:
+    """Returns for each value the largest or the median of the others, or itself if there are none."""
     if len(values) < 2:
         return values
     ordered, last = np.sort(values), len(values) - 2
     at = np.searchsorted(ordered, values)
     # In `ordered`, the others after the value are one place later than among themselves.
-    low, high = last // 2, (last + 1) // 2
-    medians: npt.NDArray[np.float64] = (ordered[low + (at <= low)] + ordered[high + (at <= high)]) / 2
-    return medians
+    low, high = (last, last) if largest else (last // 2, (last + 1) // 2)
+    chosen: npt.NDArray[np.float64] = (ordered[low + (at <= low)] + ordered[high + (at <= high)]) / 2
+    return chosen
 
 
 def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table, cut
-from ddp_hpc.base.units import counted, duration, format_bytes
+from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
-from ddp_hpc.trace.event_names import ALL_STEPS, region_of, shortened
+from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, region_of, shortened
 from ddp_hpc.trace.host_waits import mean_host_waits
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.trace_files import first_of
@@ -40,8 +40,19 @@ _ESTIMATES = (
 _name = partial(shortened, limit=_NAME_LENGTH)
 
 
+def _kernel_name(capture: Capture) -> Callable[[str], str]:
+    """Returns a format that shows different kernels of the capture differently."""
+    names = {kernel.name for trace in capture.ranks for kernel in trace.kernels}
+    short = distinguished(sorted(names), _NAME_LENGTH)
+    return lambda name: short.get(name) or _name(name)
+
+
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.1f}".removesuffix(".0")
 
 
 def _us(seconds: float) -> str:
@@ -75,14 +86,13 @@ def ranks(capture: Capture) -> Table:
     """Returns the mean step of each rank, the rank first that waits least for others."""
     rows: list[Row] = [
         {"name": f"rank {trace.rank}", "host": trace.host, "step": mean.wall_s}
-        | {"own_s": mean.wall_s - mean.comm_exposed_s}
+        | {"own_s": mean.own_s}
         | {"loading_s": trace.loading_s if trace.busy else 0.0}
         | vars(mean)
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
     ]
     columns = [
         Column("name", "ranks by step without comm, ms"),
-        # Exposed communication includes the time of waiting for slower ranks.
         Column("own_s", "step without comm", _ms),
         Column("step", "step", _ms),
         *_parts(rows),
@@ -202,7 +212,6 @@ def host_waits(capture: Capture) -> Table:
     """Returns what the host does while the device waits for launches that have not begun."""
     columns = [
         Column("call", "while the device waits, the host is in", _name),
-        Column("operator", "in operator", _name),
         Column("dur_s", f"ms{capture.per_step}", _ms),
         Column("share", f"share of {capture.a_step}", "{:.1%}".format),
         Column("num_calls", f"times{capture.per_step}", "{:,.1f}".format),
@@ -210,17 +219,15 @@ def host_waits(capture: Capture) -> Table:
     rows: list[Row] = [
         vars(wait)
         | {"share": wait.dur_s / (capture.mean.wall_s or 1.0)}
-        | _host_names(wait.call, wait.operator)
+        | {"call": _host_name(wait.call, wait.operator)}
         for wait in mean_host_waits(capture.ranks)
         if wait.dur_s
     ]
-    return _without_unknown(columns, rows)
+    return Table(columns, rows)
 
 
-def _host_names(call: str, operator: str) -> Row:
-    if call:
-        return {"call": call, "operator": operator or "-"}
-    return {"call": operator or "Python, or code that was not recorded", "operator": "-"}
+def _host_name(call: str, operator: str) -> str:
+    return " in ".join(filter(None, (call, operator))) or "Python, or code that was not recorded"
 
 
 def gaps(capture: Capture) -> Table:
@@ -231,25 +238,18 @@ def gaps(capture: Capture) -> Table:
         Column("after_s", "begins after ms" + (" of the step" if capture.has_steps else ""), _ms),
         Column("dur_s", "length", duration),
         Column("call", "host is in", _name),
-        Column("operator", "in operator", _name),
         Column("share", "for", "{:.0%}".format),
         Column("kernel", "kernel after it", _name),
     ]
     rows: list[Row] = [
         vars(gap)
         | {"rank": f"rank {trace.rank}", "kernel": gap.kernel or "-"}
-        | _host_names(gap.call, gap.operator)
+        | {"call": _host_name(gap.call, gap.operator)}
         for trace in capture.ranks
         for gap in trace.gaps
     ]
     rows = sorted(rows, key=lambda row: -row["dur_s"])[:_MOST_GAPS]
-    return _without_unknown(columns if capture.has_steps else [columns[0], *columns[2:]], rows)
-
-
-def _without_unknown(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
-    """Returns a table without the column of operators if none is known."""
-    is_known = any(row["operator"] != "-" for row in rows)
-    return Table([column for column in columns if is_known or column.field != "operator"], rows)
+    return Table(columns if capture.has_steps else [columns[0], *columns[2:]], rows)
 
 
 def critical_path(capture: Capture) -> Table:
@@ -259,7 +259,7 @@ def critical_path(capture: Capture) -> Table:
         return Table([], [])
     of_step = f" of step {path.step}" if capture.has_steps else ""
     columns = [
-        Column("name", f"critical path{of_step}", _name),
+        Column("name", f"critical path{of_step}", _kernel_name(capture)),
         Column("rank", "rank"),
         Column("dur_s", "ms", _ms),
         Column("share", "share", "{:.0%}".format),
@@ -276,33 +276,27 @@ def critical_path(capture: Capture) -> Table:
 def collectives(capture: Capture) -> Table:
     """Returns a row per kind and size of collective."""
     columns = [
-        Column("kind", f"collectives in {_num_steps(capture)}", _name),
+        Column("kind", f"collectives{capture.per_step}", _name),
         Column("bytes", "size", _known(format_bytes)),
         Column("num_ranks", "ranks", _known(str)),
-        Column("num_calls", "calls per rank"),
-        Column("total_s", "total ms per rank", _ms),
+        Column("num_calls", "calls", _count),
+        Column("total_s", "total ms", _ms),
         Column("median_s", "median ms", _ms),
         Column("transfer_s", "median transfer ms", _ms),
-        Column("busbw", "busbw GB/s", _known("{:.3f}".format)),
+        Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
         Column("slowest_s", "slowest ms", _ms),
         Column("slowest", "on rank, step"),
     ]
     rows: list[Row] = []
     for row in capture.collectives:
-        # A duration that includes an unknown waiting time says little about the network.
-        known = {"transfer_s": row.transfer_s, "busbw": row.busbw_bytes_per_s / 1e9}
         step = "-" if row.slowest_step is None else row.slowest_step
         rows.append(
             vars(row)
-            | (known if row.is_transfer_known else dict.fromkeys(known))
+            | {"num_calls": row.num_calls / capture.num_steps, "total_s": row.total_s / capture.num_steps}
             | {"slowest": f"{row.slowest_rank}, {step}"}
         )
-    unknown = {name for name in ("bytes", "busbw") if not any(row[name] for row in rows)}
+    unknown = {name for name in ("bytes", "busbw_bytes_per_s") if not any(row[name] for row in rows)}
     return Table([column for column in columns if column.field not in unknown], rows)
-
-
-def _num_steps(capture: Capture) -> str:
-    return counted(capture.num_steps, "step") if capture.has_steps else "the recording"
 
 
 def kinds(capture: Capture) -> Table:
@@ -316,7 +310,7 @@ def kinds(capture: Capture) -> Table:
 
 def kernels(capture: Capture) -> Table:
     """Returns the kernels and copies with the longest time."""
-    first, *others = _columns(capture, Column("name", "kernels", _name), "ms")
+    first, *others = _columns(capture, Column("name", "kernels", _kernel_name(capture)), "ms")
     rows = _sums(capture, "kernels", ("name", "kind"), "total_s")
     return Table([first, Column("kind", "kind"), *others, *_occupancy(rows)], rows)
 
@@ -330,7 +324,7 @@ def kernels_by_operator(capture: Capture) -> Table:
     """Returns the kernels and copies of each operator, those with the longest time first."""
     first, *others = _columns(capture, Column("operator", "operators and their kernels", _name), "ms")
     rows = [row for row in _sums(capture, "kernels", ("operator", "name"), "total_s") if row["operator"]]
-    return Table([first, Column("name", "kernel", _name), *others], rows)
+    return Table([first, Column("name", "kernel", _kernel_name(capture)), *others], rows)
 
 
 def operators(capture: Capture) -> Table:
@@ -350,15 +344,18 @@ def operators(capture: Capture) -> Table:
 
 def _columns(capture: Capture, first: Column, unit: str) -> list[Column]:
     """Returns the columns of `_sums`."""
-    columns = [replace(first, title=f"{first.title} in {_num_steps(capture)}")]
+    of = " and ".join(["rank"] * (len(capture.ranks) > 1) + ["step"] * capture.has_steps)
+    columns = [replace(first, title=f"{first.title} per {of}" if of else first.title)]
+    columns += [Column("num_calls", "calls", _count), Column("total_s", "total ms", _ms)]
     if len(capture.ranks) == 1:
-        return [*columns, Column("num_calls", "calls"), Column("total_s", "total ms", _ms)]
-    columns += [Column("num_calls", "calls per rank"), Column("total_s", "total ms per rank", _ms)]
+        return columns
     return [*columns, Column("largest_s", f"most {unit} on a rank", _ms), Column("largest_rank", "rank")]
 
 
 def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list[Row]:
-    """Returns the mean per rank of the `kernels` or `ops` that agree in `by`, and the rank with the most."""
+    """Returns the `kernels` or `ops` that agree in `by`, the mean of the ranks and steps, and the rank with
+    the most.
+    """
     groups: defaultdict[tuple[str, ...], list[tuple[int, Row]]] = defaultdict(list)
     for trace in capture.ranks:
         for item in getattr(trace, field):
@@ -369,10 +366,10 @@ def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list
         of_rank: defaultdict[int, float] = defaultdict(float)
         for rank, values in own:
             of_rank[rank] += values[order]
-        largest_s, rank = max((value, rank) for rank, value in of_rank.items())
+        largest_s, rank = max((value / capture.num_steps, rank) for rank, value in of_rank.items())
         summed = [name for name in ("num_calls", "total_s", "self_s", "device_s") if name in own[0][1]]
-        means: Row = {name: sum(values[name] for _, values in own) / len(capture.ranks) for name in summed}
-        means["num_calls"] = round(means["num_calls"])
+        num = len(capture.ranks) * capture.num_steps
+        means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: _weighted([values for _, values in own], each.field) for each in _ESTIMATES}
         rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
     return sorted(rows, key=lambda row: -row[order])

@@ -92,15 +92,8 @@ def read_ranks(
 
 def _warnings(traces: Sequence[RankTrace]) -> list[str]:
     names = sorted(Path(trace.path).name for trace in traces if trace.is_cut_off)
-    if not names:
-        return []
-    if len(traces) == 1:
-        return [f"Warning: {names[0]} is cut off, so the times after the cut are missing."]
-    are = "is" if len(names) == 1 else "are"
-    return [
-        f"Warning: {len(names)} of {len(traces)} traces {are} cut off, so the times after the cut are "
-        f"missing: {first_of(names)}."
-    ]
+    of = f"{first_of(names)} ({len(names)} of {len(traces)} traces)"
+    return [f"Warning: cut off, so that the times after the cut are missing: {of}."] if names else []
 
 
 def first_of(items: Sequence[object]) -> str:

@@ -1,6 +1,7 @@
 """The HTML page in a browser without a network."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from playwright.sync_api import expect
@@ -166,6 +167,18 @@ def test_the_timeline_can_be_controlled_with_the_keyboard(four):
     assert shown_range(four) == pytest.approx(whole)
 
 
+def test_each_part_of_the_timeline_has_the_number_of_its_step(shown):
+    opened = shown(made(2, num_steps=100))
+    labels = opened.page.locator("#timeline0 .annotation-text")
+    boxes = [label.bounding_box() for label in labels.all()]
+    assert labels.first.text_content() == "step 3"
+    assert all(one["x"] + one["width"] <= other["x"] for one, other in pairwise(boxes))
+    assert len(boxes) > 5
+    opened.page.get_by_role("combobox").select_option("50")
+    opened.page.get_by_role("button", name="zoom in").press("Enter")
+    expect(labels).to_have_text(["step 50"])
+
+
 def test_hovering_shows_rank_step_kind_and_size(four):
     bars(four, "timeline0").first.scroll_into_view_if_needed()
     label = four.page.locator("#timeline0 .hoverlayer .hovertext")
@@ -174,7 +187,8 @@ def test_hovering_shows_rank_step_kind_and_size(four):
     four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
     label.wait_for()
     text = label.text_content()
-    for part in ("all_reduce, 1.0 MiB, 4 ranks (host)", "rank 0, step 3", " ms from "):
+    waited = "all_reduce, 1.0 MiB, 4 ranks, 59.9 ms of it waiting for rank 2 (host)"
+    for part in (waited, "rank 0, step 3", " ms from "):
         assert part in text
 
 
@@ -315,7 +329,7 @@ def test_hundreds_of_ranks_compared_with_another_capture(shown):
     assert opened.page.locator("section").first.inner_text().split("\n")[-1] == "Forward takes less."
     expect(bars(opened, "mean")).to_have_count(2 * (5 + 2))
     expect(bars(opened, "ranks0")).to_have_count(256 * (5 + 2))
-    assert opened.page.locator("#timeline0 .ytick text").count() == MAX_RANKS
+    assert opened.page.locator("#timeline0 .ytick text").count() == MAX_RANKS - 1
     assert opened.page.locator("#timeline1 .ytick text").count() == 4 * 2, "a label for each lane"
     assert opened.page.locator("tbody", has_text="nid001063").locator("tr").count() == 256
     assert overflow_px(opened) == 0

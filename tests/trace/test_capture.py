@@ -99,7 +99,7 @@ def test_a_kernel_belongs_to_the_region_that_launched_it(tmp_path):
     assert times.idle_s == pytest.approx(20 * US)
     row = capture.collectives[0]
     assert (row.kind, row.bytes, row.num_ranks, row.group) == ("all_reduce", 4 << 20, 8, "0")
-    assert row.busbw_bytes_per_s == pytest.approx(2 * 7 / 8 * (4 << 20) / (200 * US))
+    assert row.busbw_bytes_per_s is None, "the other ranks are not known"
     assert (capture.ranks[0].device, tables.kernels(capture).rows[0]["num_calls"]) == ("cuda", 2)
     assert capture.missing == (0, 1, 2, 4, 5, 6, 7)
 
@@ -269,17 +269,63 @@ def test_a_device_that_was_not_recorded_is_noted_and_has_no_bandwidths(tmp_path)
     assert any("not the device's activity" in note for note in capture.notes)
 
 
+def annotated(directory, calls, host="node1"):
+    """One rank for each list of (collective, floats, start, end) of kernels, whose names and arguments say
+    neither.
+    """
+    for rank, own in enumerate(calls):
+        events = [annotation("ProfilerStep#0", 0, 400)]
+        for number, (kind, num, start, end) in enumerate(own):
+            dims = {"Input Dims": [[num]], "Input type": ["float"]}
+            events += [annotation(f"nccl:{kind}", 10 * number, 5, **dims), launch(number, 10 * number + 1)]
+            events.append(kernel(number, "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", start, end - start))
+        write(directory / f"r{rank}.json", events, rank, len(calls), host)
+    return read_capture(directory)
+
+
 def test_the_kernels_of_nccls_all_to_all_are_matched_and_the_rank_that_is_late_is_named(tmp_path):
-    for rank in range(4):
-        late_us = 60 if rank == 2 else 0
-        events = [annotation("ProfilerStep#0", 0, 400), annotation("nccl:all_to_all", 10, 5), launch(1, 11)]
-        events += [kernel(1, "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", 100 + late_us, 100 - late_us)]
-        write(tmp_path / f"r{rank}.json", events, rank, 4)
-    capture = read_capture(tmp_path)
-    assert [row.kind for row in capture.collectives] == ["all_to_all"]
+    """The ranks send different numbers of bytes."""
+    late = [[("all_to_all", 100 + rank, 160 if rank == 2 else 100, 200)] for rank in range(4)]
+    capture = annotated(tmp_path, late)
+    assert [(row.kind, row.bytes) for row in capture.collectives] == [("all_to_all", 400)]
     assert capture.straggler.rank == 2
     assert "the last to start 1 of 1 collectives" in capture.straggler.evidence
     assert capture.straggler.excess_s == pytest.approx(60 * US)
+
+
+def test_the_annotation_around_the_launch_says_what_a_kernel_of_nccl_does(tmp_path):
+    calls = [("all_reduce", 1000, 100, 150), ("all_reduce", 10, 150, 160), ("_allgather_base", 50, 160, 170)]
+    capture = annotated(tmp_path, [calls, calls])
+    rows = [(row.kind, row.bytes, row.num_calls) for row in capture.collectives]
+    assert rows == [("all_reduce", 4000, 1), ("all_reduce", 40, 1), ("all_gather", 2 * 200, 1)]
+    assert capture.collectives[0].busbw_bytes_per_s == pytest.approx(4000 / (50 * US))
+
+
+def test_calls_that_end_before_others_begin_are_not_the_same_collective(tmp_path):
+    """Of both ranks, the trace lacks another call, so that their numbers are equal."""
+    first, second, third = (("all_reduce", 1000, start, start + 90) for start in (10, 130, 250))
+    capture = annotated(tmp_path, [[first, second], [second, third]])
+    (row,) = capture.collectives
+    assert (row.num_calls, row.transfer_s, row.busbw_bytes_per_s) == (2, None, None)
+    assert capture.straggler is None
+
+
+@pytest.mark.parametrize(
+    ("next_us", "said"), [(50, " shorter, since another rank is nearly as slow."), (0, " shorter.")]
+)
+def test_the_gain_without_a_late_rank_ends_at_the_next_latest(tmp_path, next_us, said):
+    starts = [100, 100 + next_us, 160, 100]
+    capture = annotated(tmp_path, [[("all_reduce", 1000, start, 200)] for start in starts])
+    assert capture.straggler.rank == 2
+    assert capture.straggler.share * capture.mean.wall_s == pytest.approx((60 - next_us) * US)
+    assert said in capture.findings[1]
+
+
+def test_the_gain_without_a_slow_rank_ends_at_the_next_slowest(tmp_path):
+    slow = {"rank1": {"forward": 120, "wait": 20}, "rank2": {"forward": 140, "wait": 0}}
+    capture = read_capture(_run(tmp_path, **slow))
+    assert (capture.straggler.rank, capture.straggler.excess_s) == (2, pytest.approx(40 * US))
+    assert capture.straggler.share * capture.mean.wall_s == pytest.approx(20 * US)
 
 
 @pytest.mark.parametrize(
@@ -529,17 +575,17 @@ def test_a_cut_off_trace_is_named_in_a_warning(tmp_path):
     whole = write(tmp_path / "r2.json", step(2, 0), 2, 3).read_bytes()
     (tmp_path / "r2.json").write_bytes(whole[:-20])
     assert read_capture(tmp_path / "r2.json").warnings == (
-        "Warning: r2.json is cut off, so the times after the cut are missing.",
+        "Warning: cut off, so that the times after the cut are missing: r2.json (1 of 1 traces).",
     )
     packed = (tmp_path / "rank00001-of-00002.json.gz").read_bytes()
     (tmp_path / "rank00001-of-00002.json.gz").write_bytes(packed[:-20])
     (tmp_path / "r2.json").unlink()
     assert read_capture(tmp_path).warnings == (
-        "Warning: 1 of 2 traces is cut off, so the times after the cut are missing: "
-        "rank00001-of-00002.json.gz.",
+        "Warning: cut off, so that the times after the cut are missing: "
+        "rank00001-of-00002.json.gz (1 of 2 traces).",
     )
     (tmp_path / "rank00001-of-00002.json.gz").write_bytes(packed[:100])
-    assert "1 of 2 traces is cut off" in read_capture(tmp_path).warnings[0], "although nothing can be used"
+    assert "(1 of 2 traces)" in read_capture(tmp_path).warnings[0], "although nothing can be used"
 
 
 def test_advice_names_options_of_ddp_hpc_only_for_its_own_traces(tmp_path):
@@ -565,7 +611,7 @@ def test_one_rank_of_many_does_not_tell_waiting_from_transfer(tmp_path):
     capture = read_capture(write(tmp_path / "t.json", device_step(), 3, 8))
     assert "waiting for other ranks cannot be distinguished from the transfer" in " ".join(capture.findings)
     assert any(note.startswith("only one rank's trace was given") for note in capture.notes)
-    assert not capture.collectives[0].is_transfer_known
+    assert capture.collectives[0].transfer_s is None
 
 
 def test_ranks_come_from_file_names_or_are_numbered(tmp_path):

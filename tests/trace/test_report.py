@@ -59,14 +59,14 @@ ranks by step without comm, ms  step without comm  step  data  forward  backward
 rank 0                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 rank 1                                       0.31  0.35  0.01     0.10      0.20          0.04         0.05
 
-collectives in 3 steps     size  ranks  calls per rank  total ms per rank  median ms  median transfer ms  \
-busbw GB/s  slowest ms  on rank, step
-all_reduce              3.9 KiB      2               3               0.27       0.09                0.09  \
-     0.044        0.09           0, 2
+collectives per step     size  ranks  calls  total ms  median ms  median transfer ms  busbw GB/s  slowest ms\
+  on rank, step
+all_reduce            3.9 KiB      2      1      0.09       0.09                0.09       0.044        0.09\
+           0, 2
 
-operators (host) in 3 steps  calls per rank  self ms  total ms per rank  most self ms on a rank  rank
-MmBackward                                3     0.60               0.60                    0.60     1
-aten::mm                                  3     0.30               0.30                    0.30     1
+operators (host) per rank and step  calls  self ms  total ms  most self ms on a rank  rank
+MmBackward                              1     0.20      0.20                    0.20     1
+aten::mm                                1     0.10      0.10                    0.10     1
 """
     )
 

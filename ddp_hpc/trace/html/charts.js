@@ -20,15 +20,31 @@ for (const [id, figure] of Object.entries(figures)) {
 // half of it on each side. Bars that a search or a click has found take precedence, and all others are pale.
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
-  const labels = 180; // about their width, in pixels
+  const pixels = () => div.clientWidth - 180; // without the labels of the lanes
   const bars = figure.data.filter((trace) => trace.type === "bar");
   const lines = figure.data.slice(bars.length);
   let found = null;
   const inSight = ([from, to]) => [...bars.map((trace, number) =>
-    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, (div.clientWidth - labels) / (to - from))), ...lines];
+    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, pixels() / (to - from))), ...lines];
+  const controls = document.querySelector(`[data-for=${div.id}]`);
+  const step = controls.querySelector("select");
+  const steps = [...step.options].slice(1).map(({ text, value }) => [text, ...value.split(",").map(Number)]);
+  // The labels of the steps in sight, except those that would overlap.
+  const labels = ([from, to]) => {
+    const width = (70 * (to - from)) / pixels();
+    let free = from;
+    return steps.flatMap(([number, first, last]) => {
+      const x = Math.max(first, from);
+      if (x < free || x > to || last < from + (first < from && width)) return [];
+      free = x + width;
+      return [{ text: `step ${number}`, x, y: 1, yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false }];
+    });
+  };
+  const shapes = steps.filter((_, i) => i % Math.ceil(steps.length / 200) === 0).map(([, x]) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dot" } }));
+  const layout = (range) => ({ ...figure.layout, ...div.layout, shapes, annotations: labels(range) });
   let drawn = String(whole);
-  Plotly.newPlot(div, inSight(whole), figure.layout, { ...config, doubleClick: false });
-  const redraw = () => Plotly.react(div, inSight(div.layout.xaxis.range), div.layout);
+  Plotly.newPlot(div, inSight(whole), layout(whole), { ...config, doubleClick: false });
+  const redraw = () => Plotly.react(div, inSight(div.layout.xaxis.range), layout(div.layout.xaxis.range));
   div.on("plotly_relayout", () => {
     const range = div.layout.xaxis.range;
     if (String(range) === drawn) return;
@@ -42,8 +58,6 @@ function drawTimeline(div, figure) {
   // Plotly's own double-click handler would return to the range that was drawn last.
   div.on("plotly_doubleclick", () => show(...whole));
   const show = (from, to) => Plotly.relayout(div, { "xaxis.range": [from, to] });
-  const controls = document.querySelector(`[data-for=${div.id}]`);
-  const step = controls.querySelector("select");
   step.addEventListener("change", () => {
     show(...(step.value ? step.value.split(",").map(Number) : whole));
     find();
