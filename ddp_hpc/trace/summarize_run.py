@@ -109,8 +109,11 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
     if len(ranks) < 2:
         return None
-    # The median over the steps is used, so that steps in which another rank is slow have no effect.
-    excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
+    # The lower median over the steps, so that a rank is slow only if it is slow in most of them.
+    excess = {
+        region: {rank: statistics.median_low(own) for rank, own in _excesses(ranks, f"{region}_s").items()}
+        for region in (*REGIONS, "other", "idle")
+    }
     own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
     rank = max(own, key=lambda rank: own[rank])
     region = max(excess, key=lambda region: excess[region][rank])
@@ -130,8 +133,8 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     )
     if matched:
         evidence += f"; it was the last to start {last} of {len(matched)} collectives"
-    gain_s = min(excess_s, max(0.0, _excesses(ranks, "own_s", largest=True)[rank]))
-    return Straggler(rank, region, excess_s, gain_s / overall.wall_s, evidence)
+    more_s = statistics.fmean(max(0.0, each) for each in _excesses(ranks, "own_s", largest=True)[rank])
+    return Straggler(rank, region, excess_s, min(excess_s, more_s) / overall.wall_s, evidence)
 
 
 def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
@@ -155,14 +158,12 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     if also:
         rest_s = sum(waited.values()) - waited[rank]
         evidence += f", and {duration(rest_s)} for others ({first_of(also)})"
-    before_s, least_before_s = (
-        _median({step: min(wait_s, late.get(step, 0.0)) for step, wait_s in waits.items()}, num_steps)
-        for waits, late in (
-            (by_step[rank], _late_starts(ranks, rank, statistics.median)),
-            (at_least[rank], _late_starts(ranks, rank, min)),
-        )
-    )
-    gain_s = max(0.0, _median(at_least[rank], num_steps) - least_before_s)
+    late = _late_starts(ranks, rank, statistics.median)
+    before = {step: min(wait_s, late.get(step, 0.0)) for step, wait_s in by_step[rank].items()}
+    before_s = _median(before, num_steps)
+    late, least = _late_starts(ranks, rank, min), at_least[rank]
+    gained_before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in least.items()) / num_steps
+    gain_s = min(waited[rank], sum(least.values()) / num_steps - gained_before_s)
     if before_s < _LITTLE * overall.wall_s:
         return Straggler(rank, "idle", waited[rank], gain_s / overall.wall_s, evidence)
     lost_s = max(0.0, waited[rank] - before_s)
@@ -172,7 +173,7 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}, and lost another "
         f"{duration(lost_s)} within the step"
     )
-    return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, least_before_s)
+    return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, gained_before_s)
 
 
 def _median(by_step: dict[int | None, float], num_steps: int) -> float:
@@ -215,23 +216,20 @@ def _late_starts(
     }
 
 
-def _excesses(ranks: Sequence[RankTrace], part: str, *, largest: bool = False) -> dict[int, float]:
-    """Returns, for each rank, how much longer it takes for a part of a step than the median of the other
-    ranks, or the largest of them.
-
-    The differences are in seconds and medians over the steps, the lower one of two: a rank is slow only if it
-    is slow in most of the steps.
+def _excesses(ranks: Sequence[RankTrace], part: str, *, largest: bool = False) -> dict[int, list[float]]:
+    """Returns, for each rank, how many seconds longer it takes for a part of each step than the median of the
+    other ranks, or the largest of them.
     """
     by_step: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for trace in ranks:
         for step in trace.steps:
             by_step[step.number][trace.rank] = getattr(step.times, part)
-    excesses: defaultdict[int, list[float]] = defaultdict(list)
+    excesses: dict[int, list[float]] = {trace.rank: [] for trace in ranks}
     for own in by_step.values():
         times = np.array([*own.values()])
         for rank, excess in zip(own, (times - _of_others(times, largest=largest)).tolist(), strict=True):
             excesses[rank].append(excess)
-    return {rank: statistics.median_low(own) for rank, own in excesses.items()}
+    return excesses
 
 
 def _of_others(values: npt.NDArray[np.float64], *, largest: bool) -> npt.NDArray[np.float64]:

@@ -328,6 +328,17 @@ def test_the_gain_without_a_slow_rank_ends_at_the_next_slowest(tmp_path):
     assert capture.straggler.share * capture.mean.wall_s == pytest.approx(20 * US)
 
 
+def test_a_slow_rank_costs_nothing_in_steps_in_which_another_one_is_slower(tmp_path):
+    for rank in range(4):
+        first = {"data": 70, "wait": 40} if rank == 1 else {"wait": 60 if rank == 2 else 100}
+        forward = {"forward": 140 if rank == 2 else 100}
+        events = [*step(2, 0, **forward, **first), *step(3, 800, **forward, wait=0 if rank == 2 else 40)]
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    capture = read_capture(tmp_path)
+    assert (capture.straggler.rank, capture.straggler.excess_s) == (2, pytest.approx(40 * US))
+    assert capture.straggler.share * capture.mean.wall_s == pytest.approx(20 * US), "in one of two steps"
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
