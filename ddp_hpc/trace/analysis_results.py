@@ -152,6 +152,8 @@ class Kernel:
     """What the kernel does, such as `matrix products`, or its collective."""
     num_calls: int
     total_s: float
+    shapes: str = ""
+    """The shapes of the operator's inputs; empty if they were not recorded."""
     tensor_cores: float | None = None
     """1 if its name shows that it uses Tensor Cores or AMD's matrix cores, and 0 if not; None if unknown."""
     # Kineto's estimates: the means over the calls, weighted by their durations.

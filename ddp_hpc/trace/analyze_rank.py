@@ -23,7 +23,7 @@ from ddp_hpc.trace.step_times import Steps, measure
 _MOST_SPANS, _MOST_BUSY = 50_000, 1000
 """Limits of the intervals of a region in the timeline: on the host, and on a device."""
 _NOTED_SHARE = 0.01
-_MOST_OPS = 1000
+_MOST_OPS, _MOST_KERNELS = 1000, 5000
 _MOST_RANKS = 1_000_000
 _FAR_NS = 2**63
 _IN_NAME = re.compile(r"rank[-_]?(\d+)(?:[-_]of[-_](\d+))?|(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
@@ -63,7 +63,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         ),
         collectives=_collectives(recording, steps, tree),
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
-        kernels=kernels(recording, tree, counted, _MOST_OPS),
+        kernels=kernels(recording, tree, counted, _MOST_KERNELS),
         loading_s=steps.loading_s if steps.numbers else 0.0,
         memory=memories(recording, steps, tree),
         num_events=reading.num_events,

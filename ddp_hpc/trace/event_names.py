@@ -145,6 +145,13 @@ def busbw_factor(kind: str, num_ranks: int) -> float:
 
 
 @_cached
+def shapes_of(dims: bytes) -> str:
+    """Returns the shapes of tensors, such as `[[32, 3, 7], [], [64]]`, as text: `32x3x7, 64`."""
+    shapes = re.findall(r"\[([\s\d,]*\d)", dims.decode())
+    return ", ".join("x".join(re.findall(r"\d+", shape)) for shape in shapes)
+
+
+@_cached
 def shortened(name: str, limit: int) -> str:
     """Returns the name of a kernel in at most `limit` characters; `...` replaces the middle of a longer one.
 

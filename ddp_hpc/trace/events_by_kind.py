@@ -31,6 +31,8 @@ _DEVICE_TYPES = {
     0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone",
 }  # fmt: skip
 """The values of c10::DeviceType, which torch writes as a number."""
+_MOST_DIMS = 400
+"""Limit of the characters of input shapes."""
 _MOST = 2**63
 
 
@@ -42,6 +44,10 @@ class _Memory(msgspec.Struct, gc=False):
     reserved_bytes: _Size = msgspec.field(name="Total Reserved", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
     device_id: int = msgspec.field(name="Device Id", default=-1)
+
+
+class _Inputs(msgspec.Struct, gc=False):
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
 
 
 class _Arguments(msgspec.Struct, gc=False):
@@ -77,7 +83,7 @@ class _Kernel(_Link):
             self.occupancy = -1
 
 
-_Args = TypeVar("_Args", _Link, _Memory, _Arguments)
+_Args = TypeVar("_Args", _Link, _Memory, _Arguments, _Inputs)
 
 
 OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
@@ -103,7 +109,7 @@ class Recording:
     zero_s: float
     """The same moment as a time of day, to which all times are relative."""
     host: Events
-    """Operators and annotations; the field `message` is the index of a collective in `messages`, or -1."""
+    """Operators and annotations, with their indices in `messages`, or -1, and in `shapes`."""
     launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
@@ -112,6 +118,8 @@ class Recording:
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
     messages: Sequence[Message]
+    shapes: Sequence[str]
+    """Shapes of inputs; the first is empty."""
     num_dropped: int
     """The number of events that were not kept."""
 
@@ -132,11 +140,12 @@ class Collector:
 
     def __init__(self) -> None:
         threads: Numbers[tuple[Any, Any]] = Numbers()
-        self.host = Columns(threads, message="i")
+        self.host = Columns(threads, message="i", shapes="i")
         self.launches = Columns(threads, correlation="q")
         self.device = Columns(Numbers(), correlation="q", message="i", **dict.fromkeys(OCCUPANCY, "d"))
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
         self.messages: Numbers[Message] = Numbers()
+        self.shapes = Numbers({"": 0})
 
     def add(self, events: list[Event], world_size: int) -> None:
         """Adds events of a program of `world_size` ranks, or 0 if this is unknown."""
@@ -150,7 +159,9 @@ class Collector:
         # Annotations come first, so that they enclose operators of the same duration.
         host = [event for event in of["user_annotation"] + of["cpu_op"] if event.ph == "X"]
         annotated = [event.cat != "cpu_op" and names.annotated_kind(event.name) for event in host]
-        self.host.add(host, message=self._messages(host, annotated, world_size))
+        dims = [bytes(_decoded(_Inputs, event).dims)[:_MOST_DIMS] for event in host]
+        shapes = [self.shapes[names.shapes_of(one)] for one in dims]
+        self.host.add(host, message=self._messages(host, annotated, world_size), shapes=shapes)
         for category in of:
             if category.endswith(_RUNTIMES):
                 links = [_decoded(_Link, event) for event in of[category]]
@@ -169,12 +180,10 @@ class Collector:
         fields["message"] = self._messages(events, kinds, world_size)
         self.device.add(events, **fields)
 
-    def _messages(
-        self, events: list[Event], kinds: Sequence[str | bool | None], world_size: int
-    ) -> list[int]:
+    def _messages(self, events: list[Event], kinds: Sequence[Any], world_size: int) -> list[int]:
         """Returns the numbers of the messages of events that are collectives; -1 for others."""
         return [
-            self.messages[_message(event, kind, world_size)] if isinstance(kind, str) else -1
+            self.messages[_message(event, kind, world_size)] if kind else -1
             for event, kind in zip(events, kinds, strict=True)
         ]
 
@@ -200,6 +209,7 @@ class Collector:
             base_us=base_us,
             zero_s=clock_ns * 1e-9 + base_us * 1e-6,
             messages=tuple(self.messages),
+            shapes=tuple(self.shapes),
             num_dropped=sum(columns.num_dropped for columns in parts.values()),
             **{name: columns.events(base_us) for name, columns in parts.items()},
         )

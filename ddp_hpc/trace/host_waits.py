@@ -23,6 +23,8 @@ _MOST_GAPS, _MOST_WAITS = 5, 100
 _MOST_NAMED = 3
 _LEAST_SHARE = 0.1
 """Fraction of all waits that those in a call must take to be named."""
+_LEAST_NAMED = 2
+"""The least number of calls that is named."""
 _NO_OPERATOR = "Python or other code outside of operators"
 _MANY_CALLS = 10
 """Calls per step from which on they are not those of a few large tensors."""
@@ -94,17 +96,14 @@ def mean_host_waits(ranks: Sequence[RankTrace]) -> list[HostWait]:
 def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
     """Names the calls and operators in which the host spends most of the waits."""
     times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    inside: defaultdict[str, list[HostWait]] = defaultdict(list)
     for wait in mean_host_waits(ranks):  # the longest first
         what = wait.call or (f"{wait.operator} itself" if wait.operator else _NO_OPERATOR)
         times[what][0] += wait.dur_s
         times[what][1] += wait.num_calls
-        if wait.call and wait.operator:
-            inside[what].append(wait)
     whole_s = sum(dur_s for dur_s, _ in times.values())
     longest = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
     named = [
-        f"{duration(dur_s)} in {what}{_callers(num, inside[what])}"
+        f"{duration(dur_s)} in {what}" + (f" ({num:,.3g} times)" if num >= _LEAST_NAMED else "")
         for what, (dur_s, num) in longest
         if dur_s >= _LEAST_SHARE * whole_s
     ]
@@ -113,16 +112,6 @@ def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
     what, (_, num) = longest[0]
     advice = next((f" {text}" for words, least, text in _CALLS if re.match(words, what) and num >= least), "")
     return f"During these waits, the host spends{per_step} {', '.join(named)}.{advice}"
-
-
-def _callers(num_calls: float, waits: Sequence[HostWait]) -> str:
-    """Names the operators in which the calls take longest."""
-    if not waits:
-        return ""
-    if waits[0].num_calls == num_calls:
-        return f" ({num_calls:,.3g} calls in {waits[0].operator})"
-    longest = (f"{wait.num_calls:,.3g} in {wait.operator} ({duration(wait.dur_s)})" for wait in waits[:2])
-    return f" ({num_calls:,.3g} calls, those that take longest: {', '.join(longest)})"
 
 
 def _longest(events: Events, steps: Steps, gaps: Gaps, host: _Host) -> tuple[Gap, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -70,12 +69,11 @@ def match(ranks: Sequence[RankTrace]) -> list[Matched]:
 
 def _overlap(calls: dict[int, Collective], hosts: dict[int, str]) -> bool:
     """Returns whether, by the clock of each host, all of its ranks start before one of them ends."""
-    starts, ends = defaultdict[str, float](lambda: -math.inf), defaultdict[str, float](lambda: math.inf)
+    starts, ends = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for rank, call in calls.items():
-        host = hosts[rank]
-        starts[host] = max(starts[host], call.start_s)
-        ends[host] = min(ends[host], call.start_s + call.dur_s)
-    return all(starts[host] <= ends[host] + _LEAST_APART_S for host in starts)
+        starts[hosts[rank]].append(call.start_s)
+        ends[hosts[rank]].append(call.start_s + call.dur_s)
+    return all(max(starts[host]) <= min(ends[host]) + _LEAST_APART_S for host in starts)
 
 
 def _same(calls: dict[int, list[Collective]]) -> Iterator[dict[int, Collective]]:
@@ -158,7 +156,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
         transfers[_kind(collective.first)].append(collective.transfer_s)
     table = []
     for key, own in calls.items():
-        kind, group, num_ranks, num_bytes = key
+        kind, _, num_ranks, num_bytes = key
         durations = [call.dur_s for _, call in own]
         median_s = statistics.median(durations)
         known = transfers.get(key) or (durations if num_ranks == 1 else [])
@@ -167,10 +165,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
         num_callers = len({rank for rank, _ in own})
         table.append(
             CollectiveRow(
-                kind=kind,
-                group=group,
-                num_ranks=num_ranks,
-                bytes=num_bytes,
+                *key,
                 num_calls=round(len(own) / num_callers),
                 median_s=median_s,
                 total_s=sum(durations) / num_callers,

@@ -75,27 +75,28 @@ def call_tree(recording: Recording, steps: Steps) -> CallTree:
 def kernels(
     recording: Recording, tree: CallTree, chosen: npt.NDArray[np.bool_], most: int
 ) -> tuple[Kernel, ...]:
-    """Returns the times of the chosen kernels by the operators that launched them, the longest first."""
-    host, device = recording.host, recording.device
-    callers = [*(name for _, name in host.names), ""]
-    caller = np.append(host.name, len(callers) - 1)[tree.launcher]
-    of_pair = device.name * np.int64(len(callers)) + caller
-    pairs, index = np.unique(of_pair[chosen], return_inverse=True)
+    """Returns the times of the chosen kernels by operators and the shapes of their inputs."""
+    host, device, num_shapes = recording.host, recording.device, np.int64(len(recording.shapes))
+    operator_of = np.append(host.name * num_shapes + host.fields["shapes"], len(host.names) * num_shapes)
+    callers, caller = np.unique(operator_of[tree.launcher[chosen]], return_inverse=True)
+    pairs, index = np.unique(device.name[chosen] * np.int64(len(callers)) + caller, return_inverse=True)
     durations = device.durations[chosen] * 1e-9
     calls, totals = np.bincount(index), np.bincount(index, durations)
     means = {name: _means(device.fields[name][chosen], durations, index) for name in OCCUPANCY}
     is_amd = any(name.startswith("hip") for _, name in recording.launches.names)
+    operators = [*(name for _, name in host.names), ""]
     found = []
     for at in np.argsort(-totals, kind="stable")[:most].tolist():
         number, of_caller = divmod(int(pairs[at]), len(callers))
-        name, operator = device.names[number][1], callers[of_caller]
+        of_operator, of_shapes = divmod(int(callers[of_caller]), len(recording.shapes))
+        name, operator, shapes = device.names[number][1], operators[of_operator], recording.shapes[of_shapes]
         kind = kernel_category(name, operator)
         estimates = {field: None if np.isnan(mean[at]) else float(mean[at]) for field, mean in means.items()}
         # NVIDIA's kernels have warps.
         is_known = is_amd or estimates["warps_per_sm"] is not None
         tensor_cores = float(uses_tensor_cores(name)) if is_known and not name.startswith("Mem") else None
         found.append(
-            Kernel(name, operator, kind, int(calls[at]), float(totals[at]), tensor_cores, **estimates)
+            Kernel(name, operator, kind, int(calls[at]), float(totals[at]), shapes, tensor_cores, **estimates)
         )
     return tuple(found)
 

@@ -154,10 +154,6 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
         f"{duration(waited[rank])} per step for it (median of the ranks)"
     )
-    also = [f"rank {one}" for one in waited if one != rank and waited[one] >= _LITTLE * overall.wall_s]
-    if also:
-        rest_s = sum(waited.values()) - waited[rank]
-        evidence += f", and {duration(rest_s)} for others ({first_of(also)})"
     late = _late_starts(ranks, rank, statistics.median)
     before = {step: min(wait_s, late.get(step, 0.0)) for step, wait_s in by_step[rank].items()}
     before_s = _median(before, num_steps)

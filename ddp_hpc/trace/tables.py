@@ -323,8 +323,10 @@ def _occupancy(rows: Sequence[Row]) -> list[Column]:
 def kernels_by_operator(capture: Capture) -> Table:
     """Returns the kernels and copies of each operator, those with the longest time first."""
     first, *others = _columns(capture, Column("operator", "operators and their kernels", _name), "ms")
-    rows = [row for row in _sums(capture, "kernels", ("operator", "name"), "total_s") if row["operator"]]
-    return Table([first, Column("name", "kernel", _kernel_name(capture)), *others], rows)
+    rows = _sums(capture, "kernels", ("operator", "shapes", "name"), "total_s")
+    shapes = [Column("shapes", "input shapes", _name)] if any(row["shapes"] for row in rows) else []
+    kernel = Column("name", "kernel", _kernel_name(capture))
+    return Table([first, *shapes, kernel, *others], [row for row in rows if row["operator"]])
 
 
 def operators(capture: Capture) -> Table:

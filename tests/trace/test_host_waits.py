@@ -44,7 +44,7 @@ def test_the_calls_and_operators_in_which_the_device_waits_are_named(tmp_path):
     ]
     (said,) = (text for text in capture.findings if "The device waits for the host" in text)
     assert "4 ms in autograd::engine::evaluate_function: MulBackward0 itself," in said
-    assert "3 ms in cudaFree (1 calls in aten::convolution)" in said
+    assert "3 ms in cudaFree, 2 ms in Python" in said
 
 
 def test_the_waits_of_random_programs_are_completely_attributed(tmp_path):
@@ -74,7 +74,7 @@ def test_advice_is_given_for_the_call_in_which_the_host_spends_most_of_the_waits
     events = [annotation("ProfilerStep#4", 0, 5000), *(one for one in recording()[1:] if one["ts"] < 5000)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert any(
-        "During these waits, the host spends per step 3 ms in cudaFree (1 calls in aten::convolution). This "
+        "During these waits, the host spends per step 3 ms in cudaFree. This "
         "call can wait until the device has finished everything: check whether the caching allocator" in text
         for text in capture.findings
     )
@@ -90,9 +90,7 @@ def test_many_calls_that_free_memory_are_a_sign_of_a_disabled_allocator(tmp_path
     events += [event("cpu_op", f"op{number}", 200 + 600 * number, 600) for number in range(3)]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     (said,) = (text for text in capture.findings[2:] if "hipFree" in text)
-    assert (
-        "3.6 ms in hipFree (12 calls, those that take longest: 2 in op0 (600 us), 2 in op1 (600 us))" in said
-    )
+    assert "3.6 ms in hipFree (12 times)" in said
     assert "the caching allocator is probably disabled" in said
 
 

@@ -74,6 +74,18 @@ def test_kernels_are_those_of_the_innermost_operator_around_their_launch(tmp_pat
     }  # fmt: skip
 
 
+def test_the_kernels_of_an_operator_are_told_apart_by_the_shapes_of_its_inputs(tmp_path):
+    events = [annotation("ProfilerStep#1", 0, 100)]
+    for number, dims in enumerate(([[32, 3, 7], [], [64]], [[[8, 2], [4]]], [[32, 3, 7], [64], []], [])):
+        args = {"Input Dims": dims} if dims else {}
+        events.append(event("cpu_op", "aten::mm", 20 * number, 9, **args))
+        events += launch(number, 20 * number + 1, "gemm", 20 * number + 5, number + 1)
+    capture = read_capture(write(tmp_path / "rank0.json", events).parent)
+    rows = tables.kernels_by_operator(capture).rows
+    assert {row["shapes"]: row["num_calls"] for row in rows} == {"32x3x7, 64": 2, "8x2, 4": 1, "": 1}
+    assert [row["num_calls"] for row in tables.kernels(capture).rows] == [4]
+
+
 def test_the_kinds_of_kernels_are_summed_up_over_the_ranks(tmp_path):
     for rank in range(2):
         write(tmp_path / f"rank{rank}.json", training() + launch(5, 300, "sgemm", 700, 13 * rank), rank, 2)
