@@ -317,9 +317,9 @@ def _communication(capture: Capture) -> Iterator[str]:
     calls = f"{num_calls:.3g}{capture.per_step} with a median of {duration(row.median_s)}"
     if row.transfer_s is not None:
         # A rank without a trace can have started a collective after all of the others.
-        at_most = "at most " if capture.missing else ""
+        at_most, at_least = ("at most ", "at least ") if capture.missing else ("", "")
         busbw = row.busbw_bytes_per_s
-        bandwidth = f" with a bus bandwidth of {busbw / 1e9:.3g} GB/s" if busbw else ""
+        bandwidth = f" with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else ""
         detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
         yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."
         exposed_s = overall.comm_exposed_s
