@@ -174,17 +174,20 @@ def shortened(name: str, limit: int) -> str:
 
 
 def distinguished(names: Iterable[str], limit: int) -> dict[str, str]:
-    """Returns the shortened names. Those that would be equal show the part in which they begin to differ."""
-    equal: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        equal[shortened(name, limit)].append(name)
-    found = {}
-    for text, same in equal.items():
-        pairs = enumerate(zip_longest(min(same), max(same)))
+    """Returns the shortened names. Those that would be equal show the parts in which they begin to differ."""
+    found, left = dict[str, str](), [(list(names), "")]
+    while left:
+        same, head = left.pop()
+        pairs = enumerate(zip_longest(min(same, default=""), max(same, default="")))
         begin = max(0, next((at for at, (one, other) in pairs if one != other), 0) - _CONTEXT)
-        head = text[: limit // 4]
+        equal: defaultdict[str, list[str]] = defaultdict(list)
         for name in same:
-            found[name] = text if len(same) == 1 else f"{head}...{cut(name[begin:], limit - len(head) - 3)}"
+            equal[cut(f"{head}...{name[begin:]}", limit) if head else shortened(name, limit)].append(name)
+        for text, own in equal.items():
+            if len(own) > 1 and len(head) < limit * 3 // 4:
+                left.append((own, text[: len(head) + 3 + 2 * _CONTEXT if head else limit // 4]))
+            else:
+                found |= dict.fromkeys(own, text)
     return found
 
 
