@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import zip_longest
@@ -73,7 +73,7 @@ _DTYPES = {
 _ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
 
-_CONTEXT = 8
+_CONTEXT = 4
 """The number of characters before the first difference of two names that are shown."""
 
 # Most events have the name of another one.
@@ -174,21 +174,23 @@ def shortened(name: str, limit: int) -> str:
 
 
 def distinguished(names: Iterable[str], limit: int) -> dict[str, str]:
-    """Returns the shortened names. Those that would be equal show the parts in which they begin to differ."""
-    found, left = dict[str, str](), [(list(names), "")]
-    while left:
-        same, head = left.pop()
-        pairs = enumerate(zip_longest(min(same, default=""), max(same, default="")))
-        begin = max(0, next((at for at, (one, other) in pairs if one != other), 0) - _CONTEXT)
-        equal: defaultdict[str, list[str]] = defaultdict(list)
-        for name in same:
-            equal[cut(f"{head}...{name[begin:]}", limit) if head else shortened(name, limit)].append(name)
-        for text, own in equal.items():
-            if len(own) > 1 and len(head) < limit * 3 // 4:
-                left.append((own, text[: len(head) + 3 + 2 * _CONTEXT if head else limit // 4]))
-            else:
-                found |= dict.fromkeys(own, text)
-    return found
+    """Returns different shortened names: those that would be equal show the part in which they begin to
+    differ, and if that is equal, too, a number.
+    """
+    short = {name: shortened(name, limit) for name in names}
+    num, heads = Counter(short.values()), defaultdict[str, list[str]](list)
+    for name, text in short.items():
+        if num[text] > 1:
+            heads[text[: limit // 2]].append(name)
+    for head, same in heads.items():
+        pairs = enumerate(zip_longest(min(same), max(same)))
+        begin = max(0, next(at for at, (one, other) in pairs if one != other) - _CONTEXT)
+        short |= {name: cut(f"{head}...{name[begin:]}", limit) for name in same}
+    seen: Counter[str] = Counter()
+    for name, text in short.items():
+        seen[text] += 1
+        short[name] += f" #{seen[text]}" if seen[text] > 1 else ""
+    return short
 
 
 def _parameters(name: str) -> int:

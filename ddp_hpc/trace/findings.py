@@ -67,12 +67,11 @@ def findings(capture: Capture) -> list[str]:
     overall, wall_s = capture.mean, capture.mean.wall_s or 1.0
     sentences = _step(capture, wall_s)
     if straggler := capture.straggler:
-        is_alone = 2 * straggler.share * wall_s >= straggler.excess_s
-        nearly = "" if is_alone else ", since another rank is nearly as slow"
+        is_shared = 2 * straggler.share * wall_s < straggler.excess_s
         sentences.append(
             f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. "
             f"Without {'the delay within the step' if straggler.before_s else 'this delay'}, a step would be "
-            f"up to {straggler.share:.0%} shorter{nearly}."
+            f"up to {straggler.share:.0%} shorter{', since another rank is nearly as slow' * is_shared}."
         )
     if capture.slow_connection:
         sentences.append(_slow_connection(capture.slow_connection, capture.ranks))

@@ -23,8 +23,6 @@ _MOST_GAPS, _MOST_WAITS = 5, 100
 _MOST_NAMED = 3
 _LEAST_SHARE = 0.1
 """Fraction of all waits that those in a call must take to be named."""
-_LEAST_NAMED = 2
-"""The least number of calls that is named."""
 _NO_OPERATOR = "Python or other code outside of operators"
 _MANY_CALLS = 10
 """Calls per step from which on they are not those of a few large tensors."""
@@ -103,7 +101,7 @@ def describe(ranks: Sequence[RankTrace], per_step: str) -> str:
     whole_s = sum(dur_s for dur_s, _ in times.values())
     longest = sorted(times.items(), key=lambda item: -item[1][0])[:_MOST_NAMED]
     named = [
-        f"{duration(dur_s)} in {what}" + (f" ({num:,.3g} times)" if num >= _LEAST_NAMED else "")
+        f"{duration(dur_s)} in {what}" + (f" ({num:,.3g} times)" if num > 1 else "")
         for what, (dur_s, num) in longest
         if dur_s >= _LEAST_SHARE * whole_s
     ]

@@ -245,10 +245,19 @@ def test_names_that_are_equal_if_shortened_show_where_they_differ():
     names = [form.format(number) for number in (128, 64)]
     assert len({shortened(name, 40) for name in names}) == 1
     assert distinguished([*names, "gemm"], 40) == {
-        names[0]: "implicit_s... float, 128, 6, 7, 3, 3,...",
-        names[1]: "implicit_s... float, 64, 6, 7, 3, 3, ...",
+        names[0]: "implicit_sgemm<float...at, 128, 6, 7,...",
+        names[1]: "implicit_sgemm<float...at, 64, 6, 7, ...",
         "gemm": "gemm",
     }
+
+
+def test_names_that_differ_in_several_parts_have_numbers():
+    form = "void implicit_sgemm<float, float, {}, 6, 7, 3, 3, {}, 1, false, true, true>(int)"
+    names = [form.format(*numbers) for numbers in ((128, 5), (128, 9), (64, 5))]
+    assert [*distinguished(names, 40).values()] == [
+        "implicit_sgemm<float...at, 128, 6, 7,...", "implicit_sgemm<float...at, 128, 6, 7,... #2",
+        "implicit_sgemm<float...at, 64, 6, 7, ...",
+    ]  # fmt: skip
 
 
 def test_much_time_in_changes_of_the_memory_format_gets_advice(tmp_path):

@@ -75,8 +75,9 @@ function drawTimeline(div, figure) {
   let at = -1;
   const search = controls.querySelector("input");
   const find = () => {
-    const sought = search.value.trim().toLowerCase();
-    const pieces = sought.split("..."); // a name that was copied from a table can be shortened in the middle
+    // A name that was copied from a table can be shortened in the middle, and numbered.
+    const sought = search.value.trim().toLowerCase().replace(/\.\.\. #\d+$/, "");
+    const pieces = sought.split("...");
     const [first, last] = step.value ? step.value.split(",").map(Number) : [-Infinity, Infinity];
     found = sought && bars.map(({ name, meta, base }) => {
       const has = meta.texts.map((text) => pieces.every((piece) => `${text}\n${name}`.toLowerCase().includes(piece)));
