@@ -37,7 +37,7 @@ _GPU_PROGRAM = re.compile(
 )
 # Also sites whose examples have no --nv (Chalmers, the Holland Computing Center), and versions without it.
 _NO_OPTION = re.compile(
-    r"rocm|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|\s-p alvis\b|=alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
+    r"rocm|rccl|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|[= ]alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
     re.IGNORECASE,
 )
 _USES_GPUS = re.compile(
@@ -204,7 +204,8 @@ def _hides(words: tuple[str, ...]) -> bool:
 @check("PBS016", "warning", "the script looks for its own directory")
 def _own_directory(subject: Subject) -> Iterator[Problem]:
     script, variable = subject.script, subject.scheduler.reader.submit_directory
-    if re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job|\b(?:sbatch|qsub) ", script.text):
+    submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
+    if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
     body = "\n".join(line for line in script.lines if not re.match(r"\s*(?:#|echo|printf)", line))
     alone = {command.line for command in script.commands if not command.argv}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from ddp_hpc.base.units import counted
 from ddp_hpc.lint.bash_syntax import bash_complaint, is_reached
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.launch_commands import requests_gpus
@@ -98,13 +99,14 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
 def _late_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     own = script.directives_of(script.scheduler)
-    late = [d for d in own if d.late and d.flag and not script.is_quoted(d.line)]
+    remarks = {d.line for d in own if not d.flag}  # with words that the scheduler would reject
+    late = [d for d in own if d.late and d.line not in remarks and not script.is_quoted(d.line)]
     lines = sorted({d.line for d in late})
     if lines and _belong_to_job(script, late) and is_reached(script.text, lines[0]):
-        others = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
+        others = f" and {counted(len(lines) - 1, 'other')} come" if len(lines) > 1 else " comes"
         yield Problem(
             lines[0],
-            f"this directive comes after the first command{others}, so the scheduler ignores it",
+            f"this directive{others} after the first command, where the scheduler ignores directives",
             "move it to the other directives, above set, module and cd",
         )
 
@@ -124,7 +126,7 @@ def _belong_to_job(script: Script, late: list[Directive]) -> bool:
         or any(has_placeholder(d.value) for d in late)
         or all(line[0] == "#" or _WHOLE_PLACEHOLDER.fullmatch(line) for line in before)
     )
-    submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
+    submits = any(c.argv and c.argv[0].endswith(("sbatch", "qsub")) for c in script.commands)
     is_job = script.shebang and len(late) > 1 and not submits
     is_rejected = script.scheduler == "slurm" and not script.shebang
     return bool(script.read() or is_job) and not (is_second or is_for_template or is_rejected)
@@ -137,10 +139,10 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     indented = [n for n, line in enumerate(script.lines[: first - 1], start=1) if _INDENTED.match(line)]
     given = {d.flag for d in script.read()}
     if indented:
-        others = f", as are {len(indented) - 1} more" if len(indented) > 1 else ""
+        others = f" and {counted(len(indented) - 1, 'other')} are" if len(indented) > 1 else " is"
         yield Problem(
             indented[0],
-            f"this directive is indented{others}, and sbatch ignores lines that do not begin with #SBATCH",
+            f"this directive{others} indented, and sbatch ignores lines that do not begin with #SBATCH",
             "remove the blanks before #SBATCH",
             "note" if _flags(subject, script.lines[indented[0] - 1]) & given else None,
         )
@@ -202,7 +204,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
     repeatable = subject.scheduler.reader.repeatable_flags_in(subject.scheduler_version)
     pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
-    for line, name, value in sorted(pairs):
+    for line, name, value in sorted(pairs, key=lambda pair: pair[0]):
         if seen.get(name, ",") not in (value, ","):
             # OpenPBS uses the first of several resources with the same name (set_resource.c).
             used = "only one" if name.startswith("-l ") else "the last value"
@@ -278,12 +280,8 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
     if directives:
         first = min(directives, key=lambda d: d.line)
         others = len({d.line for d in directives}) - 1
-        yield Problem(
-            first.line,
-            f"{shown(first.text)} contains a placeholder"
-            + (f", and so do {others} other directives" if others else ""),
-            "replace it with a value",
-        )
+        contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
+        yield Problem(first.line, f"{shown(first.text)} {contain} a placeholder", "replace it with a value")
 
 
 def _is_constraint_or_name(d: Directive) -> bool:

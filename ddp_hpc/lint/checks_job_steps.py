@@ -15,7 +15,7 @@ from ddp_hpc.schedulers.script_options import whole_number
 _SHARES = re.compile(
     r"\s(?:--exact|--exclusive|--overlap|--cpus-per-task|-c|--nodelist|-w|--relative|-r|--jobid|--het-group|--mem\S*)\b"
 )
-_OF_EACH_TASK = re.compile(r"%\d*[ajJs]")
+_OF_EACH_TASK = re.compile(r"%\d*[ajJs]|\$|%\(")
 _IMAGE = re.compile(r"[^/$\s]+\.(?:sqsh|squashfs)")
 
 
@@ -58,7 +58,8 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
     for d in script.read():
         is_log = d.flag in ("--output", "--error") and d.value not in ("", "none", "/dev/null")
         has_tasks = re.search("[-,]", array) and not re.fullmatch(r"(\d+)-\1(?:%\d+)?", array)
-        if is_log and has_tasks and not re.search(rf"{_OF_EACH_TASK.pattern}|\$|%\(", d.value):
+        is_misread = re.match(r"-\w[\w-]*=", d.written)  # a long option with one dash
+        if is_log and has_tasks and not (is_misread or _OF_EACH_TASK.search(d.value)):
             yield Problem(
                 d.line,
                 f"all tasks of the array write to {shown(d.value)}",
@@ -68,17 +69,17 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM027", "warning", "--export without ALL")
 def _export_without_all(subject: Subject) -> Iterator[Problem]:
-    # A script that sets up its environment needs no others: with a list, sbatch gets that of a login.
-    if any(c.name in ("module", "ml", "source", ".", "conda", "spack") for c in subject.script.commands):
-        return
-    for d in subject.script.read():
-        names = d.value.split(",")
-        if d.flag == "--export" and "=" in d.value and names[0].upper() not in ("ALL", "NONE", "NIL"):
-            yield Problem(
-                d.line,
-                f"with --export={plain(d.value)}, the job gets no others, such as those of modules",
-                f"use --export=ALL,{plain(d.value)}",
-            )
+    # With a list, the batch shell gets the environment of a login, but its job steps get only the list.
+    steps = [c for c in subject.script.launches("srun") if c.option("--export") is None]
+    given = subject.script.value("--export") or ""
+    has_path = {name.partition("=")[0].upper() for name in given.split(",")} & {"ALL", "NONE", "NIL", "PATH"}
+    if steps and "=" in given and not has_path and "SLURM_EXPORT_ENV" not in subject.script.text:
+        yield Problem(
+            subject.line_of("--export"),
+            f"with --export={plain(given)}, srun of line {steps[0].line} passes on no other variables, "
+            "such as PATH",
+            f"use --export=ALL,{plain(given)}",
+        )
 
 
 @check("SLURM028", "warning", "a job step that is larger than the job")

@@ -24,7 +24,8 @@ _DDP = re.compile(r"(?<![a-z])ddp(?![a-z])|fsdp|distributed", re.IGNORECASE)
 _CORES_OF_NODE = re.compile(r"\bnproc\b|\$\{?SLURM_CPUS_ON_NODE\}?$")
 _WORKERS = re.compile(r"--(?:dataloader[-_])?(?:num[-_])?workers[= ](\d{1,3})\b")
 # The signals that a scheduler sends before a job ends.
-_SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2)|10|12|15")
+_SIGTERM = frozenset(("TERM", "SIGTERM", "15"))
+_SIGNALS = frozenset(("USR1", "SIGUSR1", "10", "USR2", "SIGUSR2", "12")) | _SIGTERM
 _OF_SEVERAL_NODES = re.compile(
     r"--(?:\w*[-_])?n?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm|"
     r".*(?:slurm\w*|\bdeepy)\.py$"
@@ -198,10 +199,10 @@ def _local_ranks(start: Start) -> int:
 
 @check("RANK006", "warning", "a trap that runs only after the launcher has ended")
 def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
-    commands = subject.script.commands
-    traps = [
-        c for c in commands if c.name == "trap" and any(_SIGNALS.fullmatch(w.upper()) for w in c.words[2:])
-    ]
+    commands, is_for_shell = subject.script.commands, "B:" in (subject.script.value("--signal") or "")
+    # At the time limit, the launcher gets SIGTERM, too, so it ends, and the trap runs.
+    signals = _SIGNALS if is_for_shell else _SIGNALS - _SIGTERM
+    traps = [c for c in commands if c.name == "trap" and signals & {w.upper() for w in c.words[2:]}]
     # A trap that also covers EXIT is for cleaning up, so it may run late.
     if not traps or traps[0].words[1:2] == ("",) or {"EXIT", "0"} & {*traps[0].words}:
         return

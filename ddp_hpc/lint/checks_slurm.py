@@ -110,13 +110,12 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     if signal is None or "B:" in signal:
         return
     commands = subject.script.commands
-    pythons = [c for c in commands if c.argv and re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun", c.argv[0])]
-    if pythons and not any(
-        re.search(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ", c.text) for c in commands
-    ):
+    pythons = [c for c in commands if re.fullmatch(r"python[0-9.]*|torchrun|accelerate", c.name)]
+    others = re.compile(r"srun|mpi|\.sh\b|\btrap\b|kill|\$\{?\w+\}? ")
+    if pythons and not any(others.search(c.text) for c in commands):
         yield Problem(
             subject.line_of("--signal"),
-            f"--signal={plain(signal)} goes to job steps, but line {pythons[0].line} does not use srun",
+            f"--signal={plain(signal)} goes to job steps, but line {pythons[-1].line} does not use srun",
             "put srun in front of the program",
         )
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")

@@ -41,7 +41,7 @@ BAD = [
     ("RANK004", 6, CHUNKS + "mpirun -np 4 python train.py\n"),
     ("RANK004", 6, TWO_NODES + "mpirun -np 4 python train.py\n"),
     ("RANK005", 6, CHUNKS + "export OMP_NUM_THREADS=64\nmpiexec -n 8 --ppn 4 ./a.out\n"),
-    ("RANK006", 4, PBS + "trap 'kill $pid' TERM\nmpiexec -n 4 python train.py\n"),
+    ("RANK006", 4, PBS + "trap 'kill $pid' USR1\nmpiexec -n 4 python train.py\n"),
     ("RANK006", 4, SLURM + "trap stop SIGUSR1\nsrun python train.py | tee log\n"),
     (
         "RANK008",

@@ -92,6 +92,13 @@ def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> N
     ]
 
 
+def test_values_of_one_line_are_named_in_their_order() -> None:
+    found = lint_script(f"{TORQUE}#PBS -kod -ked\n")
+    assert [one.what for one in found if one.check == "JOB007"] == [
+        "-k is 'od' before and 'ed' here, and the last value is used"
+    ]
+
+
 @pytest.mark.parametrize(("check", "expected", "text"), SCRIPTS)
 def test_a_script_has_the_finding_or_not(check: str, expected: bool, text: str) -> None:
     assert (check in {found.check for found in lint_script(text)}) == expected
