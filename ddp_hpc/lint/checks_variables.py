@@ -34,7 +34,7 @@ _LIST_AS_HOST = re.compile(
 _ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
 _ELEMENT = re.compile(r"\$\{(?:#(\w+)\[|(\w+)\[[^@*])")
 _DEVICES = re.compile(r"\d{1,3}(?:,\d{1,3})*")
-_SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
+_SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|(?:API|AUTH|ACCESS|HF|GITHUB)_TOKEN")
 _LOGIN = re.compile(
     r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
 )

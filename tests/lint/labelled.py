@@ -288,6 +288,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM025", True, S + "for i in 1 2; do\n  srun ./a $i &\ndone\nwait\n"),
     ("SLURM026", False, S + "#SBATCH --array=1-1\n#SBATCH --output=a.out\n"),
     ("SLURM026", False, S + "#SBATCH --array=1-9\n#SBATCH -exclude=gcn45\n"),
+    ("JOB009", True, S + "export NEPTUNE_API_TOKEN=eyJhcGlfYWRkcmVzcyI6Imh0dHBz\npython a.py\n"),
     ("SLURM027", False, S + "#SBATCH --export=A=1\nmodule load python\npython a.py\n"),
     ("SLURM027", True, S + "#SBATCH --export=A=1\nmodule load python\nsrun python a.py\n"),
     ("SLURM027", False, S + "#SBATCH --export=A=1\nunset SLURM_EXPORT_ENV\nsrun python a.py\n"),
