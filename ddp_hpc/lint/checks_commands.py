@@ -15,7 +15,7 @@ from ddp_hpc.lint.placeholders import is_template
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
-    r"shell[. ](?:hook|init|bash)|\bshell hook\b|__conda_setup|(?:^|[\s;&(])(?:source|\.)\s+\S|"
+    r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(])(?:source|\.)\s+\S|"
     r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
 )
 _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
@@ -37,7 +37,8 @@ _GPU_PROGRAM = re.compile(
 )
 # Also sites whose examples have no --nv (Chalmers, the Holland Computing Center), and versions without it.
 _NO_OPTION = re.compile(
-    r"rocm|rccl|\bamd|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|[= ]alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
+    r"rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|"
+    r"[= ]alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
     re.IGNORECASE,
 )
 _USES_GPUS = re.compile(
@@ -207,18 +208,14 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
     if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
-    body = "\n".join(line for line in script.lines if not re.match(r"\s*(?:#|echo|printf)", line))
+    body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
-    unused = {
-        line
-        for line, name, _ in script.assignments
-        if line in alone and not re.search(rf"\$\{{?{name}\b", body)
-    }
-    for number, line in enumerate(script.lines, start=1):
+    for number, name, _ in reversed(script.assignments):
+        if number in alone and not re.search(rf"\$\{{?{name}\b", "\n".join(body)):
+            body[number - 1] = ""  # nothing uses the variable, nor those in its value
+    for number, line in enumerate(body, start=1):
         if (
-            number not in unused
-            and re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
-            and not line.lstrip().startswith("#")
+            re.search(r"dirname(?!.*\bbasename\b)", line)  # with basename, the path of the copy itself
             and not script.is_quoted(number)
             and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)
         ):

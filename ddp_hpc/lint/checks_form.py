@@ -32,7 +32,7 @@ _PLACEHOLDER_IN_COMMAND = re.compile(r"<[A-Za-z_.?%](?:[^<>|&;]*[^<>|&;\s])?>|%\
 _MAX_CHARS = 500
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
-_NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
+_NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z][\w-]*)")
 
 
 @check("JOB001", "error", "empty script, or not a text file")
@@ -219,7 +219,9 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
-        if not _is_free_text(d) and not _is_name(subject, d) and _has_variable(d.value):
+        # pyxis writes the mounts into a shell script, and rejects only those that begin with a variable.
+        is_expanded = d.flag == "--container-mounts" and not re.search(r"(?:^|,)[$~]", d.value)
+        if not (is_expanded or _is_free_text(d) or _is_name(subject, d)) and _has_variable(d.value):
             yield Problem(
                 d.line,
                 f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives",
@@ -281,7 +283,8 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
         first = min(directives, key=lambda d: d.line)
         others = len({d.line for d in directives}) - 1
         contain = f"and {counted(others, 'other directive')} contain" if others else "contains"
-        yield Problem(first.line, f"{shown(first.text)} {contain} a placeholder", "replace it with a value")
+        text = first.text.partition(" #")[0].rstrip()
+        yield Problem(first.line, f"{shown(text)} {contain} a placeholder", "replace it with a value")
 
 
 def _is_constraint_or_name(d: Directive) -> bool:

@@ -136,11 +136,11 @@ def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
         if command.name != "srun" or not start.is_launched or start.launcher_hides_options:
             continue
         text = expanded_in_shell(command.text)
-        if start.is_torchrun and start.given("--rdzv-backend") is not None:
-            # Only the static rendezvous uses --node-rank.
-            text = re.sub(r"--node[-_]rank[= ]\S+", "", text)
-        if start.options_of("accelerate").get("num-machines") == "1":
-            text = re.sub(r"--machine[-_]rank[= ]\S+", "", text)  # not used for one machine
+        options = start.options_of("accelerate")
+        backend = start.given("--rdzv-backend") if start.is_torchrun else options.get("rdzv-backend")
+        if backend not in (None, "static") or options.get("num-machines") == "1":
+            # Only the static rendezvous of several machines uses their ranks.
+            text = re.sub(r"--(?:node|machine)[-_]rank[= ]\S+", "", text)
         for name, task in of_task.items():
             is_read = name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
             if is_read or re.search(rf"\$\{{?{name}\b", text + single_quoted(text)):

@@ -136,11 +136,10 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     traps = {word.upper().removeprefix("SIG") for c in commands if c.name == "trap" for word in c.words[2:]}
     name = re.sub(r"^R?B:|@.*", "", signal).upper().removeprefix("SIG")
     # While bash waits for a program, SIGINT and SIGQUIT do not end it.
-    is_trapped = name in traps | {"INT", "2", "QUIT", "3"} or (
-        traps and (not name.isalnum() or name.isdigit())
-    )
-    ends_in_program = any(c.words[:1] == ("exec",) for c in commands)
-    if "B:" in signal and not ends_in_program and not is_trapped:
+    is_trapped = name in traps | {"INT", "2", "QUIT", "3"} or (traps and not name[:1].isalpha())
+    # A function with such a name, perhaps of another file, may set the trap.
+    is_other = any(c.words[:1] == ("exec",) or re.search(r"_traps?(?:_|$)", c.name) for c in commands)
+    if "B:" in signal and not is_other and not is_trapped:
         yield Problem(
             subject.line_of("--signal"),
             f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and is killed",

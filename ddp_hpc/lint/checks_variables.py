@@ -38,6 +38,7 @@ _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|(?:API|AUTH|ACCESS|HF|GITH
 _LOGIN = re.compile(
     r"\b(wandb login|(?:huggingface-cli|hf auth) login --token)[= ]+(?:--relogin )?(?=\w*\d)\w{20,}"
 )
+_KEY = re.compile(r"sk-(?:proj|ant)-\w{20}|hf_\w{30}|ghp_\w{30}")
 _LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 
@@ -131,8 +132,9 @@ def _visible_devices(subject: Subject) -> Iterator[Problem]:
         if gpus and _DEVICES.fullmatch(given) and max(map(int, given.split(","))) >= gpus:
             what = f"deepspeed uses GPUs {given}, but the job has {gpus} per node, numbered from 0"
             yield Problem(line, what, "omit --include")
+    is_default = re.search(r"-z \S*\bCUDA_VISIBLE_DEVICES", subject.script.text)
     for line, name, value in subject.script.assignments:
-        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value):
+        if name != "CUDA_VISIBLE_DEVICES" or not _DEVICES.fullmatch(value) or is_default:
             continue
         devices = {int(number) for number in value.split(",")}
         if max(devices) >= len(devices) and any("num-gpus" in options for _, options in of_deepspeed):
@@ -239,7 +241,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
     found = [
         (line, name)
         for line, name, value in subject.script.assignments
-        if _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
+        if (_SECRET.search(name) and _UPPER_CASE.fullmatch(name)) or _KEY.match(value)
         if _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value)
     ]
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LOGIN.search(c.text))]

@@ -217,7 +217,7 @@ def step_nodes(subject: Subject, command: Command) -> int | None:
 
 def ranks_per_node(subject: Subject, command: Command) -> int | None:
     """Returns the number of ranks per node, from the launcher's options or else from the directives."""
-    if hides_launcher_options(command):
+    if hides_launcher_options(command) and command.option("-n", "--ntasks") != "1":
         return None
     own = command.option("--ntasks-per-node", "--tasks-per-node", "--ppn", "-ppn", "--npernode", "-npernode")
     if own is not None:
