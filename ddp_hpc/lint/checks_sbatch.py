@@ -51,8 +51,6 @@ _INSTEAD = {
 }
 # An option that sbatch takes as the value of the option before it.
 _TAKEN = re.compile("--?[A-Za-z]")
-# A word in the place of a number, which a program or the user replaces: NNODES, _NTASKS_, gpu:N_GPUS.
-_NUMBER_TO_COME = re.compile(r"(?:^|:)!?(?:[A-Z]+_[A-Z_]*|[A-Z]{2,}|[xXnN])$")
 _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
 # With any value of these options, the job can run.
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
@@ -67,11 +65,7 @@ def _options(subject: Subject) -> Iterator[Directive]:
 
 @check("SLURM001", "error", "no shebang")
 def _no_shebang(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    # Notes contain directives after commands, and the beginning of a template may be elsewhere.
-    first = min((d.line for d in script.directives), default=1)
-    is_notes = any(1 < command.line < first for command in script.commands)
-    if not script.lines[0].startswith("#!") and not is_notes and len(subject.placeholder_lines) < 3:
+    if not subject.script.lines[0].startswith("#!"):
         yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
 
 
@@ -149,9 +143,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
                     long or f"write {d.flag}{plain(d.value)}",
                     None if d.flag in _NAMED else "warning",
                 )
-        elif (expected := expected_value(d.flag, d.value, version)) and not (
-            d.flag not in ("--mail-type", "--signal") and _NUMBER_TO_COME.search(d.value)
-        ):
+        elif expected := expected_value(d.flag, d.value, version):
             remedy = long or f"write {expected}; see sbatch(1)"
             yield Problem(d.line, f"sbatch rejects {d.flag} {shown(d.value)}", remedy)
 

@@ -432,8 +432,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK012", True, RANKS + "srun bash -c 'export MASTER_ADDR=$(hostname); python train.py'\n"),
     ("RANK012", True, FOUR + 'srun bash -c "MASTER_ADDR=\\$(hostname) python train.py"\n'),
     ("RANK012", False, RANKS + "export MASTER_ADDR=$(hostname)\nsrun python train.py\n"),
-    ("SLURM001", False, "cd code\nmake\n#SBATCH --nodes=2\nsrun x\n"),  # notes, not a script
-    ("SLURM001", False, "#SBATCH -J @NAME@\n#SBATCH -t @TIME@\n#SBATCH -A @ACCOUNT@\nsrun x\n"),
     ("SLURM002", True, S + "#SBATCH --gres:gpu\n"),
     ("SLURM003", True, S + "#SBATCH -A   # account\n#SBATCH -p gpu\n"),
     ("SLURM017", False, S + "#SBATCH -A   # account\n#SBATCH -p gpu\n"),
@@ -441,7 +439,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM017", True, S + "#SBATCH --mail-user= me@example.com\n"),
     ("SLURM015", False, S + "#SBATCH --account==a\n#SBATCH -A b\n"),
     ("SLURM015", True, S + "#SBATCH -A b\n#SBATCH --account==a\n"),
-    ("SLURM015", False, S + "#SBATCH --ntasks=N_TASKS\n"),
+    ("SLURM015", True, S + "#SBATCH --ntasks=N_TASKS\n"),
     ("SLURM015", False, S + "#SBATCH --mem-per-cpu=##MEMORY##\n"),
     ("SLURM015", False, S + "#SBATCH --mem=%(memory)s\n"),
     ("SLURM015", False, S + "#SBATCH --mem=\n#SBATCH --ntasks=\n#SBATCH --nodes=\n"),  # a form
