@@ -31,7 +31,6 @@ _DIRECTIVES = {
     name: reader.directive_pattern or re.compile(rf"{SCHEDULERS[name].prefix}(?:[ \t]+|$)(.*)", re.DOTALL)
     for name, reader in _READERS.items()
 }
-
 DIRECTIVE_PATTERNS = tuple(_DIRECTIVES.values())
 
 _TOKEN = re.compile(
@@ -313,13 +312,11 @@ def _commands(text: str, quoted: list[tuple[int, int]]) -> Iterator[Command]:
             line += 1
             continue
         if kind == "word":
-            if skipping:
-                pass
-            elif joined and words:
+            if not words and not skipping:
+                first, start = line, begin
+            if joined and words and not skipping:
                 words[-1].append(_bare(piece))
-            else:
-                if not words:
-                    first, start = line, begin
+            elif not skipping:
                 words.append([_bare(piece)])
             joined = True
         else:
