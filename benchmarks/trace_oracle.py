@@ -76,6 +76,8 @@ class Work:
     end: float
     kind: str
     call: tuple[float, float, Thread] | None
+    is_earlier: bool = False
+    """Whether it was launched before the recording: its correlation ID is less than those of all calls."""
 
 
 @dataclass
@@ -121,7 +123,11 @@ def read(path: Path) -> Trace:
         elif category.endswith(("_runtime", "_driver")) and "correlation" in args:
             first = calls.setdefault(args["correlation"], (start, end, thread))
             calls[args["correlation"]] = min(first, (start, end, thread))
-    trace.work = [Work(start, end, kind, calls.get(number)) for start, end, kind, number in device]
+    first = min((number for number in calls if number >= 0), default=0)
+    trace.work = [
+        Work(start, end, kind, calls.get(number), isinstance(number, int) and 0 <= number < first)
+        for start, end, kind, number in device
+    ]
     mark_steps(trace)
     return trace
 
@@ -169,6 +175,9 @@ def windows(trace: Trace) -> Spans:
     launched = sorted((work.call[0] if work.call else work.start, work.end) for work in trace.work)
     if not trace.steps:
         return [(launched[0][0], max(end for _, end in launched))]
+    launched = [(-END, work.end) for work in trace.work if work.is_earlier] + [
+        (work.call[0] if work.call else work.start, work.end) for work in trace.work if not work.is_earlier
+    ]
     done = [
         max((end for moment, end in launched if moment < start), default=-END) for start, _ in trace.steps
     ]

@@ -128,8 +128,7 @@ def _belong_to_job(script: Script, late: list[Directive]) -> bool:
     )
     submits = any(c.argv and c.argv[0].endswith(("sbatch", "qsub")) for c in script.commands)
     is_job = script.shebang and len(late) > 1 and not submits
-    is_rejected = script.scheduler == "slurm" and not script.shebang
-    return bool(script.read() or is_job) and not (is_second or is_for_template or is_rejected)
+    return bool(script.read() or is_job) and not (is_second or is_for_template)
 
 
 @check("JOB005", "error", "a comment that looks like a misspelled directive")

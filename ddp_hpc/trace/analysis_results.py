@@ -370,6 +370,8 @@ class Straggler:
     """The explanation in one sentence."""
     before_s: float = 0.0
     """The time per step that is gained if this rank also begins the step as early as the next latest one."""
+    waited_s: float = 0.0
+    """The time per step for which the other ranks wait for it, for any cause."""
 
 
 @dataclass(frozen=True)

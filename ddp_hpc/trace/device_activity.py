@@ -76,12 +76,14 @@ def step_windows(steps: Intervals, launches: Launches, device: Events) -> Interv
     """Returns the start and the end of each step on the device.
 
     A step begins on the device when the host has begun it and the device has finished everything that was
-    launched before. If the device lags behind the host, a step thus lasts as long as the device's period.
+    launched before. If the device lags behind the host, a step thus lasts as long as the device's period, and
+    the first one does not contain what was launched before the recording.
     """
     begins, finishes = steps
-    order = np.argsort(launches.moment, kind="stable")
+    moments = np.where(launches.is_earlier, np.iinfo(np.int64).min, launches.moment)
+    order = np.argsort(moments, kind="stable")
     finished = np.maximum.accumulate(device.ends[order])
-    before = np.searchsorted(launches.moment[order], np.append(begins, np.iinfo(np.int64).max))
+    before = np.searchsorted(moments[order], np.append(begins, np.iinfo(np.int64).max))
     earlier = np.where(before > 0, finished[np.maximum(before - 1, 0)], np.iinfo(np.int64).min)
     starts = np.maximum.accumulate(np.maximum(begins, earlier[:-1]))
     closed = np.maximum(finishes, earlier[1:])

@@ -21,7 +21,7 @@ from ddp_hpc.trace.analysis_results import (
     SlowConnection,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
-from ddp_hpc.trace.event_names import UPDATE
+from ddp_hpc.trace.event_names import UPDATE, busbw_factor
 from ddp_hpc.trace.host_waits import describe
 from ddp_hpc.trace.kernel_kinds import KINDS
 
@@ -117,7 +117,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
     """Returns how much shorter a step can be at most without each of its waits, the longest first."""
     mean, straggler = capture.mean, capture.straggler
     delay_s, late_s = (straggler.share * wall_s, straggler.before_s) if straggler else (0.0, 0.0)
-    rank = f"rank {straggler.rank}" if straggler else ""
+    waited_s, rank = (straggler.waited_s, f"rank {straggler.rank}") if straggler else (0.0, "")
     waits = {
         f"the delay of {rank}": delay_s,
         f"the late start of {rank}": late_s,
@@ -128,8 +128,7 @@ def _gains(capture: Capture, wall_s: float) -> str:
         "waits of kernels that are launched": mean.idle_kernel_s,
         "Python or other code outside of operators": 0.0 if capture.on_device else mean.idle_s,
         "exposed communication" + f" other than waiting for {rank}" * bool(straggler): mean.comm_exposed_s
-        - delay_s
-        - late_s,
+        - waited_s,
         "exposed memory copies": mean.memcpy_s,
     }
     longest = sorted((item for item in waits.items() if item[1] >= _MUCH * wall_s), key=lambda item: -item[1])
@@ -335,6 +334,8 @@ def _communication(capture: Capture) -> Iterator[str]:
             )
     else:
         detail = "in which waiting for other ranks cannot be distinguished from the transfer"
+        if least := busbw_factor(row.kind, row.num_ranks) * row.bytes / (row.median_s or 1.0):
+            detail += f", so the bus bandwidth is at least {least / 1e9:.3g} GB/s"
         yield f"The collective that takes the most time is {row.kind}{of_size}: {calls}, {detail}."
     total_s = overall.comm_hidden_s + overall.comm_exposed_s
     if total_s:

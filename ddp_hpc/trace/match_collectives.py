@@ -142,7 +142,8 @@ def _moved_curve(curve: Curve, by_s: float) -> Curve:
 
 
 def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:
-    """Returns a row per kind and size, sorted by total transfer time without waits for late ranks.
+    """Returns a row per kind and size of the calls in the steps, sorted by total transfer time without waits
+    for late ranks.
 
     The size of an all_to_all is that of its first rank.
     """
@@ -150,7 +151,8 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
     calls: defaultdict[_Kind, list[tuple[int, Collective]]] = defaultdict(list)
     for trace in ranks:
         for call in trace.collectives:
-            calls[_kind(first.get(id(call), call))].append((trace.rank, call))
+            if call.step is not None:
+                calls[_kind(first.get(id(call), call))].append((trace.rank, call))
     transfers: defaultdict[_Kind, list[float]] = defaultdict(list)
     for collective in matched:
         transfers[_kind(collective.first)].append(collective.transfer_s)

@@ -134,7 +134,8 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     if matched:
         evidence += f"; it was the last to start {last} of {len(matched)} collectives"
     more_s = statistics.fmean(max(0.0, each) for each in _excesses(ranks, "own_s", largest=True)[rank])
-    return Straggler(rank, region, excess_s, min(excess_s, more_s) / overall.wall_s, evidence)
+    share = min(excess_s, more_s) / overall.wall_s
+    return Straggler(rank, region, excess_s, share, evidence, waited_s=excess_s)
 
 
 def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
@@ -161,15 +162,15 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     gained_before_s = sum(min(wait_s, late.get(step, 0.0)) for step, wait_s in least.items()) / num_steps
     gain_s = min(waited[rank], sum(least.values()) / num_steps - gained_before_s)
     if before_s < _LITTLE * overall.wall_s:
-        return Straggler(rank, "idle", waited[rank], gain_s / overall.wall_s, evidence)
+        return Straggler(rank, "idle", waited[rank], gain_s / overall.wall_s, evidence, 0.0, waited[rank])
     lost_s = max(0.0, waited[rank] - before_s)
     late_s = _median(_late_starts(ranks, rank, max), num_steps)
     evidence += (
         f". It began the step {duration(late_s)} after the first rank, for a cause before this "
-        f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}, and lost another "
-        f"{duration(lost_s)} within the step"
+        f"{'step' if num_steps > 1 else 'recording'}, which costs {duration(before_s)}; the rest, "
+        f"{duration(lost_s)}, is within the step"
     )
-    return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, gained_before_s)
+    return Straggler(rank, "idle", lost_s, gain_s / overall.wall_s, evidence, gained_before_s, waited[rank])
 
 
 def _median(by_step: dict[int | None, float], num_steps: int) -> float:

@@ -245,3 +245,12 @@ def test_a_recording_has_the_times_of_the_oracle(recorded, name):
     want, times = truth(path), read_capture(path).mean
     for column in COLUMNS:
         assert getattr(times, f"{column}_s") == pytest.approx(want[column], abs=1e-3 * want["wall"]), column
+
+
+def test_kernels_that_were_launched_before_the_recording_do_not_lengthen_the_first_step(tmp_path):
+    events = [event("user_annotation", STEP.format(number), 100 * number, 100, 1) for number in (1, 2)]
+    events += [kernel(3, 90, 30), kernel(4, 120, 30), kernel(10, 150, 40), kernel(11, 205, 40)]
+    events += [call(10, 110), call(11, 202)]
+    capture = read_capture(write(tmp_path / "a.json", events))
+    assert [step.times.wall_s for step in capture.ranks[0].steps] == pytest.approx([50 * US, 100 * US])
+    assert [step.times.other_s for step in capture.ranks[0].steps] == pytest.approx([40 * US, 40 * US])

@@ -138,7 +138,7 @@ def test_a_late_start_of_the_step_is_not_a_loss_within_the_step(tmp_path):
     assert any("without the late start of rank 2" in sentence for sentence in capture.findings)
     said = capture.findings[1]
     assert "It began the step 200 us after the first rank, for a cause before this recording, which" in said
-    assert " costs 190 us, and lost another 15 us within the step." in said
+    assert " costs 190 us; the rest, 15 us, is within the step." in said
     share = f"{15 * US / capture.mean.wall_s:.0%}"
     assert f"Without the delay within the step, a step would be up to {share} shorter." in said
 
