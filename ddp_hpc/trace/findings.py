@@ -14,6 +14,7 @@ from ddp_hpc.trace.analysis_results import (
     PART_NAMES,
     PARTS,
     Capture,
+    CollectiveRow,
     CriticalPath,
     LaunchStats,
     PathPart,
@@ -306,11 +307,10 @@ def _communication(capture: Capture) -> Iterator[str]:
     row, longest = collectives[0], max(collectives, key=lambda row: row.total_s)
     if longest is not row and row.transfer_s is not None and longest.transfer_s is not None:
         yield (
-            f"{longest.kind} takes the most time of the collectives: {duration(longest.total_s / num_steps)}"
-            f"{capture.per_step}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
+            f"{longest.kind}{_of_size(longest)} takes the most time of the collectives: "
+            f"{duration(longest.total_s / num_steps)}{capture.per_step}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
             "the transfer, and the rest waiting for other ranks."
         )
-    of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
     num_calls = row.num_calls / num_steps
     calls = f"{num_calls:.3g}{capture.per_step} with a median of {duration(row.median_s)}"
     if row.transfer_s is not None:
@@ -319,7 +319,7 @@ def _communication(capture: Capture) -> Iterator[str]:
         busbw = row.busbw_bytes_per_s
         bandwidth = f" with a bus bandwidth of {at_least}{busbw / 1e9:.3g} GB/s" if busbw else ""
         detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
-        yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."
+        yield f"The collective with the longest transfers is {row.kind}{_of_size(row)}: {calls}, {detail}."
         exposed_s = overall.comm_exposed_s
         if (
             not (capture.straggler or capture.slow_connection)
@@ -336,7 +336,11 @@ def _communication(capture: Capture) -> Iterator[str]:
         detail = "in which waiting for other ranks cannot be distinguished from the transfer"
         if least := busbw_factor(row.kind, row.num_ranks) * row.bytes / (row.median_s or 1.0):
             detail += f", so the bus bandwidth is at least {least / 1e9:.3g} GB/s"
-        yield f"The collective that takes the most time is {row.kind}{of_size}: {calls}, {detail}."
+        yield f"The collective that takes the most time is {row.kind}{_of_size(row)}: {calls}, {detail}."
     total_s = overall.comm_hidden_s + overall.comm_exposed_s
     if total_s:
         yield f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."
+
+
+def _of_size(row: CollectiveRow) -> str:
+    return f" of {format_bytes(row.bytes)}" if row.bytes else ""
