@@ -308,8 +308,9 @@ def _communication(capture: Capture) -> Iterator[str]:
     if longest is not row and row.transfer_s is not None and longest.transfer_s is not None:
         yield (
             f"{longest.kind}{_of_size(longest)} takes the most time of the collectives: "
-            f"{duration(longest.total_s / num_steps)}{capture.per_step}, of which {duration(longest.num_calls * longest.transfer_s / num_steps)} is "
-            "the transfer, and the rest waiting for other ranks."
+            f"{duration(longest.total_s / num_steps)}{capture.per_step}, of which "
+            f"{duration(longest.num_calls * longest.transfer_s / num_steps)} is the transfer, and the rest "
+            "waiting for other ranks."
         )
     num_calls = row.num_calls / num_steps
     calls = f"{num_calls:.3g}{capture.per_step} with a median of {duration(row.median_s)}"
