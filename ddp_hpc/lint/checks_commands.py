@@ -15,7 +15,7 @@ from ddp_hpc.lint.placeholders import is_template
 _ACTIVATE = re.compile(r"\b(conda|mamba|micromamba) activate\b")
 # Commands that define the shell function conda, or that may do so: startup files, modules and other scripts.
 _HOOK = re.compile(
-    r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(])(?:source|\.)\s+\S|"
+    r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
     r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
 )
 _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
@@ -49,8 +49,7 @@ _NEEDS_NO_GPU = re.compile(r"\s(?:python\S* -c|ldd|ls|cat|pip)\s|process\w*\.py\
 
 _INTERACTIVE = re.compile(
     r"\b(?:docker|podman)\s+(?:run|exec)\s(?!.*\s(?:-d|--detach)\b)(?:[^|;]*\s)?(?:-(?:it|ti)|--tty)\b|"
-    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*salloc\b|"
-    r"^\s*(conda|mamba)\s+(?:install|create|update|remove)\b"
+    r"\bsrun\s(?:[^|;]*\s)?--pty\s+(?:/bin/)?(?:ba|z)?sh(?:\s+-[il]+)?\s*$|^\s*salloc\b"
 )
 _LINE_OF_TASK = re.compile(
     r"sed\s+-n\s+[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\}?[\"']*(?:p|\{)|head\s+-(?:n\s*)?\"?\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b|"
@@ -227,23 +226,18 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("JOB028", "error", "a command that waits for input")
+@check("JOB028", "error", "a command that needs a terminal")
 def _interactive(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands if subject.script.scheduler else ():
         if command.name in ("echo", "printf") or not (match := _INTERACTIVE.search(command.text)):
             continue
-        if match[1] is None or not re.search(
-            r"\s(?:-\w*y|--yes|--dry-run|--help)\b|ALWAYS_YES", subject.script.text
-        ):
-            yield Problem(
-                command.line,
-                f"{shown(match[0])} needs a terminal, or an answer, and a batch job has none",
-                "add -y"
-                if match[1]
-                else "omit the option for a terminal"
-                if re.match("docker|podman", match[0])
-                else "remove the command, since the script already runs in a job",
-            )
+        yield Problem(
+            command.line,
+            f"{shown(match[0])} needs a terminal, and a batch job has none",
+            "omit the option for a terminal"
+            if re.match("docker|podman", match[0])
+            else "remove the command, since the script already runs in a job",
+        )
 
 
 @check("RANK021", "error", "an option of a launcher that it does not get")

@@ -21,7 +21,7 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH"
 # all but one of the numbers of minutes, are others.
 _USUAL_HOURS = ("12", "24", "36", "48", "72", "96", "168")
 _HOURS = re.compile(r"(\d*) ?\b(?:hours?|hrs?|HH:MM)\b(?!:)", re.IGNORECASE)
-_MEGABYTES = re.compile(r"\b(?:mi?b|megabytes?)\b", re.IGNORECASE)
+_MEGABYTES = re.compile(r"(?:\b|\d)(?:mi?b|megabytes?|m)\b", re.IGNORECASE)
 # A line that is only a variable or a name in braces.
 _WHOLE_PLACEHOLDER = re.compile(r"\$\w+|\$?\{[A-Za-z_][\w.]*\}|@\w+@|%\(\w+\)s")
 # Options whose values may contain `$` and `~`. In other options, the scheduler does not expand them.

@@ -326,7 +326,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB025", False, S + "server &\npython client.py\n"),
     ("JOB025", True, S + "(cd a; ./run) &\n(cd b; ./run) &\n"),
     ("JOB026", False, S + "#SBATCH --gres=gpu:1\nsingularity exec $OPTIONS $IMAGE python a.py\n"),
-    ("JOB028", False, S + "conda install -y numpy\n"),
+    ("JOB028", False, S + "conda install numpy\n"),  # takes the default answer
+    ("JOB021", False, S + "#SBATCH --mem=100  # 100M per core\n"),
+    ("JOB023", False, S + 'bash -c "source ~/miniconda3/bin/activate && conda activate x"\n'),
     ("JOB029", False, S + '[ "$A" = "$B" ] && ./x\n'),
     # Slurm: values in other versions, and options that are misunderstood.
     ("SLURM002", False, S + "#SBATCH --image=nersc/pytorch:24.06\n"),

@@ -83,7 +83,6 @@ def test_the_number_of_tasks_is_also_known_if_it_is_no_multiple_of_the_nodes() -
         ("JOB003", "if x then", "correct the syntax"),
         ("JOB028", "docker run -it image", "omit the option"),
         ("JOB028", "salloc --nodes=2", "remove the command"),
-        ("JOB028", "conda install numpy", "add -y"),
     ],
 )
 def test_the_remedy_fits_the_command(check: str, command: str, remedy: str) -> None:
