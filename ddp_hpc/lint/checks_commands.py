@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -59,6 +60,7 @@ _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
+_VARIABLE = re.compile(r"\$\{?(\w+)")
 _COPIES = frozenset(("cp", "rsync", "tar", "unzip", "mv", "unsquashfs"))
 _LOCAL_FOLDER = re.compile(
     r"\$\{?(?:SLURM_|PBS_)?(?:TMPDIR|JOBFS|LOCAL_?SCRATCH)\b|\s/(?:tmp|dev/shm|local)/[\w-]+"
@@ -209,8 +211,10 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
         return  # the script uses its own directory only outside of jobs, or submits itself
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
+    num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
     for number, name, _ in reversed(script.assignments):
-        if number in alone and not re.search(rf"\$\{{?{name}\b", "\n".join(body)):
+        if number in alone and not num_uses[name]:
+            num_uses.subtract(_VARIABLE.findall(body[number - 1]))
             body[number - 1] = ""  # nothing uses the variable, nor those in its value
     for number, line in enumerate(body, start=1):
         if (

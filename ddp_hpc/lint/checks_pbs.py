@@ -32,7 +32,10 @@ _ELSEWHERE = frozenset(
 )
 # Resources with and without the flag ATR_DFLAG_CVTSLT in master_resc_def_all.xml of OpenPBS. The server
 # rejects the first ones with select (req_quejob.c), and the others in it.
-_OF_CHUNKS = re.findall(r"\w+", "mem ncpus ngpus mpiprocs ompthreads vmem host vnode arch hbmem nchunk")
+_OF_CHUNKS = (
+    *("mem", "ncpus", "ngpus", "mpiprocs", "ompthreads", "vmem"),
+    *("host", "vnode", "arch", "hbmem", "nchunk"),
+)
 # Scripts that use the directory of qsub, and those of NCAR and of brainlife.io, which start there.
 _STARTS_ELSEWHERE = re.compile(r"(?i:PBS_O_WORKDIR|\bncar|/glade/|\bcasper\b|\bderecho\b|\bbrainlife/)")
 _OF_JOBS = frozenset(

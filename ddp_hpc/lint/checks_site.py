@@ -161,6 +161,11 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
         )
 
 
+def _line_of_request(subject: Subject) -> int:
+    """Returns the line that requests the queue; without one, that of the nodes."""
+    return subject.queue[0] if subject.queue else subject.line_of("--nodes", "-N", "select")
+
+
 @check("SITE006", "warning", "more or fewer nodes than the queue allows")
 def _nodes_of_queue(subject: Subject) -> Iterator[Problem]:
     entries, nodes = _entries(subject), _nodes(subject)
@@ -168,7 +173,7 @@ def _nodes_of_queue(subject: Subject) -> Iterator[Problem]:
         least, most = min(e.min_nodes for e in entries), max(e.max_nodes for e in entries)
         limits = f"{least} to {most}" if most else f"{least} or more"
         yield Problem(
-            subject.queue[0] if subject.queue else subject.line_of("--nodes", "-N", "select"),
+            _line_of_request(subject),
             f"{nodes} nodes are requested, but {_limited_by(subject)} accepts {limits}",
             "choose another queue, or another number of nodes",
         )
@@ -278,7 +283,7 @@ def _gpus_of_queue(subject: Subject) -> Iterator[Problem]:
     most = [entry.max_devices for entry in _entries(subject)]
     if nodes and gpus and most and all(most) and nodes * gpus > max(most):
         yield Problem(
-            subject.queue[0] if subject.queue else subject.line_of("--nodes", "-N", "select"),
+            _line_of_request(subject),
             f"{nodes * gpus} GPUs are requested in total, but {_limited_by(subject)} allows {max(most)}",
             "choose another queue, or fewer nodes",
         )

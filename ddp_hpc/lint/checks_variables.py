@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddp_hpc.lint.check_registry import Problem, Subject, check, is_one_edit, nearest_known, plain
 from ddp_hpc.lint.launch_commands import Start, expanded_in_shell, starts
+from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.registry import MONITORED
 from ddp_hpc.schedulers.script_options import whole_number
@@ -61,10 +62,7 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         near = nearest.get(name, "")
         if not near or not (is_one_edit(name, near) or _is_misspelled(name, near)):
             near = next((other for other in assigned if _is_misspelled(name, other)), "")
-            # A variable that is read often, or gives the other one its value, comes from outside.
-            times = sum(name in _expanded(command.text) for command in script.commands)
-            value = script.set_once.get(near, ":")
-            if near and name != f"{near}_" and (times > 2 or (":" not in value and name in _expanded(value))):
+            if near and name != f"{near}_" and _comes_from_outside(script, name, near):
                 continue
         if near:
             meant = f"${{{near}}}_" if name == f"{near}_" else near
@@ -84,6 +82,13 @@ def _unset_variable(subject: Subject) -> Iterator[Problem]:
         if lines:
             what = f"{name} is empty, because it is set only with {option}"
             yield Problem(lines[0], what, f"add {scheduler.prefix} {option}=NUMBER")
+
+
+def _comes_from_outside(script: Script, name: str, near: str) -> bool:
+    """Returns whether a variable is read often, or gives its value to the one with the similar name."""
+    value = script.set_once.get(near, ":")
+    num_uses = sum(name in _expanded(command.text) for command in script.commands)
+    return num_uses > 2 or (":" not in value and name in _expanded(value))
 
 
 def _read_variables(subject: Subject) -> dict[str, int]:

@@ -144,6 +144,11 @@ def busbw_factor(kind: str, num_ranks: int) -> float:
     return 1.0
 
 
+def bus_bandwidth(kind: str, num_ranks: int, num_bytes: int, dur_s: float | None) -> float:
+    """Returns the bus bandwidth of a collective in bytes/s; 0 if its size or duration is unknown."""
+    return busbw_factor(kind, num_ranks) * num_bytes / dur_s if dur_s else 0.0
+
+
 @_cached
 def shapes_of(dims: bytes) -> str:
     """Returns the shapes of tensors, such as `[[32, 3, 7], [], [64]]`, as text: `32x3x7, 64`."""

@@ -22,7 +22,7 @@ from ddp_hpc.trace.analysis_results import (
     SlowConnection,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
-from ddp_hpc.trace.event_names import UPDATE, busbw_factor
+from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.host_waits import describe
 from ddp_hpc.trace.kernel_kinds import KINDS
 
@@ -335,7 +335,7 @@ def _communication(capture: Capture) -> Iterator[str]:
             )
     else:
         detail = "in which waiting for other ranks cannot be distinguished from the transfer"
-        if least := busbw_factor(row.kind, row.num_ranks) * row.bytes / (row.median_s or 1.0):
+        if least := bus_bandwidth(row.kind, row.num_ranks, row.bytes, row.median_s):
             detail += f", so the bus bandwidth is at least {least / 1e9:.3g} GB/s"
         yield f"The collective that takes the most time is {row.kind}{_of_size(row)}: {calls}, {detail}."
     total_s = overall.comm_hidden_s + overall.comm_exposed_s

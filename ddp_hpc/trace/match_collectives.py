@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ddp_hpc.trace.analysis_results import Collective, CollectiveRow, Curve, RankTrace
-from ddp_hpc.trace.event_names import busbw_factor
+from ddp_hpc.trace.event_names import bus_bandwidth
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """The collectives that end on no rank before all ranks have started them."""
@@ -172,9 +172,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 median_s=median_s,
                 total_s=sum(durations) / num_callers,
                 transfer_s=transfer_s,
-                busbw_bytes_per_s=busbw_factor(kind, num_ranks) * num_bytes / transfer_s
-                if transfer_s and num_bytes
-                else None,
+                busbw_bytes_per_s=bus_bandwidth(kind, num_ranks, num_bytes, transfer_s) or None,
                 slowest_s=slowest.dur_s,
                 slowest_rank=slowest_rank,
                 slowest_step=slowest.step,
