@@ -181,7 +181,13 @@ def print_recall(path: Path) -> None:
 
 
 # The checks of programs, and the verdicts that they should report.
-OF_PROGRAMS = {"RANK024": "same", "RANK025": "all", "JOB032": "no"}
+OF_PROGRAMS = {
+    "RANK024": "same",
+    "RANK025": "all",
+    "RANK026": "order",
+    "RANK027": "shared",
+    "JOB032": "no",
+}
 KINDS = {
     (True, True): "right findings",
     (False, True): "wrong findings",

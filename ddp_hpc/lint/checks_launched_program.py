@@ -27,6 +27,8 @@ _DETECTS_RANKS = re.compile(
 
 # Parts of commands that give each rank its own work.
 _OWN_WORK = re.compile(r"PROCID|LOCALID|_RANK|TASK_PID")
+# Options and variables with which each rank sees only its own GPU.
+_OWN_GPU = re.compile(r"gpus-per-task|gpu-bind|VISIBLE_DEVICES|ZE_AFFINITY_MASK")
 # A shorter run loses little if it begins again.
 _LONG_S = 3600
 
@@ -84,6 +86,29 @@ def _same_data(subject: Subject) -> Iterator[Problem]:
         elif source.has_one_rank:
             what = f"several ranks are started, but {name} does not connect them: each trains the same model"
             remedy = "start it once, or use DistributedDataParallel and DistributedSampler"
+            yield Problem(start.command.line, what, remedy)
+
+
+@check("RANK026", "warning", "the same order of the data in each epoch")
+def _same_order(subject: Subject) -> Iterator[Problem]:
+    for start, name, source in _with_several_ranks(subject):
+        if place := source.repeated_order:
+            what = f"each epoch has the same order: {name} never calls set_epoch() of its DistributedSampler"
+            remedy = f"call sampler.set_epoch(epoch) of the sampler in {plain(place)} before each epoch"
+            yield Problem(start.command.line, what, remedy)
+
+
+@check("RANK027", "warning", "all ranks of a node use the same GPU")
+def _same_gpu(subject: Subject) -> Iterator[Problem]:
+    if _OWN_GPU.search("\n".join(subject.script.lines)) or subject.gpus_per_node == 1:
+        return
+    for start, name, source in programs(subject):
+        of_node = start.given("--nproc-per-node") if start.is_torchrun else str(start.ranks_per_node or 1)
+        if of_node not in (None, "1") and source.shares_gpu:
+            what = (
+                f"all ranks of a node use its first GPU, because {name} does not choose one by the local rank"
+            )
+            remedy = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
             yield Problem(start.command.line, what, remedy)
 
 

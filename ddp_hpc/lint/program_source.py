@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +36,7 @@ _CONNECTS_RANKS = (
     r"(?i)process_?group|init_?dist|accelerat|trainer|fabric|hvd|horovod|deepspeed|spawn|launch|(?<!co)mpi"
 )
 _DIVIDES_DATA = r"(?i)sampler$|shard|partition|scatter_|replica|iterable|webdataset|^wds$|dali|ffcv|by_node"
+_OWN_DEVICE = r"(?i)local_?(?:rank|id)|set_device|device_count|visible_device|^cuda:$|accelerator|^gpu"
 _LOADS = re.compile(
     r"torch\.load|(?:.*[._])?(?:load|resume|restore|restart)_(?:\w*_)?(?:checkpoint|ckpt|model|weight|snapshot)"
     r"\w*|(?:.*\.)?(?:auto_?)?(?:resume|restore|restart)\w*"
@@ -43,6 +44,8 @@ _LOADS = re.compile(
 _SAVES = re.compile(r"(?is)torch\.save\((?:\*|.*(?:state|model|check|ckpt|weight|saved|\bnet)).*")
 # Files and functions that load a model for another purpose than training.
 _TESTS = re.compile(r"(?:^|[/_ ])(?:test|eval(?:uate)?|infer(?:ence)?|predict)(?:[_./ ]|$)")
+# Datasets for another purpose than training.
+_TEST_DATA = re.compile(r"(?i)test|val|infer|predict")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _FLAGS = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.JoinedStr, ast.BinOp)
 
@@ -72,6 +75,34 @@ class ProgramSource:
         parts = (n for n, _ in self._nodes if isinstance(getattr(n, "op", n), (ast.Slice, *operators)))
         by_rank = any("rank" in word.lower() for part in parts for word in _words(part))
         return self._connects_ranks and shuffles and not self._has(_DIVIDES_DATA) and not by_rank
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether all ranks of a program that trains use the first GPU that they see."""
+        placed = [call for call, _ in self._calls if _name(call.func) in ("cuda", "to", "device")]
+        arguments = [value for one in placed for value in (*one.args, *(word.value for word in one.keywords))]
+        given = {getattr(one, "value", None) for one in arguments}
+        on_gpu = not given.isdisjoint(("cuda", "cuda:0")) or any(_name(one.func) == "cuda" for one in placed)
+        is_own = self._has(_OWN_DEVICE) or self._depends_on_rank(*arguments)
+        return self._trains and self._connects_ranks and on_gpu and not is_own
+
+    @property
+    def repeated_order(self) -> str:
+        """Where a DistributedSampler is made that gives the same order in each epoch; empty if nowhere."""
+        loops = [node for node, _ in self._nodes if isinstance(node, (ast.For, ast.While))]
+        heads = [part for loop in loops for part in _head(loop)]
+        # A loop over the data in another loop, which need not speak of epochs.
+        inner = (
+            part for loop in loops for node in loop.body for one in ast.walk(node) for part in _head(one)
+        )
+        has_epochs = _names_any(heads, "epoch", "epochs") or _names_any(inner, "loader", "dl")
+        if not self._trains or not self._connects_ranks or not has_epochs or self._has("^set_epoch$"):
+            return ""
+        # One that is made in each epoch can be that of another dataset.
+        in_loops = {node for loop in loops for node in ast.walk(loop)}
+        made = (one for one in self._calls if _name(one[0].func) == "DistributedSampler")
+        shuffled = [one for one in made if one[0] not in in_loops and _shuffles(one[0])]
+        return next((f"{file}:{call.lineno}" for call, (file, _, _) in reversed(shuffled)), "")
 
     @property
     def has_one_rank(self) -> bool:
@@ -232,6 +263,27 @@ def _words(tree: ast.AST) -> Iterator[str]:
 
 def _name(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _head(node: ast.AST) -> list[ast.AST]:
+    """The target and the iterable of a `for`, or the condition of a `while`; nothing of other code."""
+    match node:
+        case ast.For():
+            return [node.target, node.iter]
+        case ast.While():
+            return [node.test]
+    return []
+
+
+def _names_any(nodes: Iterable[ast.AST], *ends: str) -> bool:
+    return any(word.lower().endswith(ends) for node in nodes for word in _words(node))
+
+
+def _shuffles(sampler: ast.Call) -> bool:
+    """Whether a DistributedSampler of training data certainly shuffles, as it does by default."""
+    given = {one.arg: getattr(one.value, "value", None) for one in sampler.keywords}
+    is_other = any(_TEST_DATA.search(word) for word in _words(sampler))
+    return not is_other and given.get("shuffle", True) is True and None not in given and len(sampler.args) < 4
 
 
 def _computes(value: ast.AST) -> bool:

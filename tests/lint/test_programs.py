@@ -93,6 +93,80 @@ def test_a_program_for_one_process_trains_the_same_model_on_each_rank(tmp_path: 
     assert checks(tmp_path, ALONE, command) == {"RANK024"}
 
 
+EPOCHS = PARALLEL + "for epoch in range(9):\n    run_epoch(loader)\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        EPOCHS,
+        EPOCHS.replace("for epoch in range(9)", "for number in trange(num_epochs)"),
+        EPOCHS.replace("Sampler(dataset)", "Sampler(dataset, shuffle=True)"),
+        PARALLEL + "while True:\n    for batch in loader:\n        pass\n",
+    ],
+)
+def test_a_sampler_that_is_not_told_the_epoch_repeats_its_order(tmp_path: Path, program: str) -> None:
+    assert checks(tmp_path, program) == {"RANK026"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    run_epoch", "    loader.sampler.set_epoch(epoch)\n    run_epoch"),
+        ("Sampler(dataset)", "Sampler(dataset, shuffle=False)"),
+        ("Sampler(dataset)", "Sampler(dataset, shuffle=args.shuffle)"),
+        ("Sampler(dataset)", "Sampler(dataset, **options)"),
+        ("Sampler(dataset)", "Sampler(val_dataset)"),
+        ("for epoch in range(9)", "if True"),
+        ("import os", "import lightning"),
+    ],
+)
+def test_a_sampler_may_need_no_epoch(tmp_path: Path, change: tuple[str, str]) -> None:
+    assert checks(tmp_path, EPOCHS.replace(*change)) == set()
+
+
+def test_the_line_of_the_sampler_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(EPOCHS)
+    found = lint_script(f"{DIRECTIVES}{TORCHRUN}\n", directory=tmp_path)
+    remedy = next(one.remedy for one in found if one.check == "RANK026")
+    assert remedy == "call sampler.set_epoch(epoch) of the sampler in train.py:12 before each epoch"
+
+
+ON_FIRST_GPU = """
+import torch
+
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).cuda())
+model(torch.ones(2, device="cuda")).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [TORCHRUN, "srun python train.py", "torchrun --nproc-per-node=gpu train.py"]
+)
+def test_ranks_that_do_not_choose_a_gpu_share_the_first_one(tmp_path: Path, command: str) -> None:
+    assert checks(tmp_path, ON_FIRST_GPU, command) == {"RANK027"}
+
+
+@pytest.mark.parametrize(
+    ("change", "command"),
+    [
+        (("model =", "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\nmodel ="), TORCHRUN),
+        ((".cuda()", ".cuda(rank % 4)"), TORCHRUN),
+        ((".cuda()", ".to(f'cuda:{number}')"), TORCHRUN),
+        (("import torch", "import torch, deepspeed"), TORCHRUN),
+        ((".backward()", ""), TORCHRUN),
+        (("", ""), "torchrun --nproc-per-node=1 train.py"),
+        (("", ""), "srun --gpus-per-task=1 python train.py"),
+        (("", ""), "srun bash -c 'CUDA_VISIBLE_DEVICES=$SLURM_LOCALID python train.py'"),
+        (("", ""), "srun --ntasks-per-node=1 python train.py"),
+    ],
+)
+def test_each_rank_may_have_its_own_gpu(tmp_path: Path, change: tuple[str, str], command: str) -> None:
+    program = ON_FIRST_GPU.replace(*change) if change[0] else ON_FIRST_GPU
+    assert checks(tmp_path, program, command) == set()
+
+
 @pytest.mark.parametrize(("program", "shares"), [(ALONE, False), (PARALLEL, True)])
 def test_ranks_share_a_gpu_if_the_program_connects_them(tmp_path: Path, program: str, shares: bool) -> None:
     (tmp_path / "train.py").write_text(program)
@@ -258,6 +332,11 @@ def test_a_program_whose_package_is_elsewhere_in_the_submission_directory_is_not
 def test_the_verdicts_on_public_programs_can_be_read(name: str) -> None:
     programs = read_programs(Path(__file__).with_name(name))
     assert len({(one.repository, one.path) for one in programs}) == len(programs) > 30
-    allowed = [{"own", "shared"}, {"divided", "same"}, {"one", "own", "all"}, {"yes", "weights", "no"}]
+    allowed = [
+        {"own", "shared"},
+        {"divided", "same", "order"},
+        {"one", "own", "all"},
+        {"yes", "weights", "no"},
+    ]
     for one in programs:
         assert all(word == "-" or word in some for word, some in zip(one.verdicts, allowed, strict=True))
