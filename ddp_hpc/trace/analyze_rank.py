@@ -16,7 +16,8 @@ from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, ann
 from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import few
-from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
+from ddp_hpc.trace.model_input import first_input
+from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events, runtime_calls
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
 
@@ -58,8 +59,16 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host=host,
         device=_device(recording, reading.head),
         steps=tuple(
-            Step(number, recording.zero_s + start * 1e-9, times)
-            for number, start, times in zip(steps.numbers, steps.starts.tolist(), steps.times, strict=True)
+            Step(
+                number, recording.zero_s + start * 1e-9, times, ((begin - start) * 1e-9, (end - start) * 1e-9)
+            )
+            for number, start, times, begin, end in zip(
+                steps.numbers,
+                steps.starts.tolist(),
+                steps.times,
+                *np.array(steps.on_host).tolist(),
+                strict=True,
+            )
         ),
         collectives=_collectives(recording, steps, tree),
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
@@ -75,7 +84,12 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host_waits=waits,
         gaps=gaps,
         clock_ns=clock_ns,
-        named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
+        named=(
+            *_spans(steps, recording.zero_s),
+            *named_events(recording, steps, tree, most_named),
+            *runtime_calls(recording, steps, tree, most_named // 3),
+        ),
+        first_input=first_input(recording, steps),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )

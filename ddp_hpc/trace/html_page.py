@@ -11,6 +11,7 @@ from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, present
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
 from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
+from ddp_hpc.trace.recorded import about
 
 _MAX_ROWS, _MAX_FOUND_ROWS = 25, 200
 
@@ -44,7 +45,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     return {
         "number": number,
         "capture": capture,
-        "about": tables.about(capture),
+        "about": about(capture),
         "timeline": lines,
         "ranks": _without_empty(
             *([tables.ranks(capture)] if len(capture.ranks) > 1 else []), tables.memory(capture)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
+from ddp_hpc.trace.analysis_results import ANNOTATION, CALL, OPERATOR, Kernel, NamedEvent
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
@@ -129,17 +129,38 @@ def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) 
     listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
     calls = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
-    for at, (category, name), start_s, dur_s in _rows(host, calls, recording.zero_s):
-        kind = OPERATOR if category == "cpu_op" else ANNOTATION
-        around = tree.enclosing(int(tree.above[at])) if kind == OPERATOR else []
-        level = sum(host.names[host.name[one]][0] == "cpu_op" for one in around)
-        events.append(NamedEvent(kind, name, start_s, dur_s, level))
+    for _, (category, name), start_s, dur_s in _rows(host, calls, recording.zero_s):
+        events.append(NamedEvent(OPERATOR if category == "cpu_op" else ANNOTATION, name, start_s, dur_s))
+    if not steps.device:
+        return tuple(events)
+    launches = steps.device.launches
+    moments_s = np.where(launches.is_known, recording.zero_s + launches.moment * 1e-9, np.inf)[
+        kernels
+    ].tolist()
     kind_of = cache(kernel_category)
-    for at, (_, name), start_s, dur_s in _rows(device, kernels, recording.zero_s):
+    rows = zip(_rows(device, kernels, recording.zero_s), moments_s, strict=True)
+    for (at, (_, name), start_s, dur_s), launched_s in rows:
         caller = int(tree.launcher[at])
         kind = kind_of(name, host.names[host.name[caller]][1] if caller >= 0 else "")
-        events.append(NamedEvent(kind, name, start_s, dur_s, callers=tree.path(caller, host)))
+        events.append(NamedEvent(kind, name, start_s, dur_s, tree.path(caller, host), launched_s))
     return tuple(events)
+
+
+def runtime_calls(recording: Recording, steps: Steps, tree: CallTree, most: int) -> tuple[NamedEvent, ...]:
+    """Returns at most `most` calls of the device's runtime: as above, those of the step in the middle first.
+
+    Calls inside other calls are omitted.
+    """
+    calls = recording.launches
+    own = np.flatnonzero(~tree.is_nested)
+    middle = len(steps.numbers) // 2
+    first, last = (int(side[middle]) for side in steps.on_host) if steps.numbers else (0, 0)
+    is_in_middle = (calls.starts[own] >= first) & (calls.starts[own] < last)
+    chosen = own[_choose(calls.durations[own], is_in_middle, most)]
+    return tuple(
+        NamedEvent(CALL, name, start_s, dur_s, tree.path(int(tree.caller[at]), recording.host))
+        for at, (_, name), start_s, dur_s in _rows(calls, chosen, recording.zero_s)
+    )
 
 
 def _rows(
