@@ -144,6 +144,7 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         "margin": {"l": 26 + _CHARACTER_PX * max(map(len, labels["ticktext"])), "r": 12, "t": 28, "b": 56},
         "barmode": "overlay",
         "dragmode": "zoom",
+        "hoverlabel": {"align": "left"},
         "xaxis": axis("milliseconds", range=[0, end], showgrid=False, anchor=f"y{len(panels) + 1}"),
         "yaxis": axis(
             range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False,

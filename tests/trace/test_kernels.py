@@ -134,8 +134,8 @@ def test_events_have_names_and_the_operators_around_their_launch(tmp_path):
     }
     (first,) = (event for event in trace.named if event.name == "aten::addmm")
     assert (first.start_s, first.dur_s) == pytest.approx((30e-6, 50e-6))
-    launched = {event.launched_s for event in trace.named if event.name == "sgemm"}
-    assert launched == {pytest.approx(40e-6), math.inf}
+    launched = [event.launched_s for event in trace.named if event.name == "sgemm"]
+    assert launched == [pytest.approx(40e-6), math.inf]
 
 
 def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_path):
@@ -246,7 +246,7 @@ def test_calls_inside_other_calls_are_not_shown(tmp_path):
 @pytest.mark.parametrize(
     ("name", "dims", "types", "shown"),
     [
-        ("aten::conv2d", [[8, 3, 32, 32], [4, 3, 3, 3]], ["c10::Half", "c10::Half"], "batch size 8 (8x3x32x32 Half"),
+        ("aten::conv2d", [[8, 3, 9, 9], [4, 3, 3, 3]], ["c10::Half"], "batch size 8 (8x3x9x9 Half"),
         ("aten::linear", [[16, 13], [256, 13], []], ["float", "", ""], "16 samples or tokens (16x13 float"),
         ("aten::embedding", [[999, 64], [4, 128]], ["float", "long int"], "batch size 4 (4x128 float"),
         ("aten::addmm", [[7], [9, 5], [5, 7]], ["float"] * 3, "9 samples or tokens (9x5 float"),

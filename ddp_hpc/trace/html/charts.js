@@ -3,6 +3,7 @@ const figures = JSON.parse(document.getElementById("figures").textContent);
 const config = {
   responsive: true,
   displaylogo: false,
+  doubleClickDelay: 300,
   displayModeBar: "hover",
   // The buttons are listed by name, because some of Plotly's default buttons upload the chart to its company.
   modeBarButtons: [["zoom2d", "pan2d", "toImage"]],
@@ -29,6 +30,7 @@ function drawTimeline(div, figure) {
   let found = null;
   let matches = [];
   let at = -1;
+  let click;
 
   // Times are relative to the selected step, or else to the one that contains the visible range.
   const origin = ([from, to]) => {
@@ -64,13 +66,13 @@ function drawTimeline(div, figure) {
     const data = [...pick(bars, figure.ranks, found, range, pixels(), zero, number), ...lines];
     plot(div, data, { ...figure.layout, dragmode: div.layout?.dragmode ?? figure.layout.dragmode, xaxis, shapes, annotations: labels(range) }, settings);
   };
-  let drawn = String(whole);
+  const view = () => String([...div.layout.xaxis.range, div.clientWidth]);
   draw(Plotly.newPlot, whole, { ...config, doubleClick: false });
+  let drawn = view();
   const redraw = () => draw(Plotly.react, div.layout.xaxis.range.slice());
   div.on("plotly_relayout", () => {
-    const range = String(div.layout.xaxis.range);
-    if (range === drawn) return;
-    drawn = range;
+    if (view() === drawn) return;
+    drawn = view();
     redraw();
   });
   const show = (from, to) => Plotly.relayout(div, { "xaxis.range": [from, to] });
@@ -80,7 +82,10 @@ function drawTimeline(div, figure) {
     show(...whole);
   };
   // Plotly's own double-click handler would return to the range that was drawn last.
-  div.on("plotly_doubleclick", showAll);
+  div.on("plotly_doubleclick", () => {
+    clearTimeout(click);
+    showAll();
+  });
   step.addEventListener("change", () => {
     find();
     show(...(step.value ? steps.get(step.value).slice(2) : whole));
@@ -140,8 +145,12 @@ function drawTimeline(div, figure) {
   div.on("plotly_click", ({ points: [{ curveNumber, customdata }] }) => {
     if (curveNumber >= bars.length) return;
     const clicked = { trace: bars[curveNumber], i: customdata };
-    search.value = "";
-    mark((trace) => (i) => (trace === clicked.trace && i === customdata) || launched(clicked, { trace, i }) || launched({ trace, i }, clicked));
+    // Drawing between the two clicks of a double-click would separate them.
+    clearTimeout(click);
+    click = setTimeout(() => {
+      search.value = "";
+      mark((trace) => (i) => (trace === clicked.trace && i === customdata) || launched(clicked, { trace, i }) || launched({ trace, i }, clicked));
+    }, config.doubleClickDelay);
   });
   for (const button of document.querySelectorAll(`[data-in=${div.id}]`)) {
     button.addEventListener("click", () => {
@@ -210,7 +219,7 @@ function pick(bars, ranks, found, [from, to], pixels, zero, number) {
       `${escaped(texts[what[at]])} (${side}${callers && side === "device" ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}, ` +
       `${step[at] === null ? "outside of steps" : `step ${step[at]}`}<br>` +
       `${numbers.format(trace.x[at])} ms from ${numbers.format(trace.base[at] - zero)} ms${number && ` of step ${number}`}` +
-      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${escaped(texts[callers[at]])}` : "") +
+      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${escaped(texts[callers[at]].replaceAll(" > ", "\n> ")).replaceAll("\n", "<br>")}` : "") +
       (moments?.[at] == null ? "" : `<br>launched ${numbers.format(trace.base[at] - moments[at])} ms before its start`));
     // A bar contains as much of its name as fits; namespaces are left out.
     const text = kept.map(({ at, begin, end, num }) => {
