@@ -17,7 +17,7 @@ from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import few
 from ddp_hpc.trace.model_input import first_input
-from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events, runtime_calls
+from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
 
@@ -49,6 +49,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     tree = call_tree(recording, steps)
     waits, gaps = host_waits(recording, steps, tree)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
+    hosts = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
     counted = steps.device.is_counted if steps.device else np.empty(0, bool)
@@ -59,15 +60,9 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host=host,
         device=_device(recording, reading.head),
         steps=tuple(
-            Step(
-                number, recording.zero_s + start * 1e-9, times, ((begin - start) * 1e-9, (end - start) * 1e-9)
-            )
-            for number, start, times, begin, end in zip(
-                steps.numbers,
-                steps.starts.tolist(),
-                steps.times,
-                *np.array(steps.on_host).tolist(),
-                strict=True,
+            Step(number, recording.zero_s + start * 1e-9, times, on_host)
+            for number, start, times, on_host in zip(
+                steps.numbers, steps.starts.tolist(), steps.times, hosts, strict=True
             )
         ),
         collectives=_collectives(recording, steps, tree),
@@ -84,11 +79,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host_waits=waits,
         gaps=gaps,
         clock_ns=clock_ns,
-        named=(
-            *_spans(steps, recording.zero_s),
-            *named_events(recording, steps, tree, most_named),
-            *runtime_calls(recording, steps, tree, most_named // 3),
-        ),
+        named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
         first_input=first_input(recording, steps),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),

@@ -73,9 +73,6 @@ _DTYPES = {
 _ELEMENT_BYTES = {dtype: num_bytes for num_bytes, dtypes in _DTYPES.items() for dtype in dtypes}
 
 
-_NO_TENSORS = ("Scalar", "ScalarList", "GenericList", "Device")
-"""The types of inputs that are no tensors."""
-
 _CONTEXT = 4
 """The number of characters before the first difference of two names that are shown."""
 
@@ -161,7 +158,7 @@ def shapes_of(dims: bytes, types: bytes = b"") -> str:
     """
     shapes = re.findall(r"\[([\s\d,]*\d)", dims.decode(errors="replace"))
     words = re.findall(r'"(?:c10::)?([^"]*)"', types.decode(errors="replace"))
-    dtypes = dict.fromkeys(word for word in words if word and word not in _NO_TENSORS)
+    dtypes = dict.fromkeys(word for word in words if word and not word.startswith(("Scalar", "Generic")))
     text = ", ".join("x".join(re.findall(r"\d+", shape)) for shape in shapes)
     return f"{text} ({', '.join(dtypes)})" if text and dtypes else text
 

@@ -17,7 +17,7 @@ from ddp_hpc.trace.analysis_results import (
     Capture,
     Times,
     present,
-)
+)  # fmt: skip
 from ddp_hpc.trace.kernel_kinds import KINDS
 
 Figure: TypeAlias = dict[str, Any]

@@ -31,7 +31,7 @@ from ddp_hpc.trace.match_collectives import Matched, match
 _Steps: TypeAlias = tuple[tuple[int, float, float, float, float], ...]
 
 MAX_RANKS = 32
-MAX_SPANS, _NAMED_PER_SPAN = 10_000, 7
+MAX_BARS = 80_000
 _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
 _SAME_S = 1e-6
@@ -43,10 +43,8 @@ _CHARACTER_PX = 6
 _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
-_BORDERS = {ANNOTATION: 1, CALL: 0.5}
-"""The widths of lines between bars that often follow each other without a gap, in pixels."""
 _COLLECTIVE = "collective"
-_SPANS, _NAMED = (*REGIONS, _COLLECTIVE, _BUSY), (ANNOTATION, OPERATOR, CALL, *KINDS)
+_KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, CALL, *KINDS)
 """The kinds of bars."""
 
 
@@ -59,11 +57,6 @@ class Lane:
     categories: tuple[str, ...]
     num_levels: int = 1
     """The height of the lane, in which bars are below those that they overlap, such as their callers."""
-
-    @property
-    def is_on_host(self) -> bool:
-        """Whether its times are those of the host."""
-        return self.title.startswith("host")
 
 
 @dataclass(frozen=True)
@@ -98,39 +91,27 @@ class _Line:
     dash: str = "solid"
 
 
-def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
-    """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
+def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
+    """Returns a timeline of at most `MAX_RANKS` ranks with the `max_bars` longest bars."""
     drawn, notes = _choose_ranks(capture)
     num_levels = 4 if len(drawn) <= 2 else 2 if len(drawn) <= _LABELED_RANKS else 1
     matched = {id(call): one for one in match(capture.ranks) for call in one.calls.values()}
     lanes = _lanes(capture)
-    all_bars = [
-        bar for row, trace in enumerate(drawn) for bar in _bars(trace, row, num_levels, lanes, matched)
-    ]
-    bars = [bar for bar in all_bars if bar.event.kind in _SPANS]
-    if len(bars) > max_spans:
-        num_omitted = len(bars) - max_spans
-        notes.append(f"The {num_omitted:,} shortest of {len(bars):,} spans are not shown")
-        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.event.dur_s)
-    named = (bar for bar in all_bars if bar.event.kind in _NAMED)
-    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.event.dur_s)
+    rows = (_bars(trace, row, num_levels, lanes, matched) for row, trace in enumerate(drawn))
+    all_bars = [bar for row in rows for bar in row]
+    bars = heapq.nlargest(max_bars, all_bars, key=lambda bar: bar.event.dur_s)
+    if num_omitted := len(all_bars) - len(bars):
+        notes.append(f"The {num_omitted:,} shortest of {len(all_bars):,} bars are not shown")
     begins = [bar.event.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
     steps = _steps(drawn, zero_s) if capture.has_steps else ()
     ends = [bar.event.start_s + bar.event.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
-    levels: dict[str, int] = {}
-    for bar in bars:
-        levels[bar.event.kind] = max(bar.level, levels.get(bar.event.kind, 0))
-    shown = (
-        replace(lane, num_levels=1 + max(found))
-        for lane in lanes
-        if (found := [levels[kind] for kind in lane.categories if kind in levels])
-    )
-    lanes = tuple(shown) or lanes[:1]
+    levels = [(lane, {bar.level for bar in bars if bar.event.kind in lane.categories}) for lane in lanes]
+    lanes = tuple(replace(lane, num_levels=1 + max(own)) for lane, own in levels if own) or lanes[:1]
     data = [
         _trace(kind, lanes, some, zero_s)
-        for kind in (*_SPANS, *_NAMED)
+        for kind in _KINDS
         if (some := [bar for bar in bars if bar.event.kind == kind])
     ]
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
@@ -263,14 +244,12 @@ def _bars(
         if not (event.kind == ANNOTATION and not trace.busy and region_of(event.name)):
             of_kind[event.kind].append(event)
     for lane in lanes:
-        events = sorted(
-            (event for kind in lane.categories for event in of_kind[kind]),
-            key=lambda event: (event.start_s, -event.dur_s),
-        )
+        events = [event for kind in lane.categories for event in of_kind[kind]]
+        events.sort(key=lambda event: (event.start_s, -event.dur_s))
         for event, level in zip(events, _levels(events), strict=True):
             if level < num_levels or lane.categories != (OPERATOR,):
                 # Deeper operators are omitted, because they would hide those that called them.
-                step = trace.step_at(event.start_s, lane.is_on_host)
+                step = trace.step_at(event.start_s, lane.title.startswith("host"))
                 yield _Bar(event, row, min(level, num_levels if num_levels == 2 else num_levels - 1), step)
 
 
@@ -300,7 +279,7 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: Numbers[str] = Numbers()
     named: dict[str, Any] = {}
-    if kind in _NAMED:
+    if kind in (CALL, *KINDS):
         named["callers"] = [texts[event.callers[-MAX_NAME:]] for event in events]
     if kind in KINDS:
         moments = (event.launched_s for event in events)
@@ -315,7 +294,7 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
         "y": [round(bar.row + _offset(lanes, number, bar.level), 3) for bar in bars],
         "marker": {
             "color": COLORS["comm_hidden"] if kind == _COLLECTIVE else COLORS.get(kind, _BUSY_COLOR),
-            "line": {"width": _BORDERS.get(kind, 0), "color": "#ffffff"},
+            "line": {"width": 0.7 if kind in (ANNOTATION, CALL) else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],

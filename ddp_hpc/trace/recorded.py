@@ -8,12 +8,12 @@ from collections import defaultdict
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import Capture
-from ddp_hpc.trace.kernel_kinds import KINDS, USE_CORES, data_type
+from ddp_hpc.trace.kernel_kinds import KINDS, data_type
 from ddp_hpc.trace.tables import device_memory, weighted
 from ddp_hpc.trace.trace_files import first_of
 
-_HOST_LENGTH = 64
-_MOST_TYPES, _LEAST_SHARE = 3, 0.005
+_HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE = 64, 3, 0.001
+_PRODUCTS = ("attention", "convolution", "matrix products")
 
 
 def about(capture: Capture) -> list[tuple[str, str]]:
@@ -65,23 +65,17 @@ def _use_of_cores(capture: Capture) -> str:
     cores, occupancy = weighted(rows, "tensor_cores"), weighted(rows, "occupancy")
     known = f"used at least {cores:.0%} of the time of computing kernels, by their names" if cores else ""
     unknown = "unknown" if cores is None else "no kernel has a name that shows it"
-    of = f"{occupancy:.0f}% (Kineto's estimate)" if occupancy is not None else "not in this trace"
-    if occupancy is None and any(row["occupancy"] is not None for row in rows):
-        of = "in this trace for the smaller part of this time"
-    return f"{known or unknown}; occupancy: {of}"
+    estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
+    return f"{known or unknown}; occupancy: {estimate}"
 
 
 def _data_types(capture: Capture) -> str:
-    """Returns the shares of the data types in the time of the kernels that can use Tensor Cores: those of the
-    operators' inputs or, if they were not recorded, those in the names of the kernels.
-    """
+    """Returns the shares of the data types of inputs or, if they were not recorded, in names of kernels."""
     times: defaultdict[str, float] = defaultdict(float)
     for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
-        if kernel.kind in USE_CORES:
+        if kernel.kind in _PRODUCTS:
             inputs = re.search(r"\((\w+)", kernel.shapes)
             times[inputs[1] if inputs else data_type(kernel.name)] += kernel.total_s
-    total_s = sum(times.values())
-    longest = sorted(times, key=lambda dtype: -times[dtype])[:_MOST_TYPES]
-    return ", ".join(
-        f"{times[dtype] / total_s:.0%} {dtype}" for dtype in longest if times[dtype] >= _LEAST_SHARE * total_s
-    )
+    shares = {dtype: dtype_s / (sum(times.values()) or 1.0) for dtype, dtype_s in times.items()}
+    longest = sorted(shares, key=lambda dtype: -shares[dtype])[:_MOST_TYPES]
+    return ", ".join(f"{shares[dtype]:.1%} {dtype}" for dtype in longest if shares[dtype] > _LEAST_SHARE)

@@ -182,13 +182,13 @@ def test_each_part_of_the_timeline_has_the_number_of_its_step(shown):
 def test_hovering_shows_rank_step_kind_and_size(four):
     bars(four, "timeline0").first.scroll_into_view_if_needed()
     label = four.page.locator("#timeline0 .hoverlayer .hovertext")
-    # Collectives are drawn last, and their first bar is that of rank 0 in step 3.
+    # Collectives are drawn last, the longest first.
     box = bars(four, "timeline0").nth(4 * 3 * 4).bounding_box()
     four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
     label.wait_for()
     text = label.text_content()
-    waited = "all_reduce, 1.0 MiB, 4 ranks, 59.9 ms of it waiting for rank 2 (host)"
-    for part in (waited, "rank 0, step 3", " ms from "):
+    waited = "all_reduce, 1.0 MiB, 4 ranks, 60.4 ms of it waiting for rank 2 (host)"
+    for part in (waited, "rank 0, step 5", " ms from "):
         assert part in text
 
 

@@ -230,7 +230,8 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
         events += [call | {"name": "hipLaunchKernel"}, kernel]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
     assert dict(about(capture))["Tensor or matrix cores"] == (
-        "used at least 67% of the time of computing kernels, by their names; occupancy: not in this trace"
+        "used at least 67% of the time of computing kernels, by their names; "
+        "occupancy: not recorded for most of this time"
     )
 
 
@@ -269,7 +270,7 @@ def test_missing_shapes_are_said_with_the_option_that_records_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("types", "shown"),
-    [(["c10::BFloat16", "", "Scalar"], "75% BFloat16, 25% float"), ([], "75% Half, 25% float")],
+    [(["c10::BFloat16", "", "Scalar"], "75.0% BFloat16, 25.0% float"), ([], "75.0% Half, 25.0% float")],
 )
 def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path, types, shown):
     inputs = {"Input Dims": [[2, 2], [], []], "Input type": types}

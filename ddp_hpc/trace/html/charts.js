@@ -63,7 +63,7 @@ function drawTimeline(div, figure) {
     const { number, zero } = origin(range);
     const title = { ...figure.layout.xaxis.title, text: number ? `milliseconds since the start of step ${number}` : "milliseconds" };
     const xaxis = { ...figure.layout.xaxis, range, title, ...ticks(range, zero) };
-    const data = [...pick(bars, figure.ranks, found, range, pixels(), zero, number), ...lines];
+    const data = [...pick(bars, figure.ranks, found, range, pixels(), steps.size, zero, number), ...lines];
     plot(div, data, { ...figure.layout, dragmode: div.layout?.dragmode ?? figure.layout.dragmode, xaxis, shapes, annotations: labels(range) }, settings);
   };
   const view = () => String([...div.layout.xaxis.range, div.clientWidth]);
@@ -174,13 +174,13 @@ function launched(host, kernel) {
   if (Math.round(host.trace.y[host.i]) !== Math.round(kernel.trace.y[kernel.i])) return false;
   const [around, callers] = [kernel, host].map(({ trace: { meta }, i }) => meta.texts[meta.callers?.[i]]);
   const name = host.trace.meta.texts[host.trace.meta.what[host.i]];
-  return host.trace.name === "runtime call" ? callers === around : Boolean(host.trace.meta.callers) && ` > ${around} > `.includes(` > ${name} > `);
+  return host.trace.name === "runtime call" ? callers === around : ["operator", "annotation"].includes(host.trace.name) && ` > ${around} > `.includes(` > ${name} > `);
 }
 
 // Returns the bars to draw. Of each lane, those narrower than two pixels that begin within the same two pixels are
 // one bar in the color of the longest of them, which is joined with the next one if that has the same color. If
 // there are too many bars, more pixels are joined.
-function pick(bars, ranks, found, [from, to], pixels, zero, number) {
+function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
   const margin = (to - from) / 4;
   let chosen, count;
   for (let least = (2 * (to - from)) / pixels; ; least *= 2) {
@@ -216,8 +216,8 @@ function pick(bars, ranks, found, [from, to], pixels, zero, number) {
     const side = lane.split(":")[0];
     const hovertext = kept.map(({ at, num }) =>
       (num > 1 ? `${num} short bars; zoom in to see each of them. The longest:<br>` : "") +
-      `${escaped(texts[what[at]])} (${side}${callers && side === "device" ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}, ` +
-      `${step[at] === null ? "outside of steps" : `step ${step[at]}`}<br>` +
+      `${escaped(texts[what[at]])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
+      `${hasSteps ? (step[at] === null ? ", outside of steps" : `, step ${step[at]}`) : ""}<br>` +
       `${numbers.format(trace.x[at])} ms from ${numbers.format(trace.base[at] - zero)} ms${number && ` of step ${number}`}` +
       (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${escaped(texts[callers[at]].replaceAll(" > ", "\n> ")).replaceAll("\n", "<br>")}` : "") +
       (moments?.[at] == null ? "" : `<br>launched ${numbers.format(trace.base[at] - moments[at])} ms before its start`));
