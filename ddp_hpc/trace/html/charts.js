@@ -138,7 +138,7 @@ function drawTimeline(div, figure) {
   controls.querySelector("[data-next]").addEventListener("click", () => {
     const [from, length] = matches[++at % matches.length] ?? [0, 0];
     if (!length) return;
-    show(from - 4 * length, from + 5 * length);
+    show(Math.max(from - 4 * length, whole[0]), Math.min(from + 5 * length, whole[1]));
     output.textContent = `${(at % matches.length) + 1} of ${numbers.format(matches.length)}`;
   });
   // A click on a kernel marks the call and the operators that launched it, and a click on these what they launched.
@@ -164,6 +164,10 @@ function drawTimeline(div, figure) {
 
 function escaped(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function inLines(text) {
+  return escaped(text.replaceAll(" > ", "\n> ").replace(/.{90}/g, "$&\n")).replaceAll("\n", "<br>");
 }
 
 // Whether a bar of the host is a call, an operator or an annotation around a call or the launch of a kernel.
@@ -216,10 +220,10 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
     const side = lane.split(":")[0];
     const hovertext = kept.map(({ at, num }) =>
       (num > 1 ? `${num} short bars; zoom in to see each of them. The longest:<br>` : "") +
-      `${escaped(texts[what[at]])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
+      `${inLines(texts[what[at]])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
       `${hasSteps ? (step[at] === null ? ", outside of steps" : `, step ${step[at]}`) : ""}<br>` +
       `${numbers.format(trace.x[at])} ms from ${numbers.format(trace.base[at] - zero)} ms${number && ` of step ${number}`}` +
-      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${escaped(texts[callers[at]].replaceAll(" > ", "\n> ")).replaceAll("\n", "<br>")}` : "") +
+      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${inLines(texts[callers[at]])}` : "") +
       (moments?.[at] == null ? "" : `<br>launched ${numbers.format(trace.base[at] - moments[at])} ms before its start`));
     // A bar contains as much of its name as fits; namespaces are left out.
     const text = kept.map(({ at, begin, end, num }) => {
