@@ -64,9 +64,6 @@ class Timeline:
     """The timeline of a capture, and notes on what it omits."""
 
     figure: Figure
-    steps: _Steps
-    """Number, start and end of each step in milliseconds of the figure, over all ranks shown, and the start
-    and the end that include the step on the host; empty if the traces contain no steps."""
     lanes: tuple[Lane, ...]
     """The lanes of each rank, from top to bottom."""
     notes: tuple[str, ...]
@@ -140,7 +137,7 @@ def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
         )
     ranks = [trace.rank for trace in drawn]
     figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps}
-    return Timeline(figure, steps, lanes, tuple(notes))
+    return Timeline(figure, lanes, tuple(notes))
 
 
 def _memory(drawn: Sequence[RankTrace]) -> Iterator[_Line]:
@@ -307,6 +304,9 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
 
 
 def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
+    """Returns number, start and end of each step in milliseconds, over all ranks, and the start and the end
+    that include the step on the host.
+    """
     found: defaultdict[int, list[Step]] = defaultdict(list)
     for trace in drawn:
         for step in trace.steps:

@@ -57,7 +57,7 @@ function drawTimeline(div, figure) {
     });
     return shown.length ? [label("step", 0, { xref: "paper", xanchor: "right", xshift: -7 }), ...shown] : [];
   };
-  const edges = [...new Set(figure.steps.flatMap(([, first, last]) => [first, last]))];
+  const edges = [...figure.steps.map(([, first]) => first), ...figure.steps.slice(-1).map(([, , last]) => last)];
   const shapes = edges.filter((_, i) => i % Math.ceil(edges.length / 200) === 0).map((x) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dot" } }));
   const draw = (plot, range, settings) => {
     const { number, zero } = origin(range);
@@ -102,9 +102,8 @@ function drawTimeline(div, figure) {
   div.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     const button = [...controls.querySelectorAll("button")].find(({ dataset }) => dataset.keys?.split(" ").includes(event.key));
-    if (!button) return;
-    event.preventDefault();
-    button.click();
+    if (button) event.preventDefault();
+    button?.click();
   });
   // Marks the bars of which `choose(trace)(index)` is true, and counts them by lane.
   const mark = (choose) => {
