@@ -209,7 +209,7 @@ function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
       } else chosen[one.trace].push((last = Object.assign(one, { key })));
     }
     count = chosen.reduce((sum, some) => sum + some.length, 0);
-    if (count <= 6000) break;
+    if (count <= 4000) break;
   }
   return bars.map((trace, which) => {
     const { step, what, texts, lane, callers, launched: moments } = trace.meta;
