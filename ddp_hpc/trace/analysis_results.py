@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -9,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
-ANNOTATION, OPERATOR = "annotation", "operator"
+ANNOTATION, OPERATOR, CALL = "annotation", "operator", "runtime call"
 
 Curve: TypeAlias = tuple[tuple[float, ...], ...]
 """Moments on the common clock of the capture in seconds, and values that begin at each of them."""
@@ -103,6 +104,13 @@ class Step:
     start_s: float
     """Start on the common clock of the capture."""
     times: Times
+    on_host: tuple[float, float] | None = None
+    """The start and the end on the host, which can be ahead of the device, relative to `start_s`."""
+
+    def limits_s(self, on_host: bool) -> tuple[float, float]:
+        """Returns the start and the end, on the host if they are known for it."""
+        begin_s, end_s = (on_host and self.on_host) or (0.0, self.times.wall_s)
+        return self.start_s + begin_s, self.start_s + end_s
 
     @cached_property
     def end_s(self) -> float:
@@ -164,17 +172,17 @@ class Kernel:
 
 
 class NamedEvent(NamedTuple):
-    """A region, an operator, an annotation or a kernel on the timeline of a rank."""
+    """A region, an operator, an annotation, a call or a kernel on the timeline of a rank."""
 
     kind: str
-    """One of REGIONS, OPERATOR, ANNOTATION, or the kind of the kernel."""
+    """One of REGIONS, OPERATOR, ANNOTATION, CALL, or the kind of the kernel."""
     name: str
     start_s: float
     dur_s: float
-    level: int = 0
-    """The number of operators around an operator."""
     callers: str = ""
-    """The annotations and operators in which a kernel was launched, from the outermost to the innermost."""
+    """The annotations and operators around a call, or around the launch of a kernel, the outermost first."""
+    launched_s: float = math.inf
+    """The start of the call that launched a kernel; infinite if unknown."""
 
 
 @dataclass(frozen=True)
@@ -323,13 +331,16 @@ class RankTrace:
     is empty, there are none, and the only step is the whole recording."""
     loading_s: float = 0.0
     """The time per step in which the host fetched data, whatever the device did."""
+    first_input: str = ""
+    """The shape of the first layer's input, or why it is unknown; empty in captures without operators."""
     is_ring: bool = False
     """Whether its collectives are those of gloo, in groups of all ranks or of one."""
 
-    def step_at(self, moment_s: float) -> int | None:
-        """Returns the number of the step that contains the moment, or None."""
-        at = bisect_right(self.steps, moment_s, key=lambda step: step.start_s) - 1
-        return self.steps[at].number if at >= 0 and moment_s < self.steps[at].end_s else None
+    def step_at(self, moment_s: float, on_host: bool = False) -> int | None:
+        """Returns the number of the step that contains the moment, on the host or the device, or None."""
+        at = bisect_right(self.steps, moment_s, key=lambda step: step.limits_s(on_host)[0]) - 1
+        is_inside = at >= 0 and moment_s < self.steps[at].limits_s(on_host)[1]
+        return self.steps[at].number if is_inside else None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ddp_hpc.trace.event_names import ALL_STEPS, SHARED_KINDS, STEP, UPDATE, ann
 from ddp_hpc.trace.events_by_kind import Collector, Message, Recording
 from ddp_hpc.trace.host_waits import host_waits
 from ddp_hpc.trace.intervals import few
+from ddp_hpc.trace.model_input import first_input
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
 from ddp_hpc.trace.step_times import Steps, measure
@@ -48,6 +49,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     tree = call_tree(recording, steps)
     waits, gaps = host_waits(recording, steps, tree)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
+    hosts = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
     host = reading.head.get("host_name")
     host = host if isinstance(host, str) else ""
     counted = steps.device.is_counted if steps.device else np.empty(0, bool)
@@ -58,8 +60,10 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         host=host,
         device=_device(recording, reading.head),
         steps=tuple(
-            Step(number, recording.zero_s + start * 1e-9, times)
-            for number, start, times in zip(steps.numbers, steps.starts.tolist(), steps.times, strict=True)
+            Step(number, recording.zero_s + start * 1e-9, times, on_host)
+            for number, start, times, on_host in zip(
+                steps.numbers, steps.starts.tolist(), steps.times, hosts, strict=True
+            )
         ),
         collectives=_collectives(recording, steps, tree),
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
@@ -76,6 +80,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         gaps=gaps,
         clock_ns=clock_ns,
         named=(*_spans(steps, recording.zero_s), *named_events(recording, steps, tree, most_named)),
+        first_input=first_input(recording, steps),
         steps_from=steps.separator,
         is_ring=_is_ring(reading.head.get("distributedInfo")),
     )

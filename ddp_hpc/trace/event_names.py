@@ -150,10 +150,17 @@ def bus_bandwidth(kind: str, num_ranks: int, num_bytes: int, dur_s: float | None
 
 
 @_cached
-def shapes_of(dims: bytes) -> str:
-    """Returns the shapes of tensors, such as `[[32, 3, 7], [], [64]]`, as text: `32x3x7, 64`."""
-    shapes = re.findall(r"\[([\s\d,]*\d)", dims.decode())
-    return ", ".join("x".join(re.findall(r"\d+", shape)) for shape in shapes)
+def shapes_of(dims: bytes, types: bytes = b"") -> str:
+    """Returns the shapes and the data types of tensors as text.
+
+    >>> shapes_of(b"[[32, 3, 7], [], [64]]", b'["c10::Half", "Scalar", "c10::Half"]')
+    '32x3x7, 64 (Half)'
+    """
+    shapes = re.findall(r"\[([\s\d,]*\d)", dims.decode(errors="replace"))
+    words = re.findall(r'"(?:c10::)?([^"]*)"', types.decode(errors="replace"))
+    dtypes = dict.fromkeys(word for word in words if word and not word.startswith(("Scalar", "Generic")))
+    text = ", ".join("x".join(re.findall(r"\d+", shape)) for shape in shapes)
+    return f"{text} ({', '.join(dtypes)})" if text and dtypes else text
 
 
 @_cached

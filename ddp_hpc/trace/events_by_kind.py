@@ -32,7 +32,7 @@ _DEVICE_TYPES = {
 }  # fmt: skip
 """The values of c10::DeviceType, which torch writes as a number."""
 _MOST_DIMS = 400
-"""Limit of the characters of input shapes."""
+"""Limit of the characters of input shapes, and of their data types."""
 _MOST = 2**63
 
 
@@ -48,6 +48,7 @@ class _Memory(msgspec.Struct, gc=False):
 
 class _Inputs(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
 
 
 class _Arguments(msgspec.Struct, gc=False):
@@ -119,7 +120,7 @@ class Recording:
     Their names are those of the devices."""
     messages: Sequence[Message]
     shapes: Sequence[str]
-    """Shapes of inputs; the first is empty."""
+    """Shapes and data types of inputs; the first is empty."""
     num_dropped: int
     """The number of events that were not kept."""
 
@@ -159,8 +160,9 @@ class Collector:
         # Annotations come first, so that they enclose operators of the same duration.
         host = [event for event in of["user_annotation"] + of["cpu_op"] if event.ph == "X"]
         annotated = [event.cat != "cpu_op" and names.annotated_kind(event.name) for event in host]
-        dims = [bytes(_decoded(_Inputs, event).dims)[:_MOST_DIMS] for event in host]
-        shapes = [self.shapes[names.shapes_of(one)] for one in dims]
+        inputs = [_decoded(_Inputs, event) for event in host]
+        texts = [(bytes(one.dims)[:_MOST_DIMS], bytes(one.types)[:_MOST_DIMS]) for one in inputs]
+        shapes = [self.shapes[names.shapes_of(*one)] for one in texts]
         self.host.add(host, message=self._messages(host, annotated, world_size), shapes=shapes)
         for category in of:
             if category.endswith(_RUNTIMES):

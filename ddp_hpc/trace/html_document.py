@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,7 +19,8 @@ from markupsafe import Markup
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.trace.html_figures import Figure
+from ddp_hpc.trace.event_names import shortened
+from ddp_hpc.trace.html_figures import MAX_NAME, Figure
 
 _DIRECTORY = Path(__file__).parent / "html"
 _MAX_SENTENCES = 100
@@ -69,7 +70,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_DIRECTORY), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"cut": cut, "lines": _lines}
+    environment.filters |= {"cut": cut, "lines": _lines, "shortened": partial(shortened, limit=MAX_NAME)}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment
 

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
-from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, PART_NAMES, PARTS, Capture, Times, present
+from ddp_hpc.trace.analysis_results import (
+    ANNOTATION,
+    CALL,
+    OPERATOR,
+    PART_NAMES,
+    PARTS,
+    Capture,
+    Times,
+    present,
+)  # fmt: skip
 from ddp_hpc.trace.kernel_kinds import KINDS
 
 Figure: TypeAlias = dict[str, Any]
@@ -27,12 +36,14 @@ COLORS = {
     "memcpy": "#f0e442",
     "idle": "#a6a6a6",
 }
-# Tol's muted palette, for what kernels do, and two grays for the host.
+# Tol's muted palette, for what kernels do, and colors for the host.
 _KIND_COLORS = (
-    "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #661100 #8c96a3 #c5ccd6"
+    "#332288 #88ccee #aa4499 #999933 #ddcc77 #cc6677 #117733 #882255 #44aa99 #661100 #8c96a3 #c5ccd6 #b39ddb"
 )
-COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION), _KIND_COLORS.split(), strict=True))
+COLORS |= dict(zip((*KINDS[:-1], OPERATOR, ANNOTATION, CALL), _KIND_COLORS.split(), strict=True))
 _COMM = ("comm_exposed_s", "comm_hidden_s")
+MAX_NAME = 160
+"""Limit of the characters of names in the timeline."""
 MANY_RANKS = 32
 """With more ranks, there are no gaps between their columns, and the chart can be zoomed."""
 

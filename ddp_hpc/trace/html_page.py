@@ -10,7 +10,8 @@ from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, present
 from ddp_hpc.trace.html_document import document
 from ddp_hpc.trace.html_figures import COLORS, MANY_RANKS, Figure, by_rank, mean_steps
-from ddp_hpc.trace.html_timeline import MAX_SPANS, timeline
+from ddp_hpc.trace.html_timeline import MAX_BARS, timeline
+from ddp_hpc.trace.recorded import about
 
 _MAX_ROWS, _MAX_FOUND_ROWS = 25, 200
 
@@ -36,7 +37,7 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
 
 def _section(number: int, capture: Capture, num_captures: int, figures: dict[str, Figure]) -> dict[str, Any]:
     """Returns the template's variables for a capture, and adds its charts to `figures`."""
-    lines = timeline(capture, MAX_SPANS // num_captures)
+    lines = timeline(capture, MAX_BARS // num_captures)
     if len(capture.ranks) > 1:
         figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
@@ -44,7 +45,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     return {
         "number": number,
         "capture": capture,
-        "about": tables.about(capture),
+        "about": about(capture),
         "timeline": lines,
         "ranks": _without_empty(
             *([tables.ranks(capture)] if len(capture.ranks) > 1 else []), tables.memory(capture)

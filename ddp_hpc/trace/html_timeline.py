@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ddp_hpc.base.text_table import cut
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
     ANNOTATION,
+    CALL,
     OPERATOR,
     REGIONS,
     Capture,
     Collective,
     NamedEvent,
     RankTrace,
+    Step,
 )
 from ddp_hpc.trace.event_columns import Numbers
 from ddp_hpc.trace.event_names import region_of, shortened
-from ddp_hpc.trace.html_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
+from ddp_hpc.trace.html_figures import COLORS, MAX_NAME, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.trace.kernel_kinds import KINDS
 from ddp_hpc.trace.match_collectives import Matched, match
 
-_Steps: TypeAlias = tuple[tuple[int, float, float], ...]
+_Steps: TypeAlias = tuple[tuple[int, float, float, float, float], ...]
 
 MAX_RANKS = 32
-MAX_SPANS, _NAMED_PER_SPAN = 10_000, 6
-_MAX_NAME = 160
+MAX_BARS = 80_000
 _LABELED_RANKS = 8
 """With more ranks, the lanes are thinner and only the ranks have labels."""
+_SAME_S = 1e-6
+"""Bars can overlap by this time, which is more than the rounding errors of seconds since 1970."""
 _LANE_PX, _THIN_LANE_PX = 20, 11
 _PANEL_PX = 90
 _CHARACTER_PX = 6
@@ -39,7 +44,7 @@ _MAX_POINTS = 8_000
 _BUSY = "device busy"
 _BUSY_COLOR = "#6e7781"
 _COLLECTIVE = "collective"
-_SPANS, _NAMED = (*REGIONS, _COLLECTIVE, _BUSY), (ANNOTATION, OPERATOR, *KINDS)
+_KINDS = (*REGIONS, _COLLECTIVE, _BUSY, ANNOTATION, OPERATOR, CALL, *KINDS)
 """The kinds of bars."""
 
 
@@ -51,7 +56,7 @@ class Lane:
     """What the lane shows, and whether the times are those of the host or of the device."""
     categories: tuple[str, ...]
     num_levels: int = 1
-    """The height of the lane, in which operators are below those that called them."""
+    """The height of the lane, in which bars are below those that they overlap, such as their callers."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,6 @@ class Timeline:
     """The timeline of a capture, and notes on what it omits."""
 
     figure: Figure
-    steps: _Steps
-    """Number, start and end of each step in milliseconds of the figure, over all ranks shown."""
     lanes: tuple[Lane, ...]
     """The lanes of each rank, from top to bottom."""
     notes: tuple[str, ...]
@@ -70,6 +73,7 @@ class Timeline:
 class _Bar:
     event: NamedEvent
     row: int
+    level: int
     step: int | None
 
 
@@ -84,29 +88,27 @@ class _Line:
     dash: str = "solid"
 
 
-def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
-    """Returns a timeline of at most `MAX_RANKS` ranks, with all names and the `max_spans` longest spans."""
+def timeline(capture: Capture, max_bars: int = MAX_BARS) -> Timeline:
+    """Returns a timeline of at most `MAX_RANKS` ranks with the `max_bars` longest bars."""
     drawn, notes = _choose_ranks(capture)
     num_levels = 4 if len(drawn) <= 2 else 2 if len(drawn) <= _LABELED_RANKS else 1
     matched = {id(call): one for one in match(capture.ranks) for call in one.calls.values()}
-    all_bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row, num_levels, matched)]
-    bars = [bar for bar in all_bars if bar.event.kind in _SPANS]
-    if len(bars) > max_spans:
-        num_omitted = len(bars) - max_spans
-        notes.append(f"The {num_omitted:,} shortest of {len(bars):,} spans are not shown")
-        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.event.dur_s)
-    named = (bar for bar in all_bars if bar.event.kind in _NAMED)
-    bars += heapq.nlargest(_NAMED_PER_SPAN * max_spans, named, key=lambda bar: bar.event.dur_s)
+    lanes = _lanes(capture)
+    rows = (_bars(trace, row, num_levels, lanes, matched) for row, trace in enumerate(drawn))
+    all_bars = [bar for row in rows for bar in row]
+    bars = heapq.nlargest(max_bars, all_bars, key=lambda bar: bar.event.dur_s)
+    if num_omitted := len(all_bars) - len(bars):
+        notes.append(f"The {num_omitted:,} shortest of {len(all_bars):,} bars are not shown")
     begins = [bar.event.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
-    steps = _steps(drawn, zero_s)
+    steps = _steps(drawn, zero_s) if capture.has_steps else ()
     ends = [bar.event.start_s + bar.event.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
-    num_levels = 1 + max((bar.event.level for bar in bars), default=0)
-    lanes = _lanes(capture, {bar.event.kind for bar in bars}, num_levels)
+    levels = [(lane, {bar.level for bar in bars if bar.event.kind in lane.categories}) for lane in lanes]
+    lanes = tuple(replace(lane, num_levels=1 + max(own)) for lane, own in levels if own) or lanes[:1]
     data = [
         _trace(kind, lanes, some, zero_s)
-        for kind in (*_SPANS, *_NAMED)
+        for kind in _KINDS
         if (some := [bar for bar in bars if bar.event.kind == kind])
     ]
     lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
@@ -120,6 +122,7 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         "margin": {"l": 26 + _CHARACTER_PX * max(map(len, labels["ticktext"])), "r": 12, "t": 28, "b": 56},
         "barmode": "overlay",
         "dragmode": "zoom",
+        "hoverlabel": {"align": "left"},
         "xaxis": axis("milliseconds", range=[0, end], showgrid=False, anchor=f"y{len(panels) + 1}"),
         "yaxis": axis(
             range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False,
@@ -133,8 +136,8 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
             panel, domain=domain, fixedrange=True, rangemode="tozero", nticks=4
         )
     ranks = [trace.rank for trace in drawn]
-    figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks}
-    return Timeline(figure, steps, lanes, tuple(notes))
+    figure = {"data": data, "layout": layout, "height": height + 90, "ranks": ranks, "steps": steps}
+    return Timeline(figure, lanes, tuple(notes))
 
 
 def _memory(drawn: Sequence[RankTrace]) -> Iterator[_Line]:
@@ -171,21 +174,19 @@ def _drawn(line: _Line, axis: int, zero_s: float, most: int) -> Figure:
     }
 
 
-def _lanes(capture: Capture, categories: set[str], num_levels: int) -> tuple[Lane, ...]:
-    """Returns the lanes that contain bars."""
-    named = [Lane("host: annotations", (ANNOTATION,)), Lane("host: operators", (OPERATOR,), num_levels)]
+def _lanes(capture: Capture) -> tuple[Lane, ...]:
+    kinds = {"annotations": ANNOTATION, "operators": OPERATOR, "runtime calls": CALL}
+    named = [Lane(f"host: {title}", (kind,)) for title, kind in kinds.items()]
     if capture.on_device:
-        lanes = [
+        return (
             Lane("host: data", ("data",)),
             *named,
             Lane("device: regions", tuple(region for region in REGIONS if region != "data")),
             Lane("device: kernels", KINDS),
             Lane("device: collectives", (_COLLECTIVE,)),
             Lane("device: busy", (_BUSY,)),
-        ]
-    else:
-        lanes = [Lane("host: regions", REGIONS), Lane("host: collectives", (_COLLECTIVE,)), *named]
-    return tuple(lane for lane in lanes if categories & {*lane.categories}) or tuple(lanes[:1])
+        )
+    return (Lane("host: regions", REGIONS), Lane("host: collectives", (_COLLECTIVE,)), *named)
 
 
 def _num_units(lanes: Sequence[Lane]) -> int:
@@ -229,14 +230,33 @@ def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
     return [trace for trace in capture.ranks if trace.rank in chosen], [note]
 
 
-def _bars(trace: RankTrace, row: int, num_levels: int, matched: dict[int, Matched]) -> Iterator[_Bar]:
+def _bars(
+    trace: RankTrace, row: int, num_levels: int, lanes: Sequence[Lane], matched: dict[int, Matched]
+) -> Iterator[_Bar]:
     busy = (NamedEvent(_BUSY, _BUSY, start_s, end_s - start_s) for start_s, end_s in trace.busy)
     calls = (_collective(call, trace.rank, matched.get(id(call))) for call in trace.collectives)
+    of_kind: defaultdict[str, list[NamedEvent]] = defaultdict(list)
     for event in (*trace.named, *calls, *busy):
         # On a host without a device, regions have a lane of their own.
-        is_twice = event.kind == ANNOTATION and not trace.busy and region_of(event.name)
-        if event.level < num_levels and not is_twice:
-            yield _Bar(event, row, trace.step_at(event.start_s))
+        if not (event.kind == ANNOTATION and not trace.busy and region_of(event.name)):
+            of_kind[event.kind].append(event)
+    for lane in lanes:
+        events = [event for kind in lane.categories for event in of_kind[kind]]
+        events.sort(key=lambda event: (event.start_s, -event.dur_s))
+        for event, level in zip(events, _levels(events), strict=True):
+            if level < num_levels or lane.categories != (OPERATOR,):
+                # Deeper operators are omitted, because they would hide those that called them.
+                step = trace.step_at(event.start_s, lane.title.startswith("host"))
+                yield _Bar(event, row, min(level, num_levels if num_levels == 2 else num_levels - 1), step)
+
+
+def _levels(events: Sequence[NamedEvent]) -> Iterator[int]:
+    """Yields the level of each event, which are sorted by start: the first one that is free."""
+    ends: list[float] = []
+    for event in events:
+        level = next((at for at, end_s in enumerate(ends) if end_s <= event.start_s + _SAME_S), len(ends))
+        ends[level : level + 1] = [event.start_s + event.dur_s]
+        yield level
 
 
 def _collective(call: Collective, rank: int, same: Matched | None) -> NamedEvent:
@@ -246,7 +266,7 @@ def _collective(call: Collective, rank: int, same: Matched | None) -> NamedEvent
     if same:
         waited = f"{duration(call.dur_s - same.transfer_s)} of it waiting for rank {same.last}"
         what += [waited if rank != same.last else "last to start"]
-    what += [shortened(call.kernel, _MAX_NAME)] if call.kernel else []
+    what += [shortened(call.kernel, MAX_NAME)] if call.kernel else []
     return NamedEvent(_COLLECTIVE, ", ".join(what), call.start_s, call.dur_s)
 
 
@@ -255,7 +275,12 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
     events = [bar.event for bar in bars]
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: Numbers[str] = Numbers()
-    named = {"callers": [texts[event.callers[-_MAX_NAME:]] for event in events]} if kind in _NAMED else {}
+    named: dict[str, Any] = {}
+    if kind in (CALL, *KINDS):
+        named["callers"] = [texts[event.callers[-MAX_NAME:]] for event in events]
+    if kind in KINDS:
+        moments = (event.launched_s for event in events)
+        named["launched"] = [None if math.isinf(at) else milliseconds(at - zero_s) for at in moments]
     return {
         "type": "bar",
         "orientation": "h",
@@ -263,16 +288,14 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
         "width": 0.72 / _num_units(lanes),
         "base": [milliseconds(event.start_s - zero_s) for event in events],
         "x": [milliseconds(event.dur_s) for event in events],
-        "y": [round(bar.row + _offset(lanes, number, bar.event.level), 3) for bar in bars],
-        # Concurrent collectives overlap, so their bars are translucent.
+        "y": [round(bar.row + _offset(lanes, number, bar.level), 3) for bar in bars],
         "marker": {
-            "color": COLORS["comm_exposed"] if kind == _COLLECTIVE else COLORS.get(kind, _BUSY_COLOR),
-            "opacity": 0.6 if kind == _COLLECTIVE else 1,
-            "line": {"width": 1 if kind == ANNOTATION else 0, "color": "#ffffff"},
+            "color": COLORS["comm_hidden"] if kind == _COLLECTIVE else COLORS.get(kind, _BUSY_COLOR),
+            "line": {"width": 0.7 if kind in (ANNOTATION, CALL) else 0, "color": "#ffffff"},
         },
         "meta": {
             "step": [bar.step for bar in bars],
-            "what": [texts[shortened(event.name, _MAX_NAME)] for event in events],
+            "what": [texts[shortened(event.name, MAX_NAME)] for event in events],
             "texts": list(texts),
             "lane": lanes[number].title,
             **named,
@@ -281,12 +304,19 @@ def _trace(kind: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float
 
 
 def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
-    limits: dict[int, tuple[float, float]] = {}
+    """Returns number, start and end of each step in milliseconds, over all ranks, and the start and the end
+    that include the step on the host.
+    """
+    found: defaultdict[int, list[Step]] = defaultdict(list)
     for trace in drawn:
         for step in trace.steps:
-            start_s, end_s = step.start_s - zero_s, step.end_s - zero_s
-            first, last = limits.get(step.number, (start_s, end_s))
-            limits[step.number] = (min(first, start_s), max(last, end_s))
-    return tuple(
-        (number, milliseconds(first), milliseconds(last)) for number, (first, last) in sorted(limits.items())
-    )
+            found[step.number].append(step)
+    return tuple((number, *_limits(found[number], zero_s)) for number in sorted(found))
+
+
+def _limits(steps: Sequence[Step], zero_s: float) -> tuple[float, float, float, float]:
+    first, last = min(step.start_s for step in steps), max(step.end_s for step in steps)
+    on_host = [moment_s for step in steps for moment_s in step.limits_s(on_host=True)]
+    limits = first, last, min(first, *on_host), max(last, *on_host)
+    first, last, begin, end = (milliseconds(moment_s - zero_s) for moment_s in limits)
+    return first, last, begin, end

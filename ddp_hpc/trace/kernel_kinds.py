@@ -51,6 +51,14 @@ _TENSOR_CORES = re.compile(
     "|Cijk_\\w*_MI\\d|_MFMA|gtcx\\d?_|[_:]xdl|Xdl"  # AMD: Tensile, MIOpen, Composable Kernel
     "|nvjet|tensorop|wgmma|tensor\\d+x\\d+x\\d+|flash_fwd_(splitkv_)?kernel|flash_bwd_dq|FlashAttn[FB]wd|compute_attn_ws|(fp8|FP8)\\w*::GemmKernel"
 )
+# The types in the names of kernels of cuBLAS, CUTLASS, Triton, and Tensile (such as Cijk_Ailk_Bljk_BBS).
+_DATA_TYPES = (
+    ("FP8", "fp8|e4m3|e5m2|float8"),
+    ("BFloat16", "bf16|bfloat16|Cijk_[a-z]+_[a-z]+_(b[bs]|4xi)"),
+    ("Half", "half|f16|fp16|h884|h1688|h16816|hgemm|Cijk_[a-z]+_[a-z]+_h"),
+    ("TF32", "tf32"),
+    ("float", "float|f32|sgemm|s884|s1688|scudnn|Cijk_[a-z]+_[a-z]+_s"),
+)
 KINDS = (*dict.fromkeys(kind for kind, _ in _WORDS), "other")
 
 
@@ -68,3 +76,8 @@ def kernel_category(name: str, operator: str = "") -> str:
 def uses_tensor_cores(name: str) -> bool:
     """Returns whether the name of a kernel shows that it uses Tensor Cores or AMD's matrix cores."""
     return _TENSOR_CORES.search(name) is not None
+
+
+def data_type(name: str) -> str:
+    """Returns the smallest data type in the name of a kernel that computes matrix products."""
+    return next((dtype for dtype, words in _DATA_TYPES if re.search(words, name, re.I)), "unknown")

@@ -131,7 +131,10 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
         collectives=tuple(replace(call, start_s=call.start_s + by_s) for call in trace.collectives),
         busy=tuple((start_s + by_s, end_s + by_s) for start_s, end_s in trace.busy),
         clock_ns=trace.clock_ns + round(by_s * 1e9),
-        named=tuple(event._replace(start_s=event.start_s + by_s) for event in trace.named),
+        named=tuple(
+            event._replace(start_s=event.start_s + by_s, launched_s=event.launched_s + by_s)
+            for event in trace.named
+        ),
         memory=tuple(replace(memory, curve=_moved_curve(memory.curve, by_s)) for memory in trace.memory),
         queue=_moved_curve(trace.queue, by_s),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.analysis_results import ANNOTATION, OPERATOR, Kernel, NamedEvent
+from ddp_hpc.trace.analysis_results import ANNOTATION, CALL, OPERATOR, Kernel, NamedEvent
 from ddp_hpc.trace.event_columns import Events
 from ddp_hpc.trace.event_names import STEP, annotated_kind
 from ddp_hpc.trace.events_by_kind import OCCUPANCY, Recording
@@ -111,34 +111,42 @@ def _means(values: Any, weights: Any, index: Any) -> Any:
 
 
 def named_events(recording: Recording, steps: Steps, tree: CallTree, most: int) -> tuple[NamedEvent, ...]:
-    """Returns at most `most` operators and annotations of the host, and as many kernels without collectives.
+    """Returns at most `most` operators and annotations of the host, as many kernels without collectives, and
+    as many calls of the runtime that are not inside other calls.
 
     If there are more, these are those of the step in the middle, and the longest ones of the other steps.
     """
-    host, device = recording.host, recording.device
+    host, device, calls = recording.host, recording.device, recording.launches
     middle = len(steps.numbers) // 2
     first, last = (int(side[middle]) for side in (steps.starts, steps.ends)) if steps.numbers else (0, 0)
     own = np.flatnonzero(~recording.is_collective)
     is_in_middle = (device.starts >= first) & (device.starts < last)
     kernels = own[_choose(device.durations[own], is_in_middle[own], most)]
-    is_preferred = (host.starts >= first) & (host.starts < last)
+    is_preferred, is_launch = (host.starts >= first) & (host.starts < last), np.zeros(len(calls), bool)
     launcher = tree.launcher[kernels]
     while len(launcher := launcher[launcher >= 0]):
         is_preferred[launcher] = True
         launcher = np.unique(tree.above[launcher])
+    launched_s: Any = []
+    if steps.device:
+        launches = steps.device.launches
+        is_launch[launches.call[kernels][launches.is_known[kernels]]] = True
+        launched_s = np.where(launches.is_known, recording.zero_s + launches.moment * 1e-9, np.inf)[kernels]
     listed = np.flatnonzero(host.where(lambda _, name: not (name.startswith(STEP) or annotated_kind(name))))
-    calls = listed[_choose(host.durations[listed], is_preferred[listed], most)]
+    chosen = listed[_choose(host.durations[listed], is_preferred[listed], most)]
     events = []
-    for at, (category, name), start_s, dur_s in _rows(host, calls, recording.zero_s):
-        kind = OPERATOR if category == "cpu_op" else ANNOTATION
-        around = tree.enclosing(int(tree.above[at])) if kind == OPERATOR else []
-        level = sum(host.names[host.name[one]][0] == "cpu_op" for one in around)
-        events.append(NamedEvent(kind, name, start_s, dur_s, level))
+    for _, (category, name), start_s, dur_s in _rows(host, chosen, recording.zero_s):
+        events.append(NamedEvent(OPERATOR if category == "cpu_op" else ANNOTATION, name, start_s, dur_s))
+    outer = np.flatnonzero(~tree.is_nested)
+    chosen = outer[_choose(calls.durations[outer], is_launch[outer], most)]
+    for at, (_, name), start_s, dur_s in _rows(calls, chosen, recording.zero_s):
+        events.append(NamedEvent(CALL, name, start_s, dur_s, tree.path(int(tree.caller[at]), host)))
     kind_of = cache(kernel_category)
-    for at, (_, name), start_s, dur_s in _rows(device, kernels, recording.zero_s):
+    rows = _rows(device, kernels, recording.zero_s)
+    for (at, (_, name), start_s, dur_s), moment_s in zip(rows, launched_s, strict=True):
         caller = int(tree.launcher[at])
         kind = kind_of(name, host.names[host.name[caller]][1] if caller >= 0 else "")
-        events.append(NamedEvent(kind, name, start_s, dur_s, callers=tree.path(caller, host)))
+        events.append(NamedEvent(kind, name, start_s, dur_s, tree.path(caller, host), float(moment_s)))
     return tuple(events)
 
 

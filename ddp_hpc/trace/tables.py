@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ddp_hpc.base.text_table import Column, Row, Table, cut
+from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
 from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
 from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, region_of, shortened
 from ddp_hpc.trace.host_waits import mean_host_waits
-from ddp_hpc.trace.kernel_kinds import KINDS
-from ddp_hpc.trace.trace_files import first_of
 
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
@@ -115,7 +113,7 @@ def memory(capture: Capture) -> Table:
     rows: list[Row] = [
         vars(memory) | {"name": f"rank {trace.rank}", "host": trace.host}
         for trace in capture.ranks
-        for memory in _device_memory(trace)
+        for memory in device_memory(trace)
         if memory.allocated_bytes
     ]
     is_shown = {"host": len({row["host"] for row in rows}) > 1, "step": capture.has_steps}
@@ -125,57 +123,10 @@ def memory(capture: Capture) -> Table:
     )
 
 
-def _device_memory(trace: RankTrace) -> tuple[Memory, ...]:
+def device_memory(trace: RankTrace) -> tuple[Memory, ...]:
     """Returns the memory of the devices and the host, or nothing if only the host's was recorded of both."""
     is_recorded = not trace.busy or any(memory.device != "cpu" for memory in trace.memory)
     return trace.memory if is_recorded else ()
-
-
-def about(capture: Capture) -> list[tuple[str, str]]:
-    """Returns what was recorded: terms and descriptions."""
-    steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
-    numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
-    has_size = any(trace.world_size for trace in capture.ranks)
-    of_size = f"of {capture.world_size}" if has_size else "(world size not recorded)"
-    ranks = f"{len(capture.ranks)} {of_size}"
-    ranks += f"; missing: {first_of(capture.missing)}" if capture.missing else ""
-    names = sorted({trace.device_name or trace.device for trace in capture.ranks})
-    hosts = list(dict.fromkeys(cut(trace.host, _NAME_LENGTH) or "unknown" for trace in capture.ranks))
-    found = [
-        ("ranks", ranks),
-        ("hosts", first_of(hosts)),
-        ("device", first_of(names) + ("" if capture.on_device else "; no activity of another device")),
-        ("steps", f"{len(steps)} ({numbers})" if capture.has_steps else "none"),
-        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
-    ]
-    on_host = ""
-    if capture.on_device:
-        on_host = " on the host"
-        cores = _tensor_cores(capture)
-        known = f"used at least {cores:.0%} of the time of computing kernels, by their names" if cores else ""
-        unknown = "unknown" if cores is None else "no kernel has a name that shows it"
-        found.append(("Tensor or matrix cores", known or unknown))
-    if not capture.collectives:
-        found.append(("communication", "no collective was recorded"))
-    peaks = [memory.allocated_bytes for trace in capture.ranks for memory in _device_memory(trace)]
-    peak = "not recorded (profile_memory=True)"
-    if any(peaks):
-        peak = f"at most {format_bytes(max(peaks))}"
-    elif any(trace.memory for trace in capture.ranks):
-        peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"
-    found.append(("memory of the device" if capture.on_device else "memory", peak))
-    loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
-    loading = f"{duration(loading_s)}{capture.per_step}"
-    if all(event.kind != "data" for trace in capture.ranks for event in trace.named):
-        loading = "not recorded (no DataLoader, and no region named data)"
-    found.append((f"data loading{on_host}", loading))
-    return [*found, ("events", f"{sum(trace.num_events for trace in capture.ranks):,}")]
-
-
-def _tensor_cores(capture: Capture) -> float | None:
-    """Returns the share of the time of kernels other than collectives whose names show Tensor Cores."""
-    kinds = [row for row in _sums(capture, "kernels", ("kind",), "total_s") if row["kind"] in KINDS]
-    return _weighted(kinds, "tensor_cores")
 
 
 def idle(names: Sequence[str], means: Sequence[Times]) -> Table:
@@ -372,12 +323,12 @@ def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list
         summed = [name for name in ("num_calls", "total_s", "self_s", "device_s") if name in own[0][1]]
         num = len(capture.ranks) * capture.num_steps
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
-        means |= {each.field: _weighted([values for _, values in own], each.field) for each in _ESTIMATES}
+        means |= {each.field: weighted([values for _, values in own], each.field) for each in _ESTIMATES}
         rows.append(own[0][1] | means | {"largest_s": largest_s, "largest_rank": rank})
     return sorted(rows, key=lambda row: -row[order])
 
 
-def _weighted(rows: Sequence[Row], name: str) -> float | None:
+def weighted(rows: Sequence[Row], name: str) -> float | None:
     """Returns the mean weighted by the time of the kernels; None if it is unknown for most of this time."""
     rows = [row for row in rows if not row["name"].startswith("Mem")]  # copies have no estimates
     known = [row for row in rows if row.get(name) is not None]

@@ -8,6 +8,7 @@ from ddp_hpc.base.text_table import Table, printable, table
 from ddp_hpc.base.units import counted
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.recorded import about
 
 _MOST_RANKS = 8
 _MOST_ROWS, _MOST_WAITS = 10, 5
@@ -22,7 +23,7 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
         f"{capture.name}: {len(capture.ranks)} of {counted(capture.world_size, 'rank')}",
         "\n".join(warnings),
         "\n".join((*sentences, *capture.findings)),
-        "\n".join(f"{what}: {value}" for what, value in tables.about(capture)),
+        "\n".join(f"{what}: {value}" for what, value in about(capture)),
         _show(tables.mean_steps(captures)),
     ]
     if len(captures) == 1 and len(capture.ranks) > 1:

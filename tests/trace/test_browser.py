@@ -12,7 +12,7 @@ from ddp_hpc.trace.summarize_run import read_capture
 
 from .browser import chromium, open_page
 from .captures import ENDLESS, HOSTILE, KERNEL, hostile, made, on_device
-from .made import annotation, launch, training, write
+from .made import annotation, event, launch, training, write
 
 pytestmark = pytest.mark.check
 expect.set_options(timeout=30_000)  # drawing is slow on a busy machine
@@ -171,24 +171,24 @@ def test_each_part_of_the_timeline_has_the_number_of_its_step(shown):
     opened = shown(made(2, num_steps=100))
     labels = opened.page.locator("#timeline0 .annotation-text")
     boxes = [label.bounding_box() for label in labels.all()]
-    assert labels.first.text_content() == "step 3"
+    assert labels.all_text_contents()[:2] == ["step", "3"]
     assert all(one["x"] + one["width"] <= other["x"] for one, other in pairwise(boxes))
-    assert len(boxes) > 5
+    assert len(boxes) > 20
     opened.page.get_by_role("combobox").select_option("50")
     opened.page.get_by_role("button", name="zoom in").press("Enter")
-    expect(labels).to_have_text(["step 50"])
+    expect(labels).to_have_text(["step", "50"])
 
 
 def test_hovering_shows_rank_step_kind_and_size(four):
     bars(four, "timeline0").first.scroll_into_view_if_needed()
     label = four.page.locator("#timeline0 .hoverlayer .hovertext")
-    # Collectives are drawn last, and their first bar is that of rank 0 in step 3.
+    # Collectives are drawn last, the longest first.
     box = bars(four, "timeline0").nth(4 * 3 * 4).bounding_box()
     four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
     label.wait_for()
     text = label.text_content()
-    waited = "all_reduce, 1.0 MiB, 4 ranks, 59.9 ms of it waiting for rank 2 (host)"
-    for part in (waited, "rank 0, step 3", " ms from "):
+    waited = "all_reduce, 1.0 MiB, 4 ranks, 60.4 ms of it waiting for rank 2 (host)"
+    for part in (waited, "rank 0, step 5", " ms from "):
         assert part in text
 
 
@@ -202,8 +202,10 @@ def click(opened, text):
     bars(opened, "timeline0").first.scroll_into_view_if_needed()
     box = bar(opened, text).bounding_box()
     opened.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    output = opened.page.locator("[data-for=timeline0] output")
+    expect(output).not_to_be_empty()
     search = opened.page.get_by_role("searchbox", name="find").input_value()
-    return search, opened.page.locator("[data-for=timeline0] output").text_content()
+    return search, output.text_content()
 
 
 def test_bars_contain_their_names_without_namespaces(named):
@@ -211,18 +213,103 @@ def test_bars_contain_their_names_without_namespaces(named):
     texts = [text for text in bars(named, "timeline0").all_text_contents() if text]
     assert {"attention block", "aten::linear", "aten::copy_"} <= set(texts)
     assert named.page.locator("#timeline0 .ytick text").all_text_contents() == [
-        "rank 0, host: annotations", "host: operators", "device: kernels", "device: busy",
+        "rank 0, host: annotations", "host: operators", "host: runtime calls", "device: kernels",
+        "device: busy",
     ]  # fmt: skip
 
 
-def test_a_click_on_an_operator_finds_its_kernels(named):
-    assert click(named, "aten::linear") == ("aten::linear", "1 operator, 2 kernels")
+def marked(opened):
     paint = "bars => bars.filter(bar => getComputedStyle(bar.querySelector('path')).opacity == 1).length"
-    assert bars(named, "timeline0").evaluate_all(paint) == 3
+    return bars(opened, "timeline0").evaluate_all(paint)
 
 
-def test_a_click_on_a_kernel_finds_the_operator_that_launched_it(named):
-    assert click(named, "sgemm") == ("aten::addmm", "1 operator, 2 kernels")
+def test_a_click_on_an_operator_finds_its_calls_and_kernels(named):
+    assert click(named, "aten::linear") == ("", "1 operator, 2 runtime calls, 2 kernels")
+    assert marked(named) == 5
+
+
+def test_a_click_on_a_kernel_finds_the_call_and_the_operators_that_launched_it(named):
+    assert click(named, "sgemm") == ("", "1 annotation, 2 operators, 1 runtime call, 1 kernel")
+
+
+def test_a_click_on_a_call_finds_its_operators_and_its_kernel(shown, tmp_path):
+    call, kernel = launch(1, 5, "sgemm", 1000, 600)
+    events = [event("cpu_op", "aten::mm", 0, 900), call | {"dur": 800}, kernel]
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    assert click(opened, "cudaLaunchKernel") == ("", "1 operator, 1 runtime call, 1 kernel")
+
+
+def test_calls_that_block_are_found_by_their_name_and_operator(named):
+    named.page.get_by_role("searchbox", name="find").fill("cudaLaunchKernel in aten::linear")
+    assert named.page.locator("[data-for=timeline0] output").text_content() == "2 runtime calls"
+
+
+def test_the_names_of_pale_bars_are_readable(named):
+    named.page.get_by_role("searchbox", name="find").fill("sgemm")
+    text = bar(named, "attention block").locator("text")
+    expect(text).to_have_css("fill", "rgb(118, 131, 144)")
+
+
+def test_a_click_on_a_row_finds_its_name_in_the_timeline(named):
+    named.page.get_by_role("button", name="aten::addmm", exact=True).last.click()
+    assert named.page.get_by_role("searchbox", name="find").input_value() == "aten::addmm"
+    output = named.page.locator("[data-for=timeline0] output")
+    assert output.text_content() == "1 operator, 2 runtime calls, 2 kernels"
+
+
+def test_a_row_with_a_long_name_finds_its_kernel(shown, tmp_path):
+    long = KERNEL.replace("CUDAFunctor_add", "Functor" * 20)
+    opened = shown(read_capture(write(tmp_path / "rank0.json", launch(1, 5, long, 100, 60))))
+    rows = opened.page.locator("tbody th button", has_text="vectorized_elementwise_kernel")
+    rows.first.click()
+    assert opened.page.locator("[data-for=timeline0] output").text_content() == "1 kernel"
+
+
+def test_short_bars_are_joined_instead_of_omitted(shown, tmp_path):
+    """Each operator takes a thousandth of a pixel, and another one as much as all of them."""
+    events = [event("cpu_op", "aten::long", 0, 1e6), event("cpu_op", "aten::short", 1.5e6, 1)]
+    events += [event("cpu_op", "aten::short", 1e6 + 20 * at, 1) for at in range(5000)]
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    boxes = sorted((one.bounding_box() for one in bars(opened, "timeline0").all()), key=lambda box: box["x"])
+    assert len(boxes) < 60
+    joined = [box for box in boxes[1:-1] if box["width"] > 1]
+    assert sum(box["width"] for box in joined) == pytest.approx(boxes[0]["width"] / 10, rel=0.05)
+
+
+def test_times_are_relative_to_the_selected_step(four):
+    ticks = four.page.locator("#timeline0 .xtick text")
+    title = four.page.locator("#timeline0 .xtitle")
+    assert title.text_content() == "milliseconds"
+    four.page.get_by_role("combobox").select_option("4")
+    expect(title).to_have_text("milliseconds since the start of step 4")
+    assert ticks.first.text_content() == "0"
+
+
+def test_the_timeline_is_moved_and_zoomed_by_keys(four):
+    begin, end = shown_range(four)
+    chart = four.page.locator("#timeline0")
+    chart.focus()
+    chart.press("+")
+    quarter = (end - begin) / 4
+    assert shown_range(four) == pytest.approx([begin + quarter, end - quarter])
+    chart.press("ArrowRight")
+    assert shown_range(four) == pytest.approx([begin + 2 * quarter, end])
+    chart.press("0")
+    assert shown_range(four) == pytest.approx([begin, end])
+
+
+def test_a_step_includes_the_host_that_is_ahead_of_the_device(shown, tmp_path):
+    events = []
+    for number in range(3):
+        events += [annotation(f"ProfilerStep#{number}", 100 * number, 100)]
+        events += [event("cpu_op", f"aten::op{number}", 100 * number, 50)]
+        events += launch(number, 100 * number + 10, "sgemm", 400 * number + 50, 380)
+    opened = shown(read_capture(write(tmp_path / "rank0.json", events)))
+    opened.page.get_by_role("combobox").select_option("2")
+    assert shown_range(opened) == pytest.approx([0.2, 1.23])
+    opened.page.get_by_role("searchbox", name="find").fill("op2")
+    output = opened.page.locator("[data-for=timeline0] output")
+    assert output.text_content() == "1 operator, 1 runtime call, 1 kernel"
 
 
 def test_a_search_finds_names_and_shows_one_after_the_other(named):
@@ -257,7 +344,7 @@ def test_a_search_is_limited_to_the_selected_step(shown, tmp_path):
     opened.page.get_by_role("combobox").select_option("1")
     assert output.text_content() == "1 kernel"
     opened.page.get_by_role("button", name="next", exact=True).press("Enter")
-    assert shown_range(opened) == pytest.approx([0.12 - 4 * 0.05, 0.12 + 5 * 0.05])
+    assert shown_range(opened) == pytest.approx([0, 0.12 + 5 * 0.05])
     opened.page.get_by_role("button", name="all", exact=True).press("Enter")
     assert (opened.page.get_by_role("combobox").input_value(), output.text_content()) == ("", "3 kernels")
 
@@ -278,7 +365,7 @@ def test_hovering_over_a_kernel_shows_what_launched_it(named):
     label.wait_for()
     text = label.text_content()
     assert "sgemm (device, matrix products)" in text
-    assert "launched in attention block > aten::linear > aten::addmm" in text
+    assert "launched in attention block> aten::linear> aten::addmm" in text
 
 
 def test_clicking_a_heading_sorts_its_table_and_reverses_the_order(four):

@@ -4,6 +4,7 @@ import pytest
 
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.html_page import page
+from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, launch, step, write
@@ -159,7 +160,7 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
 
 def test_what_was_not_recorded_is_said(tmp_path):
     capture = read_capture(write(tmp_path / "rank0.json", recording()).parent)
-    assert tables.about(capture)[-3:-1] == [
+    assert about(capture)[-3:-1] == [
         ("memory of the device", "not recorded (profile_memory=True)"),
         ("data loading on the host", "not recorded (no DataLoader, and no region named data)"),
     ]

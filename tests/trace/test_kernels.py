@@ -1,11 +1,14 @@
 """What kernels do, which operators launched them, and which events the timeline shows by name."""
 
+import math
+
 import pytest
 
 from ddp_hpc.trace import tables
 from ddp_hpc.trace.analyze_rank import read_rank
 from ddp_hpc.trace.event_names import distinguished, shortened
 from ddp_hpc.trace.kernel_kinds import kernel_category
+from ddp_hpc.trace.recorded import about
 from ddp_hpc.trace.summarize_run import read_capture
 
 from .made import annotation, event, launch, training, write
@@ -112,22 +115,27 @@ def test_the_driver_is_called_by_the_runtime_and_not_by_itself(tmp_path):
     assert (kernel.operator, kernel.kind) == ("aten::mm", "matrix products")
 
 
-def test_events_have_names_levels_and_the_operators_around_their_launch(tmp_path):
+def test_events_have_names_and_the_operators_around_their_launch(tmp_path):
     trace = read_rank(write(tmp_path / "rank0.json", training(), base_ns=0))
-    assert {(event.kind, event.name, event.level, event.callers) for event in trace.named} == {
-        ("annotation", "attention block", 0, ""),
-        ("operator", "aten::linear", 0, ""),
-        ("operator", "aten::addmm", 1, ""),
-        ("operator", "aten::relu", 0, ""),
-        ("operator", "aten::copy_", 0, ""),
-        ("matrix products", "sgemm", 0, "attention block > aten::linear > aten::addmm"),
-        ("matrix products", "bias", 0, "attention block > aten::linear > aten::addmm"),
-        ("elementwise", "vectorized_elementwise_kernel", 0, "attention block > aten::relu"),
-        ("copies", "direct_copy_kernel", 0, "aten::copy_"),
-        ("matrix products", "sgemm", 0, ""),
+    assert {(event.kind, event.name, event.callers) for event in trace.named} == {
+        ("annotation", "attention block", ""),
+        ("operator", "aten::linear", ""),
+        ("operator", "aten::addmm", ""),
+        ("operator", "aten::relu", ""),
+        ("operator", "aten::copy_", ""),
+        ("runtime call", "cudaLaunchKernel", "attention block > aten::linear > aten::addmm"),
+        ("runtime call", "cudaLaunchKernel", "attention block > aten::relu"),
+        ("runtime call", "cudaLaunchKernel", "aten::copy_"),
+        ("matrix products", "sgemm", "attention block > aten::linear > aten::addmm"),
+        ("matrix products", "bias", "attention block > aten::linear > aten::addmm"),
+        ("elementwise", "vectorized_elementwise_kernel", "attention block > aten::relu"),
+        ("copies", "direct_copy_kernel", "aten::copy_"),
+        ("matrix products", "sgemm", ""),
     }
     (first,) = (event for event in trace.named if event.name == "aten::addmm")
     assert (first.start_s, first.dur_s) == pytest.approx((30e-6, 50e-6))
+    launched = [event.launched_s for event in trace.named if event.name == "sgemm"]
+    assert launched == [pytest.approx(40e-6), math.inf]
 
 
 def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_path):
@@ -140,7 +148,7 @@ def test_of_many_events_those_of_the_middle_step_and_the_longest_are_named(tmp_p
         events += launch(10 * number + 1, at + 8, f"short{number}", at + 400, 1)
     path = write(tmp_path / "rank0.json", events, base_ns=0)
     assert {event.name for event in read_rank(path, most_named=3).named} == {
-        "aten::op0", "aten::op1", "aten::op2", "short1", "long1", "long2",
+        "aten::op0", "aten::op1", "aten::op2", "short1", "long1", "long2", "cudaLaunchKernel",
     }  # fmt: skip
     assert "shows only 3 operators and as many kernels by name" in read_rank(path, most_named=3).notes[-1]
     assert not any("by name" in note for note in read_rank(path).notes)
@@ -221,9 +229,56 @@ def test_the_matrix_cores_of_amd_are_found_by_the_names_of_kernels(tmp_path):
         call, kernel = launch(number, 10.0 * number, name, 100 * number + 50, 40)
         events += [call | {"name": "hipLaunchKernel"}, kernel]
     capture = read_capture(write(tmp_path / "rank0.json", events).parent)
-    assert dict(tables.about(capture))["Tensor or matrix cores"] == (
-        "used at least 67% of the time of computing kernels, by their names"
+    assert dict(about(capture))["Tensor or matrix cores"] == (
+        "used at least 67% of the time of computing kernels, by their names; "
+        "occupancy: not recorded for most of this time"
     )
+
+
+def test_calls_inside_other_calls_are_not_shown(tmp_path):
+    events = [event("cuda_runtime", "cudaLaunchKernelExC", 5, 20)]
+    events += [event("cuda_driver", "cuLaunchKernelEx", 10, 5, correlation=1)]
+    trace = read_rank(
+        write(tmp_path / "rank0.json", [*events, event("kernel", "k", 30, 5, 7, correlation=1)])
+    )
+    assert [one.name for one in trace.named if one.kind == "runtime call"] == ["cudaLaunchKernelExC"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "shown"),
+    [
+        ("aten::conv2d", [[8, 3, 9, 9], [4, 3, 3, 3]], ["c10::Half"], "batch size 8 (8x3x9x9 Half"),
+        ("aten::linear", [[16, 13], [256, 13], []], ["float", "", ""], "16 samples or tokens (16x13 float"),
+        ("aten::embedding", [[999, 64], [4, 128]], ["float", "long int"], "batch size 4 (4x128 float"),
+        ("aten::addmm", [[7], [9, 5], [5, 7]], ["float"] * 3, "9 samples or tokens (9x5 float"),
+    ],
+)  # fmt: skip
+def test_the_input_of_the_first_layer_shows_the_batch_size(tmp_path, name, dims, types, shown):
+    inputs = {"Input Dims": dims, "Input type": types}
+    events = [annotation("ProfilerStep#0", 10, 90), event("cpu_op", "aten::mm", 0, 1, **inputs)]
+    events += [event("cpu_op", "aten::relu", 20, 1, **inputs), event("cpu_op", name, 30, 20, **inputs)]
+    events += [event("cpu_op", "aten::linear", 60, 20, **{"Input Dims": [[1, 1]]})]
+    capture = read_capture(write(tmp_path / "rank0.json", events))
+    assert dict(about(capture))["input of the first layer"] == f"{shown} in {name})"
+
+
+def test_missing_shapes_are_said_with_the_option_that_records_them(tmp_path):
+    capture = read_capture(write(tmp_path / "rank0.json", training()))
+    said = "shapes were not recorded (record_shapes=True)"
+    assert dict(about(capture))["input of the first layer"] == said
+
+
+@pytest.mark.parametrize(
+    ("types", "shown"),
+    [(["c10::BFloat16", "", "Scalar"], "75.0% BFloat16, 25.0% float"), ([], "75.0% Half, 25.0% float")],
+)
+def test_the_data_types_of_matrix_products_are_those_of_inputs_or_names(tmp_path, types, shown):
+    inputs = {"Input Dims": [[2, 2], [], []], "Input type": types}
+    events = [event("cpu_op", "aten::mm", 0, 50, **inputs), *launch(1, 5, "hgemm_128x64", 100, 75)]
+    events += [event("cpu_op", "aten::mm", 60, 50), *launch(2, 65, "sgemm_32x32", 200, 25)]
+    events += launch(3, 120, "elementwise_kernel<float>", 300, 500)
+    capture = read_capture(write(tmp_path / "rank0.json", events))
+    assert dict(about(capture))["data types of matrix products"] == shown
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,14 @@ def test_of_many_ranks_the_slowest_and_fastest_are_shown_with_a_note():
     assert "31 of 256 ranks are shown" in lines.notes[0]
 
 
-def test_the_shortest_spans_are_omitted_with_a_note():
+def test_the_shortest_bars_are_omitted_with_a_note():
     capture = made(num_ranks=2, num_steps=2, num_buckets=4, data_s=0.0001)
     whole = timeline(capture)
     assert sum(len(trace["x"]) for trace in whole.figure["data"]) == 2 * 2 * (4 + 4)
     assert whole.notes == ()
-    cut = timeline(capture, max_spans=28)
+    cut = timeline(capture, max_bars=28)
     assert "data" not in [trace["name"] for trace in cut.figure["data"]]
-    assert cut.notes == ("The 4 shortest of 32 spans are not shown",)
+    assert cut.notes == ("The 4 shortest of 32 bars are not shown",)
 
 
 def test_times_of_the_timeline_are_relative_to_its_first_step():

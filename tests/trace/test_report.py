@@ -48,6 +48,7 @@ hosts: node1
 device: cpu; no activity of another device
 steps: 3 (2 to 4)
 mean step: 350 us
+input of the first layer on rank 0: shapes were not recorded (record_shapes=True)
 memory: not recorded (profile_memory=True)
 data loading: 10 us per step
 events: 42

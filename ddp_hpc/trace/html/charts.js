@@ -3,6 +3,7 @@ const figures = JSON.parse(document.getElementById("figures").textContent);
 const config = {
   responsive: true,
   displaylogo: false,
+  doubleClickDelay: 300,
   displayModeBar: "hover",
   // The buttons are listed by name, because some of Plotly's default buttons upload the chart to its company.
   modeBarButtons: [["zoom2d", "pan2d", "toImage"]],
@@ -16,74 +17,98 @@ for (const [id, figure] of Object.entries(figures)) {
   else Plotly.newPlot(div, figure.data, figure.layout, config);
 }
 
-// Drawing ten thousand bars is slow, so only the longest ones of each kind are drawn, in the visible range and
-// half of it on each side. Bars that a search or a click has found take precedence, and all others are pale.
+// The bars in sight and a quarter of the range on each side are drawn. Zooming, a search or a click draws again.
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
-  const pixels = () => div.clientWidth - 180; // without the labels of the lanes
+  const { l, r } = figure.layout.margin;
+  const pixels = () => div.clientWidth - l - r;
   const bars = figure.data.filter((trace) => trace.type === "bar");
   const lines = figure.data.slice(bars.length);
-  let found = null;
-  const inSight = ([from, to]) => [...bars.map((trace, number) =>
-    pick(trace, figure.ranks, found && found[number], 1.5 * from - to / 2, 1.5 * to - from / 2, pixels() / (to - from))), ...lines];
+  const steps = new Map(figure.steps.map(([number, ...limits]) => [String(number), limits]));
   const controls = document.querySelector(`[data-for=${div.id}]`);
-  const step = controls.querySelector("select");
-  const steps = [...step.options].slice(1).map(({ text, value }) => [text, ...value.split(",").map(Number)]);
-  // The labels of the steps in sight, except those that would overlap.
-  const labels = ([from, to]) => {
-    const width = (70 * (to - from)) / pixels();
-    let free = from;
-    return steps.flatMap(([number, first, last]) => {
-      const x = Math.max(first, from);
-      if (x < free || x > to || last < from + (first < from && width)) return [];
-      free = x + width;
-      return [{ text: `step ${number}`, x, y: 1, yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false }];
-    });
+  const [step, search, output] = ["select", "input", "output"].map((name) => controls.querySelector(name));
+  let found = null;
+  let matches = [];
+  let at = -1;
+  let click;
+
+  // Times are relative to the selected step, or else to the one that contains the visible range.
+  const origin = ([from, to]) => {
+    const inside = [...steps].find(([, [first, last]]) => first <= from && to <= last);
+    const number = step.value || (inside ? inside[0] : "");
+    return { number, zero: number ? steps.get(number)[0] : 0 };
   };
-  const shapes = steps.filter((_, i) => i % Math.ceil(steps.length / 200) === 0).map(([, x]) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dot" } }));
-  const layout = (range) => ({ ...figure.layout, ...div.layout, shapes, annotations: labels(range) });
-  let drawn = String(whole);
-  Plotly.newPlot(div, inSight(whole), layout(whole), { ...config, doubleClick: false });
-  const redraw = () => Plotly.react(div, inSight(div.layout.xaxis.range), layout(div.layout.xaxis.range));
+  const ticks = ([from, to], zero) => {
+    const least = Math.max(((to - from) * 90) / pixels(), 0.001);
+    const power = 10 ** Math.floor(Math.log10(least));
+    const by = power * [1, 2, 5, 10].find((factor) => factor * power >= 0.999 * least);
+    const first = Math.ceil((from - zero) / by);
+    const values = Array.from({ length: Math.max(0, Math.floor((to - zero) / by) - first + 1) }, (_, i) => (first + i) * by);
+    return { tickvals: values.map((value) => zero + value), ticktext: values.map(numbers.format) };
+  };
+  const label = (text, x, settings) => ({ text, x, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, ...settings });
+  const labels = ([from, to]) => {
+    let free = from;
+    const shown = [...steps].flatMap(([number, [first, last]]) => {
+      const x = Math.max(first, from);
+      if (x < free || x > to || last <= from) return [];
+      free = x + ((8 + 8 * number.length) * (to - from)) / pixels();
+      return [label(number, x, { xanchor: "left" })];
+    });
+    return shown.length ? [label("step", 0, { xref: "paper", xanchor: "right", xshift: -7 }), ...shown] : [];
+  };
+  const edges = [...figure.steps.map(([, first]) => first), ...figure.steps.slice(-1).map(([, , last]) => last)];
+  const shapes = edges.filter((_, i) => i % Math.ceil(edges.length / 200) === 0).map((x) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dot" } }));
+  const draw = (plot, range, settings) => {
+    const { number, zero } = origin(range);
+    const title = { ...figure.layout.xaxis.title, text: number ? `milliseconds since the start of step ${number}` : "milliseconds" };
+    const xaxis = { ...figure.layout.xaxis, range, title, ...ticks(range, zero) };
+    const data = [...pick(bars, figure.ranks, found, range, pixels(), steps.size, zero, number), ...lines];
+    plot(div, data, { ...figure.layout, dragmode: div.layout?.dragmode ?? figure.layout.dragmode, xaxis, shapes, annotations: labels(range) }, settings);
+  };
+  const view = () => String([...div.layout.xaxis.range, div.clientWidth]);
+  draw(Plotly.newPlot, whole, { ...config, doubleClick: false });
+  let drawn = view();
+  const redraw = () => draw(Plotly.react, div.layout.xaxis.range.slice());
   div.on("plotly_relayout", () => {
-    const range = div.layout.xaxis.range;
-    if (String(range) === drawn) return;
-    drawn = String(range);
-    if (drawn === String(whole) && step.value) {
-      step.value = "";
-      find();
-    }
+    if (view() === drawn) return;
+    drawn = view();
     redraw();
   });
-  // Plotly's own double-click handler would return to the range that was drawn last.
-  div.on("plotly_doubleclick", () => show(...whole));
   const show = (from, to) => Plotly.relayout(div, { "xaxis.range": [from, to] });
-  step.addEventListener("change", () => {
-    show(...(step.value ? step.value.split(",").map(Number) : whole));
+  const showAll = () => {
+    step.value = "";
     find();
+    show(...whole);
+  };
+  // Plotly's own double-click handler would return to the range that was drawn last.
+  div.on("plotly_doubleclick", () => {
+    clearTimeout(click);
+    showAll();
+  });
+  step.addEventListener("change", () => {
+    find();
+    show(...(step.value ? steps.get(step.value).slice(2) : whole));
   });
   for (const button of controls.querySelectorAll("button:not([data-next])")) {
     button.addEventListener("click", () => {
       const [from, to] = div.layout.xaxis.range;
       const { scale, shift } = button.dataset;
-      if (!scale) return show(...whole);
+      if (!scale) return showAll();
       const middle = (from + to) / 2 + shift * (to - from);
       return show(middle - (scale * (to - from)) / 2, middle + (scale * (to - from)) / 2);
     });
   }
-  let matches = [];
-  let at = -1;
-  const search = controls.querySelector("input");
-  const find = () => {
-    // A name that was copied from a table can be shortened in the middle, and numbered.
-    const sought = search.value.trim().toLowerCase().replace(/\.\.\. #\d+$/, "");
-    const pieces = sought.split("...");
-    const [first, last] = step.value ? step.value.split(",").map(Number) : [-Infinity, Infinity];
-    found = sought && bars.map(({ name, meta, base }) => {
-      const has = meta.texts.map((text) => pieces.every((piece) => `${text}\n${name}`.toLowerCase().includes(piece)));
-      return meta.what.map((what, i) => base[i] >= first && base[i] < last && (has[what] || Boolean(meta.callers && has[meta.callers[i]])));
-    });
-    matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number]?.[i] ? [[from, trace.x[i]]] : [])));
+  div.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    const button = [...controls.querySelectorAll("button")].find(({ dataset }) => dataset.keys?.split(" ").includes(event.key));
+    if (button) event.preventDefault();
+    button?.click();
+  });
+  // Marks the bars of which `choose(trace)(index)` is true, and counts them by lane.
+  const mark = (choose) => {
+    found = choose ? bars.map((trace) => [...trace.base.keys()].map(choose(trace))) : null;
+    matches = bars.flatMap((trace, number) => trace.base.flatMap((from, i) => (found?.[number][i] ? [[from, trace.x[i]]] : [])));
     matches.sort((a, b) => a[0] - b[0]);
     at = -1;
     const counts = {};
@@ -92,53 +117,127 @@ function drawTimeline(div, figure) {
       counts[lane] = (counts[lane] ?? 0) + (found ? found[number].filter(Boolean).length : 0);
     });
     const named = Object.entries(counts).filter(([, count]) => count).map(([lane, count]) => `${numbers.format(count)} ${count === 1 ? lane.replace(/s$/, "") : lane}`);
-    controls.querySelector("output").textContent = found && (named.join(", ") || "0 found");
+    output.textContent = found ? named.join(", ") || "0 found" : "";
     redraw();
+  };
+  // `cudaFree in aten::conv2d` finds the calls of a name that an operator makes. A name that was copied from a
+  // table can be shortened in the middle, and numbered.
+  const find = () => {
+    const sought = search.value.trim().toLowerCase().replace(/\.\.\. #\d+$/, "");
+    const [name, caller] = sought.split(" in ").map((words) => (text) => words.split("...").every((piece) => text.includes(piece)));
+    mark(sought && (({ name: kind, meta }) => {
+      const texts = meta.texts.map((text) => text.toLowerCase());
+      const isNamed = texts.map((text) => name(`${text}\n${kind}`));
+      const isCaller = texts.map(caller ?? name);
+      const called = (i) => Boolean(meta.callers && isCaller[meta.callers[i]]);
+      return (i) => (!step.value || String(meta.step[i]) === step.value) && (caller ? isNamed[meta.what[i]] && called(i) : isNamed[meta.what[i]] || called(i));
+    }));
   };
   search.addEventListener("input", find);
   controls.querySelector("[data-next]").addEventListener("click", () => {
     const [from, length] = matches[++at % matches.length] ?? [0, 0];
     if (!length) return;
-    show(from - 4 * length, from + 5 * length);
-    controls.querySelector("output").textContent = `${(at % matches.length) + 1} of ${numbers.format(matches.length)}`;
+    show(Math.max(from - 4 * length, whole[0]), Math.min(from + 5 * length, whole[1]));
+    output.textContent = `${(at % matches.length) + 1} of ${numbers.format(matches.length)}`;
   });
-  // A click on an operator finds its kernels, and a click on a kernel the operator that launched it.
+  // A click on a kernel marks the call and the operators that launched it, and a click on these what they launched.
   div.on("plotly_click", ({ points: [{ curveNumber, customdata }] }) => {
     if (curveNumber >= bars.length) return;
-    const { texts, what, callers } = bars[curveNumber].meta;
-    search.value = (texts[callers?.[customdata]] || texts[what[customdata]]).split(" > ").pop();
-    find();
+    const clicked = { trace: bars[curveNumber], i: customdata };
+    // Drawing between the two clicks of a double-click would separate them.
+    clearTimeout(click);
+    click = setTimeout(() => {
+      search.value = "";
+      mark((trace) => (i) => (trace === clicked.trace && i === customdata) || launched(clicked, { trace, i }) || launched({ trace, i }, clicked));
+    }, config.doubleClickDelay);
   });
+  for (const button of document.querySelectorAll(`[data-in=${div.id}]`)) {
+    button.addEventListener("click", () => {
+      search.value = button.dataset.find;
+      find();
+      controls.scrollIntoView();
+      search.focus({ preventScroll: true });
+    });
+  }
 }
 
 function escaped(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-function pick(trace, ranks, found, from, to, pixels) {
-  const { step, what, texts, lane, callers } = trace.meta;
-  let kept = [...trace.base.keys()].filter((i) => trace.base[i] <= to && trace.base[i] + trace.x[i] >= from);
-  const isFound = (i) => Number(found?.[i] ?? 0);
-  const mostBars = callers ? 150 : 400;
-  if (kept.length > mostBars) kept = kept.sort((a, b) => isFound(b) - isFound(a) || trace.x[b] - trace.x[a]).slice(0, mostBars);
-  if (found) kept.sort((a, b) => isFound(a) - isFound(b));
-  const of = (values) => kept.map((i) => values[i]);
-  const number = numbers.format;
-  const hovertext = kept.map((i) =>
-    `${escaped(texts[what[i]])} (${lane.split(":")[0]}${callers && lane.startsWith("device") ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[i])]}, ` +
-    `${step[i] === null ? "outside of steps" : `step ${step[i]}`}<br>` +
-    `${number(trace.x[i])} ms from ${number(trace.base[i])} ms` +
-    (callers && texts[callers[i]] ? `<br>launched in ${escaped(texts[callers[i]])}` : ""));
-  // A bar contains as much of its name as fits; namespaces are left out.
-  const text = kept.map((i) => {
-    const fits = Math.floor((trace.x[i] * pixels) / 7) - 1;
-    return fits < 3 || trace.name === "device busy" ? "" : escaped(texts[what[i]].replace(/^void |\bat::native::|\(anonymous namespace\)::/g, "").slice(0, fits));
+function inLines(text) {
+  return escaped(text.replaceAll(" > ", "\n> ").replace(/.{90}/g, "$&\n")).replaceAll("\n", "<br>");
+}
+
+// Whether a bar of the host is a call, an operator or an annotation around a call or the launch of a kernel.
+function launched(host, kernel) {
+  const moment = kernel.trace.name === "runtime call" ? kernel.trace.base[kernel.i] : kernel.trace.meta.launched?.[kernel.i];
+  const begin = host.trace.base[host.i];
+  if (moment == null || moment < begin || moment > begin + host.trace.x[host.i]) return false;
+  if (Math.round(host.trace.y[host.i]) !== Math.round(kernel.trace.y[kernel.i])) return false;
+  const [around, callers] = [kernel, host].map(({ trace: { meta }, i }) => meta.texts[meta.callers?.[i]]);
+  const name = host.trace.meta.texts[host.trace.meta.what[host.i]];
+  return host.trace.name === "runtime call" ? callers === around : ["operator", "annotation"].includes(host.trace.name) && ` > ${around} > `.includes(` > ${name} > `);
+}
+
+// Returns the bars to draw. Of each lane, those narrower than two pixels that begin within the same two pixels are
+// one bar in the color of the longest of them, which is joined with the next one if that has the same color. If
+// there are too many bars, more pixels are joined.
+function pick(bars, ranks, found, [from, to], pixels, hasSteps, zero, number) {
+  const margin = (to - from) / 4;
+  let chosen, count;
+  for (let least = (2 * (to - from)) / pixels; ; least *= 2) {
+    chosen = bars.map(() => []);
+    const joined = new Map();
+    bars.forEach(({ base, x, y }, trace) => base.forEach((begin, at) => {
+      const end = begin + x[at];
+      if (end < from - margin || begin > to + margin) return;
+      const isFound = Boolean(found?.[trace][at]);
+      const own = { trace, at, begin, end, isFound, num: 1 };
+      if (x[at] >= least) return void chosen[trace].push(own);
+      const key = (Math.round(y[at] * 1000) * 2 + isFound) * 2 ** 20 + Math.floor((begin - from + margin) / least);
+      const other = joined.get(key);
+      if (!other) return void joined.set(key, own);
+      const longest = x[at] > bars[other.trace].x[other.at] ? { trace, at } : {};
+      Object.assign(other, longest, { begin: Math.min(begin, other.begin), end: Math.max(end, other.end), num: other.num + 1 });
+    }));
+    let last = null;
+    for (const [key, one] of [...joined].sort((a, b) => a[0] - b[0])) {
+      if (last && last.key === key - 1 && last.trace === one.trace && one.begin < last.end + least / 4) {
+        if (bars[one.trace].x[one.at] > bars[one.trace].x[last.at]) last.at = one.at;
+        Object.assign(last, { key, end: Math.max(last.end, one.end), num: last.num + one.num });
+      } else chosen[one.trace].push((last = Object.assign(one, { key })));
+    }
+    count = chosen.reduce((sum, some) => sum + some.length, 0);
+    if (count <= 4000) break;
+  }
+  return bars.map((trace, which) => {
+    const { step, what, texts, lane, callers, launched: moments } = trace.meta;
+    const kept = chosen[which].sort((a, b) => a.isFound - b.isFound);
+    // A bar begins at the edge of the visible range, so that its name is there.
+    for (const one of kept) if (one.begin < from && one.end > from) one.begin = from;
+    const side = lane.split(":")[0];
+    const hovertext = kept.map(({ at, num }) =>
+      (num > 1 ? `${num} short bars; zoom in to see each of them. The longest:<br>` : "") +
+      `${inLines(texts[what[at]])} (${side}${moments ? `, ${trace.name}` : ""})<br>rank ${ranks[Math.round(trace.y[at])]}` +
+      `${hasSteps ? (step[at] === null ? ", outside of steps" : `, step ${step[at]}`) : ""}<br>` +
+      `${numbers.format(trace.x[at])} ms from ${numbers.format(trace.base[at] - zero)} ms${number && ` of step ${number}`}` +
+      (callers && texts[callers[at]] ? `<br>${moments ? "launched" : "called"} in ${inLines(texts[callers[at]])}` : "") +
+      (moments?.[at] == null ? "" : `<br>launched ${numbers.format(trace.base[at] - moments[at])} ms before its start`));
+    // A bar contains as much of its name as fits; namespaces are left out.
+    const text = kept.map(({ at, begin, end, num }) => {
+      const fits = Math.floor(((Math.min(end, to) - begin) * pixels) / (to - from) / 7) - 1;
+      return num > 1 || fits < 3 || trace.name === "device busy" ? "" : escaped(texts[what[at]].replace(/^void |\bat::native::|\(anonymous namespace\)::/g, "").slice(0, fits));
+    });
+    const isPale = ({ isFound }) => found && !isFound;
+    return {
+      ...trace, base: kept.map(({ begin }) => begin), x: kept.map(({ begin, end }) => end - begin), y: kept.map(({ at }) => trace.y[at]),
+      hovertext, hoverinfo: "text", meta: null, customdata: kept.map(({ at }) => at), text, textposition: "inside",
+      insidetextanchor: "start", textangle: 0, constraintext: "none",
+      insidetextfont: { size: 10, color: kept.map((one) => (isPale(one) ? "#768390" : undefined)) },
+      marker: { ...trace.marker, opacity: kept.map((one) => (isPale(one) ? 0.15 : 1)) },
+    };
   });
-  return {
-    ...trace, base: of(trace.base), x: of(trace.x), y: of(trace.y), hovertext, hoverinfo: "text", meta: null, customdata: kept,
-    text, textposition: "inside", insidetextanchor: "start", textangle: 0, constraintext: "none", insidetextfont: { size: 10 },
-    marker: { ...trace.marker, opacity: found ? kept.map((i) => (found[i] ? 1 : 0.12)) : trace.marker.opacity },
-  };
 }
 
 // Clicking a heading sorts the table by it, numbers in descending order; a second click reverses the order.

@@ -1,0 +1,81 @@
+"""Describes what was recorded: the ranks, the device and its use, the input, the memory."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from ddp_hpc.base.text_table import cut
+from ddp_hpc.base.units import duration, format_bytes
+from ddp_hpc.trace.analysis_results import Capture
+from ddp_hpc.trace.kernel_kinds import KINDS, data_type
+from ddp_hpc.trace.tables import device_memory, weighted
+from ddp_hpc.trace.trace_files import first_of
+
+_HOST_LENGTH, _MOST_TYPES, _LEAST_SHARE = 64, 3, 0.001
+_PRODUCTS = ("attention", "convolution", "matrix products")
+
+
+def about(capture: Capture) -> list[tuple[str, str]]:
+    """Returns what was recorded: terms and descriptions."""
+    steps = sorted({step.number for trace in capture.ranks for step in trace.steps})
+    numbers = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"number {steps[0]}"
+    has_size = any(trace.world_size for trace in capture.ranks)
+    of_size = f"of {capture.world_size}" if has_size else "(world size not recorded)"
+    ranks = f"{len(capture.ranks)} {of_size}"
+    ranks += f"; missing: {first_of(capture.missing)}" if capture.missing else ""
+    names = sorted({trace.device_name or trace.device for trace in capture.ranks})
+    hosts = list(dict.fromkeys(cut(trace.host, _HOST_LENGTH) or "unknown" for trace in capture.ranks))
+    first = capture.ranks[0]
+    found = [
+        ("ranks", ranks),
+        ("hosts", first_of(hosts)),
+        ("device", first_of(names) + ("" if capture.on_device else "; no activity of another device")),
+        ("steps", f"{len(steps)} ({numbers})" if capture.has_steps else "none"),
+        ("mean step" if capture.has_steps else "recording", duration(capture.mean.wall_s)),
+    ]
+    on_host = ""
+    if capture.on_device:
+        on_host = " on the host"
+        found.append(("Tensor or matrix cores", _use_of_cores(capture)))
+    of_rank = f" on rank {first.rank}" * (len(capture.ranks) > 1)
+    found.append((f"input of the first layer{of_rank}", first.first_input))
+    found.append(("data types of matrix products", _data_types(capture)))
+    if not capture.collectives:
+        found.append(("communication", "no collective was recorded"))
+    peaks = [memory.allocated_bytes for trace in capture.ranks for memory in device_memory(trace)]
+    peak = "not recorded (profile_memory=True)"
+    if any(peaks):
+        peak = f"at most {format_bytes(max(peaks))}"
+    elif any(trace.memory for trace in capture.ranks):
+        peak = "only that of the host was recorded; check whether torch's caching allocator is disabled"
+    found.append(("memory of the device" if capture.on_device else "memory", peak))
+    loading_s = sum(trace.loading_s for trace in capture.ranks) / len(capture.ranks)
+    loading = f"{duration(loading_s)}{capture.per_step}"
+    if all(event.kind != "data" for trace in capture.ranks for event in trace.named):
+        loading = "not recorded (no DataLoader, and no region named data)"
+    found.append((f"data loading{on_host}", loading))
+    found.append(("events", f"{sum(trace.num_events for trace in capture.ranks):,}"))
+    return [(term, text) for term, text in found if text]
+
+
+def _use_of_cores(capture: Capture) -> str:
+    """Returns the use of Tensor Cores and the occupancy, by the time of kernels other than collectives."""
+    rows = [vars(kernel) for trace in capture.ranks for kernel in trace.kernels if kernel.kind in KINDS]
+    cores, occupancy = weighted(rows, "tensor_cores"), weighted(rows, "occupancy")
+    known = f"used at least {cores:.0%} of the time of computing kernels, by their names" if cores else ""
+    unknown = "unknown" if cores is None else "no kernel has a name that shows it"
+    estimate = "not recorded for most of this time" if occupancy is None else f"{occupancy:.0f}% (estimated)"
+    return f"{known or unknown}; occupancy: {estimate}"
+
+
+def _data_types(capture: Capture) -> str:
+    """Returns the shares of the data types of inputs or, if they were not recorded, in names of kernels."""
+    times: defaultdict[str, float] = defaultdict(float)
+    for kernel in (kernel for trace in capture.ranks for kernel in trace.kernels):
+        if kernel.kind in _PRODUCTS:
+            inputs = re.search(r"\((\w+)", kernel.shapes)
+            times[inputs[1] if inputs else data_type(kernel.name)] += kernel.total_s
+    shares = {dtype: dtype_s / (sum(times.values()) or 1.0) for dtype, dtype_s in times.items()}
+    longest = sorted(shares, key=lambda dtype: -shares[dtype])[:_MOST_TYPES]
+    return ", ".join(f"{shares[dtype]:.1%} {dtype}" for dtype in longest if shares[dtype] > _LEAST_SHARE)
