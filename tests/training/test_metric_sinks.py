@@ -1,8 +1,7 @@
-"""Where the metrics of the steps go: the --metrics file, TensorBoard, and a function of the user."""
+"""Where the metrics of the steps go: the --metrics file, and a function of the user."""
 
 import contextlib
 import dataclasses
-import errno
 import json
 import sys
 from contextlib import suppress
@@ -14,7 +13,7 @@ import pytest
 from ddp_hpc.base.errors import RequestError
 from ddp_hpc.training.telemetry import metric_sinks
 from ddp_hpc.training.telemetry.config import TelemetryConfig
-from ddp_hpc.training.telemetry.metric_sinks import TensorBoard, open_sinks
+from ddp_hpc.training.telemetry.metric_sinks import open_sinks
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord, check_outputs
 
 from .runs import records
@@ -139,43 +138,6 @@ def test_a_refused_start_does_not_change_the_state_of_the_run(mine, forks, befor
     end = json.loads((run / "end").read_text())
     assert (end["attempt"], end["cause"], end["exit_code"]) == ("2 7", "refused", 2)
     assert "did you mean" in end["reason"]
-
-
-def test_tensorboard_has_each_step_and_continues_after_a_restart(mine, forks):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    words = [
-        *WORDS,
-        "--model",
-        "mine:net",
-        "--tensorboard",
-        "tb",
-        "--metrics",
-        "m.jsonl",
-        "--snapshot-dir",
-        "run",
-    ]
-    forks.run(*words, "--max-steps", "6", cwd=mine, ranks=2)
-    forks.run(*words, cwd=mine, ranks=2)
-    events = EventAccumulator(str(mine / "tb"))
-    events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("loss")]
-    expected = [(record["step"], record["loss"]) for record in records(mine / "m.jsonl")]
-    assert [step for step, _ in found] == [step for step, _ in expected] == list(range(1, 13))
-    assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], rel=1e-6)
-
-
-def test_a_full_disk_for_tensorboard_is_only_a_warning(tmp_path, monkeypatch, capsys):
-    board = TensorBoard(tmp_path, 0)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(board._writer, "add_scalar", full)
-    board.write([_record(1)])
-    board.write([_record(2)])
-    board.close()
-    assert capsys.readouterr().err.count("stopped writing (No space left on device)") == 1
 
 
 def test_unwritable_outputs_are_detected_before_the_training(tmp_path):

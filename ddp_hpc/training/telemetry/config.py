@@ -39,12 +39,9 @@ class TelemetryConfig:
     metrics: Path | None = option(
         None, "Write the metrics of each step to this file, one JSON object per line (rank 0 only)."
     )
-    tensorboard: Path | None = option(
-        None, "Write event files for TensorBoard to this directory (rank 0 only).", metavar="DIR"
-    )
     metrics_hook: str | None = option(
         None,
-        "Function that rank 0 calls with the metrics of each step, for other experiment trackers.",
+        "Function that rank 0 calls with the metrics of each step, for TensorBoard and other trackers.",
         metavar="MODULE:FUNCTION",
     )
     trace_dir: Path | None = option(

@@ -1,24 +1,18 @@
-"""Writes the metrics of steps to the --metrics file, to TensorBoard, to a function of the user, and to the
-run directory of a job.
-"""
+"""Writes the metrics of steps: to the --metrics file, a function of the user, and the run directory of a job."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import click
 
 from ddp_hpc.base.attempt_end import place_of_end
-from ddp_hpc.base.errors import RequestError
 from ddp_hpc.base.named_object import find_named
-from ddp_hpc.base.pip_extras import install_command
 from ddp_hpc.base.timeline import Moment, note
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.config import TelemetryConfig
@@ -35,65 +29,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Closes the sink after the last record."""
-
-
-class TensorBoard:
-    """Writes TensorBoard event files with loss, learning rate, speed and times per step.
-
-    A run that resumes after `start_step` steps continues the curves: TensorBoard hides older points of later
-    steps.
-
-    Raises:
-        RequestError: the package is missing, or the directory cannot be written.
-    """
-
-    def __init__(self, directory: Path, start_step: int) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise RequestError(
-                "--tensorboard requires the package tensorboard, which is not installed; "
-                f"{install_command('tensorboard')}"
-            )
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._directory, self._failed = directory, False
-        try:
-            self._writer = SummaryWriter(directory, purge_step=start_step + 1 if start_step else None)
-        except OSError as error:
-            raise RequestError(f"cannot write to --tensorboard {directory}; use another directory") from error
-
-    def write(self, records: list[StepRecord]) -> None:
-        """Adds a point to each of six curves. The training continues if the disk is full."""
-        if not self._failed:
-            with self._warning_on_error():
-                self._add(records)
-
-    @contextmanager
-    def _warning_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._failed:
-                click.echo(
-                    f"warning: --tensorboard {self._directory}: stopped writing ({error.strerror})", err=True
-                )
-            self._failed = True
-
-    def _add(self, records: list[StepRecord]) -> None:
-        for record in records:
-            for name, value in (
-                ("loss", record.loss),
-                ("lr", record.lr),
-                ("epoch", record.epoch),
-                ("time/step_s", record.step_s),
-                ("time/data_s", record.data_s),
-                ("time/samples_per_s", record.samples / record.step_s if record.step_s else 0.0),
-            ):
-                self._writer.add_scalar(name, value, record.step)
-
-    def close(self) -> None:
-        """Writes the remaining records."""
-        with self._warning_on_error():
-            self._writer.close()
 
 
 class Hook:
@@ -174,8 +109,6 @@ def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[S
             sinks.append(RunTimeline(*place))
         if config.metrics_hook is not None:
             sinks.append(Hook(config.metrics_hook))
-        if config.tensorboard is not None:
-            sinks.append(TensorBoard(config.tensorboard, start_step))
         # Open this file last, because opening truncates it, and no other sink may fail after that.
         if config.metrics is not None:
             sinks.append(MetricsFile(config.metrics, start_step))
