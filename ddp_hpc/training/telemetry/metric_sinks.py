@@ -1,4 +1,4 @@
-"""Writes the metrics of steps: to the --metrics file, a function of the user, and the run directory of a job."""
+"""Writes the metrics of steps to a file, to a function of the user, and to the run directory of a job."""
 
 from __future__ import annotations
 
