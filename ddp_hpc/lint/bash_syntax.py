@@ -66,5 +66,5 @@ def _is_for_shell(message: str, text: str) -> bool:
     if match is None:
         return False
     lines = text.splitlines()
-    is_read = re.search(r"\b(?:ba|z|k)?sh\b.*<<", lines[int(match[1]) - 1])
+    is_read = re.search(r"\b(?:ba|z|k|s)?sh(?:ell)?\b.*<<", lines[int(match[1]) - 1])
     return is_read is not None and all(line.strip() != match[2] for line in lines)
