@@ -215,7 +215,7 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("JOB008", False, S + "#SBATCH --job-name=train_$MODEL\n"),
     ("JOB008", False, S + "#SBATCH --export=HOME=$HOME\n"),
     ("JOB017", True, S + "#SBATCH --job-name=train_$MODEL\n"),
-    ("JOB017", True, S + "#SBATCH --mail-user=<your mail>\n"),
+    ("JOB017", True, S + "#SBATCH --mail-user=<mail>\n"),
     ("JOB017", False, S + "#SBATCH --job-name=xxx\n"),
     ("JOB017", False, S + "#SBATCH --mail-user=<me@example.org>\n"),
     ("JOB017", True, S + "#SBATCH --mail-user=<me>@example.org\n"),
