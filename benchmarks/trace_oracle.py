@@ -31,6 +31,8 @@ REGIONS = ("data", *PARTS[:-1])
 CAUSES = ("idle_data", "idle_snapshot", "idle_host", "idle_launch", "idle_kernel", "idle_other")
 COLUMNS = ("wall", "data", *PARTS, "comm_exposed", "comm_hidden", "memcpy", "idle", *CAUSES)
 
+WORDS = {"forward": r"forward|fwd|FORWARD|Forward", "backward": r"backward|bwd|BACKWARD|Backward"}
+LETTERS = {"forward": "F", "backward": "[BIW]"}
 FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
 NODE = re.compile(r"autograd::engine::evaluate_function.*|\w+Backward\d*|torch::autograd::AccumulateGrad")
 COLLECTIVE = re.compile(
@@ -99,7 +101,15 @@ def region_of(name: str, category: str) -> str:
         return "data"
     if word in ("optimizer.step", "optimizer.zero_grad", "zero_grad"):
         return "optimizer"
-    return "forward" if name in FORWARD else ""
+    if name in FORWARD or category == "python_function":
+        return "forward"
+    phases = [
+        phase
+        for phase, words in WORDS.items()
+        if re.search(rf"(^|[^A-Za-z])({words})([^A-Za-z]|$)", name)
+        or re.search(rf"\({LETTERS[phase]}\)|^PP:\d+{LETTERS[phase]}", name)
+    ]
+    return phases[0] if len(phases) == 1 and category != "cpu_op" else ""
 
 
 def read(path: Path) -> Trace:
@@ -113,7 +123,8 @@ def read(path: Path) -> Trace:
         end, thread = start + float(event.get("dur") or 0), (event.get("pid"), event.get("tid"))
         category = str(event.get("cat")).lower()
         category = OLD.get(category, category)
-        if category in ("cpu_op", "user_annotation"):
+        is_module = category == "python_function" and name.startswith("nn.Module: ")
+        if category in ("cpu_op", "user_annotation") or is_module:
             trace.host[thread].append((start, end, name, category))
         elif category in ("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events"):
             copies = category.startswith("gpu_mem") or name == "dma_request"
@@ -151,8 +162,13 @@ def mark_steps(trace: Trace) -> None:
 
 
 def innermost(events: list[tuple[float, float, str, str]]) -> list[tuple[float, float, str]]:
-    """Divides the time of a thread into pieces with the region of the innermost event that has one."""
-    marked = [(start, end, region) for start, end, *name in events if (region := region_of(*name))]
+    """Divides the time of a thread into pieces with the region of the innermost event that has one. A module
+    counts as forward outside of other regions only.
+    """
+    own = [event for event in events if event[3] != "python_function"]
+    marked = [(start, end, region) for start, end, *name in own if (region := region_of(*name))]
+    modules = [event[:2] for event in events if event[3] == "python_function"]
+    marked += [(*span, "forward") for span in without(union(modules), union(mark[:2] for mark in marked))]
     pieces: list[tuple[float, float, str]] = []
     around: list[tuple[float, float, str]] = []
     at = -END

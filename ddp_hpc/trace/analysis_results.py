@@ -134,6 +134,8 @@ class Collective:
     step: int | None
     kernel: str = ""
     """The name of the kernel; empty on the host."""
+    blocks: int = 0
+    """The number of its blocks, which is at least that of the SMs that it occupies; 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,42 @@ class Op:
     """Time without the operators that it called, as in torch's key averages."""
     device_s: float = 0.0
     """Time of the kernels that it and the operators that it called launched."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """An annotation or a module, summed over its calls in the steps of a rank, with all that is inside it and
+    what autograd's threads do while its thread waits for them.
+    """
+
+    name: str
+    num_calls: int
+    total_s: float
+    """Time on the host."""
+    num_kernels: int = 0
+    device_s: float = 0.0
+    """Time of its kernels and copies without collectives."""
+    comm_s: float = 0.0
+    """Time of its collectives on the device."""
+    idle_s: float = 0.0
+    """Time in which the device did nothing before one of its kernels or copies."""
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """What a slow step of a rank has more of than the mean of its other steps."""
+
+    step: int
+    dur_s: float
+    excess_s: float
+    part: str
+    """The field of Times with the largest difference."""
+    part_s: float
+    call: str
+    """The operator, without what it calls, or call of the runtime with the largest difference."""
+    call_s: float
+    kernel: str = ""
+    kernel_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -326,6 +364,9 @@ class RankTrace:
     named: tuple[NamedEvent, ...] = ()
     memory: tuple[Memory, ...] = ()
     queue: Curve = ()
+    regions: tuple[Region, ...] = ()
+    """Those with the longest time of kernels first."""
+    slow_steps: tuple[SlowStep, ...] = ()
     steps_from: str = "ProfilerStep#"
     """The beginning of the names of the events that mark the steps, which also can be `Optimizer.step`. If it
     is empty, there are none, and the only step is the whole recording."""
@@ -364,6 +405,8 @@ class CollectiveRow:
     slowest_s: float
     slowest_rank: int
     slowest_step: int | None
+    blocks: int = 0
+    """The largest number of blocks of a kernel; 0 if unknown."""
 
 
 @dataclass(frozen=True)

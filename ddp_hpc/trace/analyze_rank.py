@@ -19,6 +19,8 @@ from ddp_hpc.trace.intervals import few
 from ddp_hpc.trace.model_input import first_input
 from ddp_hpc.trace.named_events import CallTree, call_tree, kernels, named_events
 from ddp_hpc.trace.parse_events import Reading, read_events
+from ddp_hpc.trace.region_times import region_times
+from ddp_hpc.trace.slow_steps import slow_steps
 from ddp_hpc.trace.step_times import Steps, measure
 
 _MOST_SPANS, _MOST_BUSY = 50_000, 1000
@@ -46,7 +48,7 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
     clock_ns = _zero_ns(reading.head)
     recording = collector.recording(clock_ns)
     steps = measure(recording)
-    tree = call_tree(recording, steps)
+    tree = call_tree(recording.host, recording.launches, steps)
     waits, gaps = host_waits(recording, steps, tree)
     notes = reading.notes + (_notes(recording, steps, most_named) if reading.num_events else [])
     hosts = zip(*(((side - steps.starts) * 1e-9).tolist() for side in steps.on_host), strict=True)
@@ -68,6 +70,8 @@ def read_rank(path: Path, most_named: int = 30_000) -> RankTrace:
         collectives=_collectives(recording, steps, tree),
         ops=_ops(recording, tree, counted, steps.contain_on_host(recording.host.starts)),
         kernels=kernels(recording, tree, counted, _MOST_KERNELS),
+        regions=region_times(recording, steps),
+        slow_steps=slow_steps(recording, steps, tree),
         loading_s=steps.loading_s if steps.numbers else 0.0,
         memory=memories(recording, steps, tree),
         num_events=reading.num_events,
@@ -146,8 +150,9 @@ def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Co
     at = np.flatnonzero(chosen)
     at = at[np.argsort(events.starts[at], kind="stable")]
     messages = [recording.messages[number] for number in events.fields["message"][at]]
-    kernels = [""] * len(at)
+    kernels, blocks = [""] * len(at), [0] * len(at)
     if events is device:
+        blocks = device.fields["blocks"][at].tolist()
         kernels = [device.names[number][1] for number in device.name[at]]
         for i, launcher in enumerate(tree.launcher[at].tolist()):
             around = host.fields["message"][tree.enclosing(launcher)]
@@ -155,7 +160,8 @@ def _collectives(recording: Recording, steps: Steps, tree: CallTree) -> tuple[Co
                 messages[i] = _annotated(messages[i], recording.messages[number])
     starts, durations = events.starts[at], events.durations[at] * 1e-9
     times = (recording.zero_s + starts * 1e-9).tolist(), durations.tolist(), steps.numbers_at(starts)
-    return tuple(Collective(*message, *row) for message, *row in zip(messages, *times, kernels, strict=True))
+    rows = zip(messages, *times, kernels, blocks, strict=True)
+    return tuple(Collective(*message, *row) for message, *row in rows)
 
 
 def _annotated(kernel: Message, annotation: Message) -> Message:

@@ -61,14 +61,15 @@ def find_launches(device: Events, calls: Events) -> Launches:
     )
 
 
-def is_inside(launches: Launches, host: Events, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Returns for each launch whether it was inside a chosen event of its own thread."""
-    inside = np.zeros(len(launches.moment), bool)
+def is_inside(calls: Launches | Events, host: Events, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Returns for each launch or event whether it began inside a chosen event of its own thread."""
+    moments = calls.starts if isinstance(calls, Events) else calls.moment
+    inside = np.zeros(len(moments), bool)
     for thread in np.unique(host.thread[chosen]):
         starts, ends = union(host.intervals(chosen & (host.thread == thread)))
-        mine = np.flatnonzero(launches.thread == thread)
-        at = np.searchsorted(starts, launches.moment[mine], side="right") - 1
-        inside[mine] = (at >= 0) & (launches.moment[mine] < ends[at])
+        mine = np.flatnonzero(calls.thread == thread)
+        at = np.searchsorted(starts, moments[mine], side="right") - 1
+        inside[mine] = (at >= 0) & (moments[mine] < ends[at])
     return inside
 
 

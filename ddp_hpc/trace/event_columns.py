@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,6 +57,24 @@ class Events:
     def where(self, condition: Callable[[str, str], object]) -> npt.NDArray[np.bool_]:
         """Returns a mask of the events whose category and name satisfy the condition."""
         return np.array([bool(condition(*pair)) for pair in self.names], bool)[self.name]
+
+    def chosen(self, at: npt.NDArray[Any]) -> Events:
+        """Returns the events of a mask or of indices."""
+        columns = {name: getattr(self, name)[at] for name in ("name", "thread", "starts", "ends")}
+        return replace(self, **columns, fields={name: values[at] for name, values in self.fields.items()})
+
+    def joined(self, other: Events) -> Events:
+        """Returns these events and then others with the same thread numbers, without their fields."""
+        if not len(other):
+            return self
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in ("thread", "starts", "ends")}
+        return Events(
+            names=self.names + other.names,
+            name=np.concatenate([self.name, other.name + len(self.names)]),
+            threads=max(self.threads, other.threads, key=len),
+            fields={},
+            **{name: np.concatenate(pair) for name, pair in pairs.items()},
+        )
 
     def intervals(self, chosen: npt.NDArray[np.bool_] | slice = slice(None)) -> Intervals:
         """Returns the starts and ends of the chosen events."""

@@ -34,6 +34,11 @@ _REGIONS = {
     "snapshot": ("snapshot", "checkpoint", "save_checkpoint"),
 }  # fmt: skip
 _REGION_OF = {name: region for region, names in _REGIONS.items() for name in names}
+# Such as `FSDP::pre_forward (layers.0)`, `Backward 3` and `PP:0F3` of torch, and `attn(B)` and `mlp(W)` of
+# schedules that split the backward pass into the gradients of inputs and those of weights.
+_PHASE = re.compile(
+    r"(?<![a-z])(?i:(forward|fwd)|(backward|bwd))(?![a-z])|\((?:(F)|([BIW]))\)|^PP:\d+(?:(F)|([BIW]))"
+)
 
 _KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "send_recv", "reduce",
@@ -42,6 +47,8 @@ _KINDS = (
 """The collectives. A word is the first one with which it begins, as `_reduce_scatter_base` does."""
 SHARED_KINDS = ("collective", "send_recv")
 """The kinds of NCCL's kernels that run several collectives; all_to_all consists of sends and receives."""
+NOTIFICATION = "all_to_all (notify)"
+"""The kind of DeepEP's kernels that exchange the numbers of tokens and wait for the other ranks."""
 _BACKEND_ANNOTATION = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
 _ON_HOST = ("gloo", "mpi")
 """The backends whose annotations last as long as the collective; the others annotate only its launch."""
@@ -86,6 +93,18 @@ def region_of(name: str) -> str | None:
     return _REGION_OF.get(name.strip("# ").partition("#")[0].partition(": ")[0].strip().lower())
 
 
+def region_of_event(category: str, name: str) -> str:
+    """Returns the region in REGIONS that an operator, an annotation or the call of a module denotes, or an
+    empty string.
+    """
+    if category == "python_function" or is_node(category, name):
+        return "forward" if category == "python_function" else "backward"
+    if (region := region_of(name)) or category == "cpu_op":
+        return region or ""
+    phases = {"forward" if any(found[::2]) else "backward" for found in _PHASE.findall(name)}
+    return phases.pop() if len(phases) == 1 else ""
+
+
 @_cached
 def annotated_kind(name: str) -> str | None:
     """Returns the collective of an annotation such as `gloo:all_reduce`, or None."""
@@ -113,7 +132,7 @@ def kernel_kind(name: str) -> str | None:
     if match := _KERNEL.search(name):
         return kind_of(match[1])
     if match := _OTHER_KERNEL.search(name):
-        return match[1] or ("all_to_all" if match[2] else None)
+        return match[1] or (NOTIFICATION if "notify" in match[2] else "all_to_all")
     return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
 
 

@@ -77,6 +77,8 @@ class _Kernel(_Link):
     warps_per_sm: float = msgspec.field(name="warps per SM", default=-1)
     occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1)
     shared_bytes: int = msgspec.field(name="shared memory", default=0)
+    grid: tuple[int, ...] = (0,)
+    """The number of blocks in each dimension."""
 
     def __post_init__(self) -> None:
         # Kineto assumes that a block can have at most 48 KiB (computeOccupancyMetrics), and writes 0.
@@ -84,7 +86,7 @@ class _Kernel(_Link):
             self.occupancy = -1
 
 
-_Args = TypeVar("_Args", _Link, _Memory, _Arguments, _Inputs)
+_Args = TypeVar("_Args", _Link, _Kernel, _Memory, _Arguments, _Inputs)
 
 
 OCCUPANCY = ("blocks_per_sm", "warps_per_sm", "occupancy")
@@ -111,10 +113,13 @@ class Recording:
     """The same moment as a time of day, to which all times are relative."""
     host: Events
     """Operators and annotations, with their indices in `messages`, or -1, and in `shapes`."""
+    modules: Events
+    """The calls of modules (`with_modules` or `with_stack`), with the thread numbers of `host`."""
     launches: Events
     """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Events
-    """Kernels and copies, with correlation IDs, `message` as above, and the fields in OCCUPANCY."""
+    """Kernels and copies, with correlation IDs, `message` as above, the number of `blocks` or 0, and the
+    fields in OCCUPANCY."""
     memory: Events
     """Allocations, with `allocated_bytes` and `reserved_bytes` after them and the thread numbers of `host`.
     Their names are those of the devices."""
@@ -142,8 +147,11 @@ class Collector:
     def __init__(self) -> None:
         threads: Numbers[tuple[Any, Any]] = Numbers()
         self.host = Columns(threads, message="i", shapes="i")
+        self.modules = Columns(threads)
         self.launches = Columns(threads, correlation="q")
-        self.device = Columns(Numbers(), correlation="q", message="i", **dict.fromkeys(OCCUPANCY, "d"))
+        self.device = Columns(
+            Numbers(), correlation="q", message="i", blocks="q", **dict.fromkeys(OCCUPANCY, "d")
+        )
         self.memory = Columns(threads, allocated_bytes="q", reserved_bytes="q")
         self.messages: Numbers[Message] = Numbers()
         self.shapes = Numbers({"": 0})
@@ -163,6 +171,7 @@ class Collector:
         inputs = [_decoded(_Inputs, event) for event in host]
         texts = [(bytes(one.dims)[:_MOST_DIMS], bytes(one.types)[:_MOST_DIMS]) for one in inputs]
         shapes = [self.shapes[names.shapes_of(*one)] for one in texts]
+        self.modules.add([event for event in of["python_function"] if event.name.startswith("nn.Module: ")])
         self.host.add(host, message=self._messages(host, annotated, world_size), shapes=shapes)
         for category in of:
             if category.endswith(_RUNTIMES):
@@ -179,6 +188,7 @@ class Collector:
         kernels = [_decoded(_Kernel, event) for event in events]
         fields = {name: [getattr(kernel, name) for kernel in kernels] for name in ("correlation", *OCCUPANCY)}
         kinds = [event.cat == "kernel" and names.kernel_kind(event.name) for event in events]
+        fields["blocks"] = [math.prod(kernel.grid) % _MOST for kernel in kernels]
         fields["message"] = self._messages(events, kinds, world_size)
         self.device.add(events, **fields)
 

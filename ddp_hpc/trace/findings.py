@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.base.units import counted, duration, format_bytes
 from ddp_hpc.trace.analysis_results import (
-    IDLE_CAUSES,
     PART_NAMES,
     PARTS,
     Capture,
@@ -20,11 +19,14 @@ from ddp_hpc.trace.analysis_results import (
     PathPart,
     RankTrace,
     SlowConnection,
+    Times,
 )
 from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.event_names import UPDATE, bus_bandwidth
 from ddp_hpc.trace.host_waits import describe
 from ddp_hpc.trace.kernel_kinds import KINDS
+from ddp_hpc.trace.slow_steps import differences, slow_among
+from ddp_hpc.trace.trace_files import first_of
 
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
@@ -189,8 +191,10 @@ def _step(capture: Capture, wall_s: float) -> list[str]:
     if most_s > _VERY_DIFFERENT * least_s:
         sentences.append(
             f"Warning: step {longest} is {most_s / (least_s or 1.0):.1f} times as long as step {shortest}, "
-            f"so the mean step is typical of neither; {_difference(ranks, longest, shortest)}."
+            "so the mean step is typical of neither."
         )
+    if slow := slow_among(lengths):
+        sentences.append(_slow_steps(ranks, slow, lengths))
     return sentences
 
 
@@ -203,21 +207,30 @@ def _by_step(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
     return {number: statistics.fmean(own) for number, own in times.items()}
 
 
-def _difference(ranks: Sequence[RankTrace], longer: int, shorter: int) -> str:
-    """Names the one or two parts of the time in which two steps differ most."""
-    on_device = any(trace.busy for trace in ranks)
-    parts = [part for part in PARTS if not (on_device and part == "idle_s")]
-    parts += [cause for cause in IDLE_CAUSES if cause.removeprefix("idle_") not in PARTS]
-    times = {part: _by_step(ranks, part) for part in parts}
-    more_s = {part: own[longer] - own[shorter] for part, own in times.items()}
-    least_s = _MUCH_IDLE * sum(more_s.values())
-    largest = sorted((part for part in parts if more_s[part] >= least_s), key=lambda part: -more_s[part])[:2]
-    named = (
-        f"{duration(more_s[part])} is "
+def _slow_steps(ranks: Sequence[RankTrace], slow: Sequence[int], lengths: Mapping[int, float]) -> str:
+    """Names the slow steps, the one or two parts of the time in which they differ most from the others, and
+    the gain if they were as short as these.
+    """
+    slow_times: list[Times] = []
+    times: list[Times] = []
+    for step in (step for trace in ranks for step in trace.steps):
+        (slow_times if step.number in slow else times).append(step.times)
+    more = differences(slow_times, times)
+    more_s = sum(more.values())
+    usual_s = statistics.median(length for number, length in lengths.items() if number not in slow)
+    gain = sum(lengths[number] - usual_s for number in slow) / (sum(lengths.values()) or 1.0)
+    named = [
+        f"{duration(part_s)} is "
         + (PART_NAMES.get(part) or f"time in which the device does nothing {_CAUSES[part]}")
-        for part in largest
+        for part, part_s in more.items()
+        if part_s >= _MUCH_IDLE * more_s
+    ]
+    takes = f"Step {slow[0]} takes" if len(slow) == 1 else f"Steps {first_of(sorted(slow))} take"
+    return (
+        f"{takes} {duration(more_s)} longer than the others: of the difference, {', and '.join(named[:2])}. "
+        f"With the median of the others ({duration(usual_s)}) in all steps, the mean step would be "
+        f"{gain:.0%} shorter."
     )
-    return f"of the difference, {', and '.join(named)}"
 
 
 def _idle(capture: Capture, wall_s: float) -> Iterator[str]:

@@ -52,6 +52,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         ),
         "has_communication": any(mean.comm_exposed_s or mean.comm_hidden_s for mean in capture.rank_means),
         "waits": _without_empty(
+            tables.slow_steps(capture),
             tables.idle(ranks, capture.rank_means),
             tables.host_waits(capture),
             tables.gaps(capture),
@@ -61,6 +62,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "collectives": tables.collectives(capture),
         "has_estimates": any(column.field == "tensor_cores" for column in tables.kinds(capture).columns),
         "top": _without_empty(
+            tables.regions(capture),
             tables.kinds(capture),
             tables.kernels(capture),
             tables.kernels_by_operator(capture),

@@ -179,6 +179,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 slowest_s=slowest.dur_s,
                 slowest_rank=slowest_rank,
                 slowest_step=slowest.step,
+                blocks=max(call.blocks for _, call in own),
             )
         )
     return tuple(sorted(table, key=lambda row: -row.num_calls * (row.transfer_s or row.median_s)))

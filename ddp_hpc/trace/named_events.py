@@ -56,9 +56,8 @@ class CallTree:
         return " > ".join(name for name in names if not name.startswith(STEP))
 
 
-def call_tree(recording: Recording, steps: Steps) -> CallTree:
-    """Returns the call tree of a rank."""
-    host, calls = recording.host, recording.launches
+def call_tree(host: Events, calls: Events, steps: Steps) -> CallTree:
+    """Returns the call tree of events of the host, and of the calls that launch those of the device."""
     launched = steps.device.launches.call if steps.device else np.empty(0, np.int64)
     above = parents(
         np.concatenate([host.thread, calls.thread]),

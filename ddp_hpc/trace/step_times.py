@@ -99,7 +99,7 @@ class Steps:
 
 def measure(recording: Recording) -> Steps:
     """Returns the steps of a rank with the times of their parts."""
-    host = recording.host
+    host = recording.host.joined(recording.modules)
     numbers, steps, separator = _windows(host, recording.device)
     is_comm = host.where(lambda category, name: category != "cpu_op" and names.runs_on_host(name))
     is_step = host.where(lambda _, name: separator and name.startswith(separator))
@@ -107,7 +107,7 @@ def measure(recording: Recording) -> Steps:
     own = np.isin(host.thread, np.setdiff1d(host.thread[is_comm], host.thread[is_step]), invert=True)
     # What other threads prefetch or save in the background delays no step.
     main = np.isin(host.thread, host.thread[is_step]) if is_step.any() else own
-    region = _region(host)
+    region = np.array([names.region_of_event(*pair) for pair in host.names], object)[host.name]
     regions = _regions(host, region, own, main)
     if len(recording.device):
         launches = find_launches(recording.device, recording.launches)
@@ -120,12 +120,6 @@ def measure(recording: Recording) -> Steps:
     sets["waits"] = union(host.intervals(is_op & waits))
     sets["comm"] = union(host.intervals(is_comm))
     return Steps(numbers, *steps, _times_on_host(sets, steps), regions, separator, steps)
-
-
-def _region(host: Events) -> npt.NDArray[np.object_]:
-    """Returns the region in REGIONS that each event's name denotes; empty for other names."""
-    regions = ["backward" if names.is_node(*pair) else names.region_of(pair[1]) for pair in host.names]
-    return np.array([region or "" for region in regions], object)[host.name]
 
 
 def _measure_device(

@@ -10,13 +10,14 @@ from typing import Any
 
 from ddp_hpc.base.text_table import Column, Row, Table
 from ddp_hpc.base.units import duration, format_bytes
-from ddp_hpc.trace.analysis_results import COLUMNS, Capture, Memory, RankTrace, Times, present
+from ddp_hpc.trace.analysis_results import COLUMNS, PART_NAMES, Capture, Memory, RankTrace, Times, present
 from ddp_hpc.trace.critical_path import WAIT
-from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, region_of, shortened
+from ddp_hpc.trace.event_names import ALL_STEPS, distinguished, shortened
 from ddp_hpc.trace.host_waits import mean_host_waits
 
 _NAME_LENGTH = 64
 _MOST_GAPS = 5
+_MOST_SLOW = 20
 _CAUSES = {
     "idle_host_s": "late launch",
     "idle_data_s": "data",
@@ -34,6 +35,8 @@ _ESTIMATES = (
     Column("occupancy", "est. occupancy", "{:.0f}%".format),
 )
 """The columns of what kernels use of the device."""
+
+_SUMMED = ("num_calls", "total_s", "self_s", "device_s", "num_kernels", "comm_s", "idle_s")
 
 _name = partial(shortened, limit=_NAME_LENGTH)
 
@@ -237,6 +240,7 @@ def collectives(capture: Capture) -> Table:
         Column("busbw_bytes_per_s", "busbw GB/s", lambda busbw: f"{busbw / 1e9:.3f}"),
         Column("slowest_s", "slowest ms", _ms),
         Column("slowest", "on rank, step"),
+        Column("blocks", "blocks (at most as many SMs)", _count),
     ]
     rows: list[Row] = []
     for row in capture.collectives:
@@ -246,7 +250,9 @@ def collectives(capture: Capture) -> Table:
             | {"num_calls": row.num_calls / capture.num_steps, "total_s": row.total_s / capture.num_steps}
             | {"slowest": f"{row.slowest_rank}, {step}"}
         )
-    unknown = {name for name in ("bytes", "busbw_bytes_per_s") if not any(row[name] for row in rows)}
+    unknown = {
+        name for name in ("bytes", "busbw_bytes_per_s", "blocks") if not any(row[name] for row in rows)
+    }
     return Table([column for column in columns if column.field not in unknown], rows)
 
 
@@ -280,17 +286,52 @@ def kernels_by_operator(capture: Capture) -> Table:
     return Table([first, *shapes, kernel, *others], [row for row in rows if row["operator"]])
 
 
+def regions(capture: Capture) -> Table:
+    """Returns the annotations and modules, those with the longest time of kernels or on the host first."""
+    first, calls, host, *others = _columns(capture, Column("name", "annotations and modules", _name), "ms")
+    device = [
+        Column("num_kernels", "kernels", _count),
+        Column("device_s", "kernels ms", _ms),
+        Column("comm_s", "collectives ms", _ms),
+        Column("idle_s", "idle before its kernels ms", _ms),
+    ]
+    rows = _sums(capture, "regions", ("name",), "device_s" if capture.on_device else "total_s")
+    columns = [first, calls, replace(host, title="host ms"), *(device if capture.on_device else []), *others]
+    return Table(columns, rows)
+
+
+def slow_steps(capture: Capture) -> Table:
+    """Returns what the slow steps have more of than the others, the largest differences first."""
+
+    def more(field: str) -> Column:
+        return Column(field, "more ms", _known(_ms))
+
+    kernel = [Column("kernel", "in kernel", _known(_kernel_name(capture))), more("kernel_s")]
+    columns = [
+        Column("step", "slow step"),
+        Column("rank", "rank"),
+        Column("dur_s", "ms", _ms),
+        Column("excess_s", "more than the others ms", _ms),
+        Column("part", "most of it is", lambda part: PART_NAMES.get(part) or f"idle: {_CAUSES[part]}"),
+        more("part_s"),
+        Column("call", "on the host in", _known(_name)),
+        more("call_s"),
+        *(kernel if capture.on_device else []),
+    ]
+    rows: list[Row] = [
+        vars(slow) | {"rank": trace.rank} for trace in capture.ranks for slow in trace.slow_steps
+    ]
+    return Table(columns, sorted(rows, key=lambda row: -row["excess_s"])[:_MOST_SLOW])
+
+
 def operators(capture: Capture) -> Table:
     """Returns the operators of the host with the longest self time.
 
-    Regions are omitted, because they are shown elsewhere and include the times of operators.
+    Regions are omitted, because they have a table of their own and include the times of operators.
     """
+    marked = {region.name for trace in capture.ranks for region in trace.regions} | {ALL_STEPS}
     first, calls, *others = _columns(capture, Column("name", "operators (host)", _name), "self ms")
-    rows = [
-        row for row in _sums(capture, "ops", ("name",), "self_s")
-        if row["name"] != ALL_STEPS
-        and (row["name"].startswith("autograd::") or not region_of(row["name"]))
-    ]  # fmt: skip
+    rows = [row for row in _sums(capture, "ops", ("name",), "self_s") if row["name"] not in marked]
     device = [Column("device_s", "kernels ms", _ms)] if any(row["device_s"] for row in rows) else []
     return Table([first, calls, Column("self_s", "self ms", _ms), *others, *device], rows)
 
@@ -320,7 +361,7 @@ def _sums(capture: Capture, field: str, by: tuple[str, ...], order: str) -> list
         for rank, values in own:
             of_rank[rank] += values[order]
         largest_s, rank = max((value / capture.num_steps, rank) for rank, value in of_rank.items())
-        summed = [name for name in ("num_calls", "total_s", "self_s", "device_s") if name in own[0][1]]
+        summed = [name for name in _SUMMED if name in own[0][1]]
         num = len(capture.ranks) * capture.num_steps
         means: Row = {name: sum(values[name] for _, values in own) / num for name in summed}
         means |= {each.field: weighted([values for _, values in own], each.field) for each in _ESTIMATES}

@@ -29,12 +29,14 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     if len(captures) == 1 and len(capture.ranks) > 1:
         blocks.append(_show(tables.ranks(capture), _MOST_RANKS))
     blocks += [
+        _show(tables.slow_steps(capture), _MOST_WAITS),
         _show(tables.idle([each.name for each in captures], [each.mean for each in captures])),
         _show(tables.host_waits(capture), _MOST_WAITS),
         _show(tables.gaps(capture)),
         _show(tables.launches(capture), _MOST_RANKS),
         _show(tables.critical_path(capture)),
         _show(tables.collectives(capture)),
+        _show(tables.regions(capture)),
         _show(tables.kinds(capture)),
         _show(tables.kernels(capture)),
         _show(tables.operators(capture)),

@@ -151,9 +151,15 @@ def test_steps_of_different_lengths_are_reported_with_a_warning(tmp_path):
         "A step takes 617 us on average (350 us to 1.15 ms, median 350 us): "
     )
     assert capture.findings[1] == (
-        "Warning: step 3 is 3.3 times as long as step 1, so the mean step is typical of neither; of the "
-        "difference, 800 us is forward."
+        "Warning: step 3 is 3.3 times as long as step 1, so the mean step is typical of neither."
     )
+    assert capture.findings[2] == (
+        "Step 3 takes 800 us longer than the others: of the difference, 800 us is forward. "
+        "With the median of the others (350 us) in all steps, the mean step would be 43% shorter."
+    )
+    (slow,) = tables.slow_steps(capture).rows
+    assert (slow["step"], slow["part"], slow["call"]) == (3, "forward_s", "aten::mm")
+    assert (slow["excess_s"], slow["call_s"]) == (pytest.approx(800 * US), pytest.approx(800 * US))
     even = read_capture(write(tmp_path / "even" / "rank0.json", [*step(1, 0), *step(2, 350)]).parent)
     assert even.findings[0].startswith("A step takes 350 us: ")
 

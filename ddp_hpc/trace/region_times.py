@@ -1,0 +1,113 @@
+"""Sums up what the host and the device do in each annotation and in each module of a program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_hpc.trace import event_names as names
+from ddp_hpc.trace.analysis_results import Region
+from ddp_hpc.trace.device_activity import is_inside
+from ddp_hpc.trace.event_columns import Events
+from ddp_hpc.trace.events_by_kind import Recording
+from ddp_hpc.trace.intervals import Ints, Longs, index_at, parents
+from ddp_hpc.trace.named_events import CallTree, call_tree
+from ddp_hpc.trace.step_times import Steps
+
+RECOMPUTED = "recomputation (activation checkpointing)"
+"""The name of the forward operators that autograd runs again."""
+_CHECKPOINT = "CheckpointFunctionBackward"
+_MOST_REGIONS = 1000
+
+
+def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
+    """Returns the regions of a rank, those with the longest time of kernels first."""
+    host = recording.host.joined(recording.modules)
+    regions = host.chosen(host.where(_is_region)).joined(_recomputed(recording))
+    tree = call_tree(regions, recording.launches, steps)
+    is_node = recording.host.where(names.is_node)
+    is_step = recording.host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
+    threads = recording.host.thread[is_step] if is_step.any() else regions.thread
+    autograd = np.setdiff1d(recording.host.thread[is_node], threads)
+    own = threads[np.isin(threads, autograd, invert=True)]
+    if len(own):
+        tree = _with_callers(tree, regions, steps, autograd, int(np.bincount(own).argmax()))
+    is_counted = _is_outermost(regions.name, tree.above) & steps.contain_on_host(regions.starts)
+
+    def summed(values: npt.NDArray[Any]) -> list[float]:
+        found: list[float] = np.bincount(
+            regions.name[is_counted], values[is_counted] * 1.0, len(regions.names)
+        ).tolist()
+        return found
+
+    columns = [summed(np.ones(len(regions))), summed(regions.durations * 1e-9)]
+    if activity := steps.device:
+        durations = recording.device.durations * activity.is_counted
+        idle, gaps = np.zeros(len(durations), np.int64), activity.gaps
+        ended = (gaps.event >= 0) & (index_at((steps.starts, steps.ends), gaps.begins) >= 0)
+        idle[gaps.event[ended]] = (gaps.ends - gaps.begins)[ended]
+        columns.append(summed(tree.device_ns(activity.is_counted.astype(np.int64))))
+        times = (durations * ~recording.is_collective, durations * recording.is_collective, idle)
+        columns += [summed(tree.device_ns(values) * 1e-9) for values in times]
+    found = [
+        Region(name, int(num_calls), total_s, *(int(own[0]), *own[1:]) if own else ())
+        for (_, name), num_calls, total_s, *own in zip(regions.names, *columns, strict=True)
+        if num_calls
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.device_s, -one.total_s))[:_MOST_REGIONS])
+
+
+def _is_region(category: str, name: str) -> bool:
+    if category == "cpu_op":
+        return names.region_of(name) is not None and not names.is_node(category, name)
+    return not (name.startswith(names.STEP) or names.annotated_kind(name))
+
+
+def _recomputed(recording: Recording) -> Events:
+    """Returns the calls of modules inside autograd's nodes, and of checkpointed functions: what a node of
+    `torch.utils.checkpoint` does before it runs the nodes of the function.
+    """
+    is_node = recording.host.where(names.is_node)
+    nodes = recording.host.chosen(is_node)
+    checkpoints = nodes.chosen(nodes.where(lambda _, name: name == _CHECKPOINT))
+    ends = checkpoints.ends.copy()
+    for at, (thread, start) in enumerate(zip(checkpoints.thread, checkpoints.starts, strict=True)):
+        later = nodes.starts[(nodes.thread == thread) & (nodes.starts > start)]
+        ends[at] = min(ends[at], later.min(initial=ends[at]))
+    modules = recording.modules.chosen(is_inside(recording.modules, recording.host, is_node))
+    found = replace(checkpoints, ends=ends, fields={}).joined(modules)
+    return replace(found, names=(("", RECOMPUTED),), name=np.zeros_like(found.name))
+
+
+def _with_callers(tree: CallTree, regions: Events, steps: Steps, autograd: Ints, caller: int) -> CallTree:
+    """Returns the tree in which the regions of the calling thread enclose what autograd's threads do."""
+
+    def region_at(moments: Longs) -> Ints:
+        distinct, at = np.unique(moments, return_inverse=True)
+        around = parents(
+            np.append(regions.thread, np.full(len(distinct), caller)),
+            np.append(regions.starts, distinct),
+            np.append(regions.durations, np.ones_like(distinct)),
+        )
+        return around[len(regions) :][at]
+
+    above, launcher = tree.above.copy(), tree.launcher.copy()
+    outermost = (above < 0) & np.isin(regions.thread, autograd)
+    above[outermost] = region_at(regions.starts[outermost])
+    if steps.device:
+        launches = steps.device.launches
+        lost = (launcher < 0) & np.isin(launches.thread, autograd)
+        launcher[lost] = region_at(launches.moment[lost])
+    return replace(tree, above=above, launcher=launcher)
+
+
+def _is_outermost(name: Ints, above: Ints) -> npt.NDArray[np.bool_]:
+    """Returns for each region whether no region of the same name is around it."""
+    outermost, around = np.ones(len(name), bool), above
+    while (known := around >= 0).any():
+        outermost &= ~known | (name[around] != name)
+        around = np.where(known, above[around], -1)
+    return outermost
