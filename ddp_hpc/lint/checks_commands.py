@@ -19,6 +19,9 @@ _HOOK = re.compile(
     r"shell[. ](?:hook|init|bash)|__conda_setup|\beval\s+[\"']?\$\{?\w|(?:^|[\s;&(\"'])(?:source|\.)\s+\S|"
     r"\b(?:module|ml)\b.*(?:conda|mamba|forge|python|torch|tensorflow)|\bbash -\w*[li]"
 )
+_OF_SHELL = re.compile(
+    r"conda|mamba|micromamba|echo|printf|export|cd|module|date|hostname|mkdir|exit|set|nvidia-smi"
+)
 _LOGIN_SHELL = re.compile(r"\b(?:bash|zsh)\s+(?:-\w*[li]|--login)|\b(?:csh|tcsh|zsh)\b")
 _BLANK_AFTER_BACKSLASH = re.compile(r"[^\\#]*[^\\]\\[ \t]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*(?:=.*)?")
@@ -40,6 +43,10 @@ _GPU_PROGRAM = re.compile(
 _NO_OPTION = re.compile(
     r"rocm|\bamd|miopen|rccl|\blumi\b|(?<![a-z])hip(?![a-z])|\bmi\d{2,3}|"
     r"[= ]alvis\b|\bunlhcc/|\bsingularity/2\.[0-2]\b",
+    re.IGNORECASE,
+)
+_NVIDIA = re.compile(
+    r"nvidia|cuda|cudnn|tesla|rtx|geforce|quadro|titan|(?<![a-z\d])(?:[avhlkpt]\d{2,3}s?|[gb]h?200)(?![a-z\d])",
     re.IGNORECASE,
 )
 _USES_GPUS = re.compile(
@@ -76,7 +83,7 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
     if _LOGIN_SHELL.search(script.shebang):
         return
     before = ""
-    for command in script.commands:
+    for index, command in enumerate(script.commands):
         in_task = single_quoted(command.text) if command.launched[1:2] == ("-c",) else ""
         text = in_task if _ACTIVATE.search(in_task) else command.text
         match = _ACTIVATE.search(text)
@@ -89,9 +96,16 @@ def _conda_without_hook(subject: Subject) -> Iterator[Problem]:
                 f'add eval "$({name} shell hook --shell bash)" before it'
                 if name != "conda"
                 else 'add eval "$(conda shell.bash hook)" before it, or source .../etc/profile.d/conda.sh',
+                None if in_task or any(map(_uses_environment, script.commands[index:])) else "note",
             )
             return
         before += command.text + "\n"
+
+
+def _uses_environment(command: Command) -> bool:
+    """Returns whether a command starts a program that the environment may contain."""
+    words = command.launched or command.argv
+    return bool(words) and bool(re.match(r"[a-z]", words[0])) and not _OF_SHELL.fullmatch(words[0])
 
 
 @check("JOB024", "error", "a command that ends before its options")
@@ -187,6 +201,7 @@ def _container_without_gpus(subject: Subject) -> Iterator[Problem]:
             command.line,
             f"{plain(name)} {plain(verb)} gives the container no GPUs, unless the site configures it",
             f"add {option} after {plain(verb)}",
+            None if _NVIDIA.search(f"{device}\n{script.text}") else "note",
         )
         return
 
@@ -209,6 +224,10 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
     submits = any(command.name in ("sbatch", "qsub") for command in script.commands)
     if submits or re.search(rf"{variable}:-|-[nz] \S*{variable}|scontrol .*show.* job", script.text):
         return  # the script uses its own directory only outside of jobs, or submits itself
+    # A script that asks whether it runs in a job, or whether a file exists, may find another way.
+    is_tested = re.search(
+        r"-[nz] \S*(?:SLURM_JOB_ID|PBS_JOBID)|-[defrs] \S*(?:DIR|ROOT|HERE|BASE)\b", script.text
+    )
     body = ["" if re.match(r"\s*(?:#|echo|printf)", line) else line for line in script.lines]
     alone = {command.line for command in script.commands if not command.argv}
     num_uses = Counter(name for line in body for name in _VARIABLE.findall(line))
@@ -227,6 +246,7 @@ def _own_directory(subject: Subject) -> Iterator[Problem]:
                 f"{subject.scheduler.title} runs a copy of the script from its spool directory, so $0 does "
                 "not point to your files",
                 f"use ${variable}",
+                "note" if is_tested else None,
             )
 
 

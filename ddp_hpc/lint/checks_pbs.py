@@ -125,7 +125,7 @@ def _blank_in_value(subject: Subject) -> Iterator[Problem]:
                 "after a comma"
                 + ("" if is_rejected else "; Torque ignores it, but OpenPBS rejects the script"),
                 remedy,
-                None if is_rejected else "warning",
+                None if is_rejected else "note",
             )
 
 

@@ -10,7 +10,6 @@ from ddp_hpc.lint.launch_commands import (
     STARTS_ALL_RANKS,
     expanded_in_shell,
     has_whole_nodes,
-    requests_gpus,
     single_quoted,
     starts,
     torchruns,
@@ -69,11 +68,8 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
             return
     if has_whole_nodes(subject):
         return  # no other job runs on the nodes
-    # With four GPUs, 64 cores or no request for GPUs, the job may have the whole node, or a part of it.
-    cpus = (subject.scheduler.reader.cpus_per_rank(script) or 1) * (subject.ranks_per_node or 1)
-    is_large = (subject.gpus_per_node or 0) >= 4 or cpus >= 64
+    # Without the number of GPUs of a node, the job may have the whole node.
     is_known = subject.site is not None and subject.site.node.devices > 0
-    may_be_whole = not is_known and (is_large or not requests_gpus(subject))
     # One process with one GPU may need no port.
     is_one = subject.gpus_per_node == 1 == (subject.num_nodes or 1) and (subject.ranks_per_node or 1) == 1
     may_be_unused = is_one and not re.search(r"torch\.distributed|torchrun", script.text)
@@ -82,7 +78,7 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
             "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
-            "note" if may_be_whole or may_be_unused else None,
+            None if is_known and not may_be_unused else "note",
         )
 
 

@@ -21,11 +21,13 @@ from ddp_hpc.schedulers.slurm.contradictions import GPUS_IN_GRES, GPUS_TWICE_SIN
 from ddp_hpc.schedulers.versions import is_between
 
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
+# Files of conda, of virtual environments and of the system.
+_SETS_NO_TRAP = re.compile(r"\bactivate\b|/conda[.]sh|rc\b|profile\b|/etc/|/module")
 # Job steps that start no ranks.
 _NO_RANKS = re.compile(r"\bsrun\b.*\b(?:hostname|pip|nvidia-smi|mkdir|echo)\b")
 
 
-@check("SLURM005", "warning", "--gpus-per-task hides the other GPUs")
+@check("SLURM005", "note", "--gpus-per-task hides the other GPUs")
 def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     # An explicit --gpu-bind replaces the implied one; SLURM006 checks it.
@@ -43,7 +45,6 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
             "--gpus-per-task binds each task to its own GPU: NCCL cannot access the other GPUs' memory, and "
             "cuda:LOCAL_RANK does not exist",
             "use --gpus-per-node, or add --gpu-bind=none to srun",
-            None if names_torch(subject) else "note",
         )
 
 
@@ -137,13 +138,15 @@ def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     name = re.sub(r"^R?B:|@.*", "", signal).upper().removeprefix("SIG")
     # While bash waits for a program, SIGINT and SIGQUIT do not end it.
     is_trapped = name in traps | {"INT", "2", "QUIT", "3"} or (traps and not name[:1].isalpha())
-    # A function with such a name, perhaps of another file, may set the trap.
-    is_other = any(c.words[:1] == ("exec",) or re.search(r"_traps?(?:_|$)", c.name) for c in commands)
+    is_other = any(c.words[:1] == ("exec",) for c in commands)
+    # A file that the script reads may set the trap.
+    reads_file = any(c.name in ("source", ".") and not _SETS_NO_TRAP.search(c.text) for c in commands)
     if "B:" in signal and not is_other and not is_trapped:
         yield Problem(
             subject.line_of("--signal"),
             f"--signal={plain(signal)} goes only to the batch shell, which has no trap for it and is killed",
             "remove B: to send the signal to the ranks, or set a trap",
+            "note" if reads_file else None,
         )
 
 

@@ -19,7 +19,11 @@ _DECLARES = re.compile(r"for|read|declare|local|readarray|mapfile|select|typeset
 _OF_SCHEDULERS = re.compile(r"(?:SLURM|PBS|SLRUM|SLUM|SLRM|SULRM|PSB)_[A-Z]\w+")
 _AS_COMMAND = re.compile(r"[^#]*\$\(\s*((?:SLURM|PBS)_[A-Z_]+)\s*\)")
 # Variables that programs read from their environment, and that a script usually has to export.
-_READ_BY_PROGRAMS = re.compile(r"MASTER_ADDR|MASTER_PORT|(?:NCCL|GLOO|TORCH_NCCL)_[A-Z_]+|OMP_NUM_THREADS")
+_READ_BY_PROGRAMS = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|TORCH_NCCL_\w+|(?:NCCL|GLOO)_SOCKET_\w+|"
+    r"NCCL_(?:DEBUG|IB|NET|P2P|SHM|NVLS|COLLNET|MIN|MAX)(?:_\w+)?|"
+    r"NCCL_(?:ALGO|PROTO|CROSS_NIC|BUFFSIZE|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
+)
 _MAY_START_TORCHRUN = re.compile(r"bash|sh|.*\.sh|singularity|apptainer|docker|podman|shifter|env|accelerate")
 _NODE_LIST = re.compile(
     r"\"?\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?\"?"

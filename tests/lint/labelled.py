@@ -284,7 +284,6 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM009", False, S + "#SBATCH --signal=B:INT@60\nsrun python train.py\n"),
     ("SLURM009", True, S + "#SBATCH --signal=B:TERM@60\nsrun python train.py\n"),
     ("SLURM009", True, S + "#SBATCH --signal=B:USR1@60\ntrap stop TERM\nsrun python train.py\n"),
-    ("SLURM009", False, S + "#SBATCH --signal=B:USR1@60\n. ./lib.sh\nset_trap_of_job\nsrun python a.py\n"),
     ("SLURM009", True, S + "#SBATCH --signal=B:USR1@60\n. ./bootstrap.sh\nbootstrap\nsrun python a.py\n"),
     ("SLURM013", False, RANKS + "#SBATCH --ntasks=7\n"),
     ("SLURM018", False, S + "#SBATCH --nodes=2\n#SBATCH --tasks=8\n#SBATCH --tasks-per-node=4\n"),
@@ -581,7 +580,7 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # Torque ignores the words after an option, which OpenPBS rejects.
     ("PBS002", "note", TORQUE + "#PBS -q long # the queue\n"),
     ("PBS002", "error", SELECT + "#PBS -q long # the queue\n"),
-    ("PBS004", "warning", TORQUE + "#PBS -N my job\n"),
+    ("PBS004", "note", TORQUE + "#PBS -N my job\n"),
     ("PBS004", "error", SELECT + "#PBS -N my job\n"),
     ("PBS008", "warning", P + "#PBS -l ngpu=1\n"),  # a site may define it
     # Options of plugins that single sites install.
@@ -606,11 +605,23 @@ SEVERITIES: list[tuple[str, str, str]] = [
     # A node with four GPUs may be requested as a whole.
     ("RANK008", "note", S + "#SBATCH --nodes=1 --gpus-per-node=4\nexport MASTER_PORT=29500\n"),
     ("RANK008", "note", S + "#SBATCH --nodes=1\nexport MASTER_PORT=29500\n"),
-    ("RANK008", "warning", S + "#SBATCH --nodes=1 --gpus-per-node=2\nexport MASTER_PORT=29500\n"),
+    ("RANK008", "note", S + "#SBATCH --nodes=1 --gpus-per-node=2\nexport MASTER_PORT=29500\n"),
     ("RANK008", "note", S + "#SBATCH --ntasks-per-node=3 -c 40\nexport MASTER_PORT=29500\n"),
     # One process with one GPU may not use the port.
     ("RANK008", "note", S + "#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\npython a.py\n"),
-    ("RANK008", "warning", S + "#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\ntorchrun a.py\n"),
+    ("RANK008", "note", S + "#SBATCH --gres=gpu:1\nexport MASTER_PORT=29500\ntorchrun a.py\n"),
+    # A file that the script reads may set the trap.
+    ("SLURM009", "note", S + "#SBATCH --signal=B:USR1@60\n. ./lib.sh\nsrun python a.py\n"),
+    ("SLURM009", "warning", S + "#SBATCH --signal=B:USR1@60\n. env/bin/activate\nsrun python a.py\n"),
+    # The GPUs may be those of AMD, or of NVIDIA.
+    ("JOB026", "note", S + "#SBATCH --gres=gpu:1\napptainer exec a.sif python a.py\n"),
+    ("JOB026", "warning", S + "#SBATCH --gres=gpu:a100:1\napptainer exec a.sif python a.py\n"),
+    # Nothing after it uses the environment.
+    ("JOB023", "note", S + "conda activate a\n/opt/envs/a/bin/python a.py\n"),
+    ("JOB023", "warning", S + "conda activate a\npython a.py\n"),
+    # The script may find its files in another way.
+    ("SLURM030", "note", S + 'DIR=$(dirname "$0")\n[ -f "$DIR/a.sh" ] && . "$DIR/a.sh"\npython a.py\n'),
+    ("SLURM030", "warning", S + 'DIR=$(dirname "$0")\n. "$DIR/a.sh"\npython a.py\n'),
     # The program may not read the variables, or not use NCCL.
     ("RANK009", "warning", FOUR + "export MASTER_ADDR=localhost\nsrun python train.py\n"),
     ("RANK009", "error", FOUR + "srun torchrun --nnodes=4 --rdzv-endpoint=localhost:29500 train.py\n"),
