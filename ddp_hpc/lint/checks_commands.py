@@ -64,6 +64,9 @@ _LINE_OF_TASK = re.compile(
     r"NR\s*==\s*[\"']*\$\{?(?:SLURM_ARRAY_TASK_ID|PBS_ARRAY_INDEX)\b"
 )
 _MODULE = re.compile(r"(?:--standalone|--\S+[= ][^\s=]+)\s+([a-z_]\w*(?:[.][a-z_]\w*)+)(?:\s|$)")
+_PYTHON = re.compile(
+    r"\S*(?:torchrun|deepspeed|accelerate launch) (?:(?!\.py|-m |no.py).)*?(?<= )(python\S*) "
+)
 _OF_SRUN = re.compile(r"--(?:gres|gpus-per-node|gpus-per-task|ntasks-per-node|cpus-per-task|cpu-bind)\b")
 _KEEPS_OUTPUT = re.compile(r"(?:^|[\s/])conda run (?!.*(?:--no-capture-output|--live-stream|\bpip\b))")
 _WRITES_TEXT = ("echo", "printf", "date", "cat", "", "}")
@@ -286,6 +289,9 @@ def _option_of_launcher(subject: Subject) -> Iterator[Problem]:
         if module and {"-m", "--module", "--no-python"}.isdisjoint(words):
             what = f"torchrun opens {shown(module[1])} as a file"
             yield Problem(start.command.line, what, "write -m before the name of a module")
+        if python := _PYTHON.match(" ".join(start.inner.words[:80])):
+            what = f"{start.inner.program} starts Python itself, and opens {shown(python[1])} as its program"
+            yield Problem(start.command.line, what, "remove this word")
         for name in start.unknown_options():
             yield Problem(
                 start.command.line,

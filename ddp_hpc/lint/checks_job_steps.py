@@ -70,16 +70,14 @@ def _one_log(subject: Subject) -> Iterator[Problem]:
 @check("SLURM027", "warning", "--export without ALL")
 def _export_without_all(subject: Subject) -> Iterator[Problem]:
     # With a list, the batch shell gets the environment of a login, but its job steps get only the list.
-    steps = [c for c in subject.script.launches("srun") if c.option("--export") is None]
-    given = subject.script.value("--export") or ""
-    has_path = {name.partition("=")[0].upper() for name in given.split(",")} & {"ALL", "NONE", "NIL", "PATH"}
-    if steps and "=" in given and not has_path and "SLURM_EXPORT_ENV" not in subject.script.text:
-        yield Problem(
-            subject.line_of("--export"),
-            f"with --export={plain(given)}, srun of line {steps[0].line} passes on no other variables, "
-            "such as PATH",
-            f"use --export=ALL,{plain(given)}",
-        )
+    steps = subject.script.launches("srun")
+    of_job = [(subject.line_of("--export"), step) for step in steps if step.option("--export") is None]
+    for line, step in of_job[:1] + [(step.line, step) for step in steps if step.option("--export")]:
+        given = step.option("--export") or subject.script.value("--export") or ""
+        has_path = re.search(r"\b(?:ALL|NONE|NIL|PATH)\b|^\$", given, re.IGNORECASE)
+        if "=" in given and not has_path and "SLURM_EXPORT_ENV" not in subject.script.text:
+            what = f"srun of line {step.line} passes on only {plain(given)}, and no variables such as PATH"
+            yield Problem(line, what, f"use --export=ALL,{plain(given)}")
 
 
 @check("SLURM028", "warning", "a job step that is larger than the job")
@@ -106,7 +104,7 @@ def _step_larger_than_job(subject: Subject) -> Iterator[Problem]:
                 f"the job step needs {step * of_each} CPUs, and the job requests {tasks * cpus}",
                 f"request --ntasks={step}",
             )
-        wanted = re.search(r"\btrainer\.num_nodes[= ](\d+)", command.text)  # of Lightning
+        wanted = re.search(r"(?:\btrainer\.num_nodes|\s--nnodes)[= ](\d+)\b(?!:)", command.text)
         if wanted and subject.num_nodes and int(wanted[1]) > subject.num_nodes and not subject.asked_nodes:
             what = f"the program needs {wanted[1]} nodes, and the job has {subject.num_nodes}"
             yield Problem(command.line, what, f"request --nodes={wanted[1]}")

@@ -134,6 +134,8 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         if d.fault or d.flag == "--time" or "$" in d.value:
             continue
         long = _with_two_dashes(d)
+        if d.flag in ("--output", "--error") and d.value.endswith("/"):
+            yield Problem(d.line, f"the log {shown(d.value)} is a directory, so the job fails", "add %j.out")
         if d.flag in (*_NAMED, *_NAMES_OF_JOBS) and (d.value.startswith("=") or (long and "=" in d.value)):
             is_used = subject.script.value(d.flag) == d.value
             if is_used and (not d.written.startswith("--") or d.flag in _NAMED):

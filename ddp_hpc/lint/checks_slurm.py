@@ -226,7 +226,11 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     tasks = whole_number(subject.script.value("--ntasks"))
     nodes, per_node = subject.num_nodes, whole_number(subject.script.value("--ntasks-per-node"))
     is_maximum = tasks and tasks > 1 and per_node and -(-tasks // per_node) == nodes
-    if tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
+    requested = whole_number(subject.script.value("--nodes"))
+    if tasks and requested and tasks < requested:
+        what = f"--ntasks={tasks} reduces --nodes={requested} to {tasks}, as each node needs a task"
+        yield Problem(subject.line_of("--ntasks"), what, f"request at least {requested} tasks")
+    elif tasks and nodes and per_node and tasks != nodes * per_node and not is_maximum:
         yield Problem(
             subject.line_of("--ntasks"),
             f"--ntasks={tasks} is not {nodes} x {per_node}, so Slurm treats --ntasks-per-node as a maximum",

@@ -30,10 +30,10 @@ _NODE_LIST = re.compile(
     r"|\$\(\s*scontrol show hostnames?(?: [^|)]*)?\)|`scontrol show hostnames?[^|`]*`"
     r"|\$\(\s*(?:cat|uniq|sort(?: -u)?)\s[^|)]*NODEFILE\}?\"?\s*\)"
 )
-_LOGIN_NODE = re.compile(r"\"?\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST)\}?\"?")
+_LOGIN_NODE = re.compile(r"\"?\$\{?(?:SLURM_SUBMIT_HOST|PBS_O_HOST|SLURM_LAUNCH_NODE_IPADDR)\}?\"?")
 _LIST_AS_HOST = re.compile(
-    r"(?:\s(?:-H|--?hosts?)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))[ =]+\"?"
-    r"(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
+    r"(?:\s(?:-H|--?hosts?|--?(?:host|machine)file)|--(?:rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip))"
+    r"[ =]+\"?(\$\{?(?:SLURM_(?:JOB_)?NODELIST|SLURM_SUBMIT_HOST|PBS_O_HOST)\b\}?)"
 )
 # A whole list in quotes as the only element of an array.
 _ONE_ELEMENT = re.compile(r"\s*(?:declare -a )?(\w+)=\(\s*\"(\$\{?(\w+)\}?|\$\(.*\))\"\s*\)\s*(?:#.*)?")
@@ -192,9 +192,10 @@ def _not_first_node(subject: Subject) -> Iterator[Problem]:
     found += [(c.line, match[1]) for c in subject.script.commands if (match := _LIST_AS_HOST.search(c.text))]
     for line, value in found:
         what = "the login node" if _LOGIN_NODE.fullmatch(value) else "a list of nodes, such as node[01-02]"
+        what = "empty in a batch script" if "IPADDR" in value else what
         yield Problem(
             line,
-            f"{plain(value)} is {what}, not the name of a node of the job",
+            f"{plain(value)} is {what}, not a file or the name of a node of the job",
             'use $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
             if "SLURM" in value
             else "use $(head -n 1 $PBS_NODEFILE)",

@@ -16,6 +16,7 @@ from ddp_hpc.lint import (
     checks_pbs,
     checks_rendezvous,
     checks_sbatch,
+    checks_shell,
     checks_site,
     checks_slurm,
     checks_variables,
@@ -47,6 +48,7 @@ _MODULES = (
     checks_rendezvous,
     checks_variables,
     checks_commands,
+    checks_shell,
     checks_site,
 )
 
