@@ -1,0 +1,33 @@
+"""JOB034 does not report commands that are meant as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_hpc.lint.run_checks import lint_script
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "setenv () { export $1=$2; }\nsetenv DATA /scratch/data",
+        "for name in A B; do\n  export $name=1\ndone",
+        "name=DATA\nexport $name=1",
+        "source venv/bin/activate",
+        "./simulate 2>&1 > /dev/null",
+        "./simulate 2>&1 > simulate.log | tee errors.log",
+        "echo the “second” run",
+        "./simulate --title '“second” run'",
+        "exit\nSBATCH --mem=8G",
+    ],
+)
+def test_a_command_that_is_meant_is_not_reported(body: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH --time=01:00:00\n{body}\n"
+    assert [one for one in lint_script(text) if one.check == "JOB034"] == []
+
+
+def test_one_step_of_several_without_the_variables_is_reported() -> None:
+    text = "#!/bin/bash\n#SBATCH --time=01:00:00\nsrun ./first\nsrun --export=STEPS=10 ./second\n"
+    assert [(one.check, one.line) for one in lint_script(text) if one.severity == "warning"] == [
+        ("SLURM027", 4)
+    ]
