@@ -43,11 +43,6 @@ BAD = [
     ("RANK005", 6, CHUNKS + "export OMP_NUM_THREADS=64\nmpiexec -n 8 --ppn 4 ./a.out\n"),
     ("RANK006", 4, PBS + "trap 'kill $pid' USR1\nmpiexec -n 4 python train.py\n"),
     ("RANK006", 4, SLURM + "trap stop SIGUSR1\nsrun python train.py | tee log\n"),
-    (
-        "RANK008",
-        4,
-        SLURM + "#SBATCH --gres=gpu:2\ntorchrun --nproc-per-node=2 --master_port 29500 train.py\n",
-    ),
     ("RANK009", 6, TWO_NODES + "srun torchrun --nnodes=2 --rdzv-endpoint=localhost:0 train.py\n"),
     ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
     ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n#PBS -k doe\n"),
