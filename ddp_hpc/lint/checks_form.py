@@ -241,7 +241,7 @@ def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
                 f"{subject.scheduler.title} does not replace {pattern[0]} in {d.flag} {shown(d.value)}",
                 "omit the option, as the default name of the log contains the job ID",
             )
-        elif d.value.count("<") != d.value.count(">"):
+        elif any(d.value.count(first) != d.value.count(last) for first, last in ("<>", "{}")):
             continue  # a blank in the placeholder ends the value, so sbatch rejects the script (JOB016)
         elif has_marked_placeholder(d.value) and not (is_log and reader.expands_log_variables):
             yield Problem(
