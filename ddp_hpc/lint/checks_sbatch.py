@@ -130,8 +130,11 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
 @check("SLURM015", "error", "a value that sbatch rejects")
 def _rejected_value(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
+    strays = {d.line for d in _options(subject) if d.fault == "stray"}
     for d in _options(subject):
-        if d.fault or d.flag == "--time" or "$" in d.value:
+        # SLURM017 reports a blank before the value.
+        is_cut = d.value in ("", "=") and d.line in strays
+        if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
         long = _with_two_dashes(d)
         if d.flag in ("--output", "--error") and d.value.endswith("/"):
@@ -193,6 +196,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 d.line, f"sbatch rejects a word that begins with a colon: {shown(d.text)}", "remove it"
             )
+        elif before is not None and before.line == d.line and before.value in ("", "="):
+            what = f"blanks around = end the value of {before.flag}, so sbatch rejects {shown(d.value)}"
+            yield Problem(d.line, what, f"write {before.flag}={plain(d.value)}")
         elif d.value.startswith("="):
             yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
         else:

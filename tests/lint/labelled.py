@@ -59,7 +59,6 @@ REJECTED_BY_SBATCH: list[tuple[str, str]] = [
     ("SLURM017", '--job-name="train'),
     ("SLURM017", "nodes=2"),
     ("SLURM017", "--nodes = 2"),
-    ("SLURM015", "--nodes = 2"),
     ("SLURM017", ":1"),
     ("SLURM017", "--cpus-per-task= 6"),
     ("SLURM022", "--workdir=/home/me"),
