@@ -56,6 +56,10 @@ _NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--node
 _NAMES_OF_JOBS = ("--job-name", "--output", "--error", "--input")
 
 
+# What sbatch reads as the value of `--name= value` and `--name = value`.
+_CUT = ("", "=")
+
+
 def _options(subject: Subject) -> Iterator[Directive]:
     """Yields the options that sbatch reads, without those that contain a placeholder of a template."""
     for d in subject.script.read():
@@ -130,10 +134,11 @@ def _incomplete_option(subject: Subject) -> Iterator[Problem]:
 @check("SLURM015", "error", "a value that sbatch rejects")
 def _rejected_value(subject: Subject) -> Iterator[Problem]:
     version = subject.scheduler_version
-    strays = {d.line for d in _options(subject) if d.fault == "stray"}
-    for d in _options(subject):
+    options = list(_options(subject))
+    strays = {d.line for d in options if d.fault == "stray"}
+    for d in options:
         # SLURM017 reports a blank before the value.
-        is_cut = d.value in ("", "=") and d.line in strays
+        is_cut = d.value in _CUT and d.line in strays
         if d.fault or d.flag == "--time" or "$" in d.value or is_cut:
             continue
         long = _with_two_dashes(d)
@@ -196,7 +201,7 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 d.line, f"sbatch rejects a word that begins with a colon: {shown(d.text)}", "remove it"
             )
-        elif before is not None and before.line == d.line and before.value in ("", "="):
+        elif before is not None and before.line == d.line and before.value in _CUT:
             what = f"blanks around = end the value of {before.flag}, so sbatch rejects {shown(d.value)}"
             yield Problem(d.line, what, f"write {before.flag}={plain(d.value)}")
         elif d.value.startswith("="):

@@ -79,29 +79,28 @@ class ProgramSource:
     @property
     def shares_gpu(self) -> bool:
         """Whether all ranks of a program that trains use the first GPU that they see."""
+        if not self._trains or not self._connects_ranks or self._has(_OWN_DEVICE):
+            return False
         placed = [call for call, _ in self._calls if _name(call.func) in ("cuda", "to", "device")]
         arguments = [value for one in placed for value in (*one.args, *(word.value for word in one.keywords))]
         given = {getattr(one, "value", None) for one in arguments}
         on_gpu = not given.isdisjoint(("cuda", "cuda:0")) or any(_name(one.func) == "cuda" for one in placed)
-        is_own = self._has(_OWN_DEVICE) or self._depends_on_rank(*arguments)
-        return self._trains and self._connects_ranks and on_gpu and not is_own
+        return on_gpu and not self._depends_on_rank(*arguments)
 
     @property
     def repeated_order(self) -> str:
         """Where a DistributedSampler is made that gives the same order in each epoch; empty if nowhere."""
-        loops = [node for node, _ in self._nodes if isinstance(node, (ast.For, ast.While))]
-        heads = [part for loop in loops for part in _head(loop)]
-        # A loop over the data in another loop, which need not speak of epochs.
-        inner = (
-            part for loop in loops for node in loop.body for one in ast.walk(node) for part in _head(one)
-        )
-        has_epochs = _names_any(heads, "epoch", "epochs") or _names_any(inner, "loader", "dl")
-        if not self._trains or not self._connects_ranks or not has_epochs or self._has("^set_epoch$"):
+        if not self._trains or not self._connects_ranks or self._has("^set_epoch$"):
             return ""
-        # One that is made in each epoch can be that of another dataset.
-        in_loops = {node for loop in loops for node in ast.walk(loop)}
         made = (one for one in self._calls if _name(one[0].func) == "DistributedSampler")
-        shuffled = [one for one in made if one[0] not in in_loops and _shuffles(one[0])]
+        # One that is made in each epoch can be that of another dataset.
+        shuffled = [one for one in made if one[0] not in self._in_loops and _shuffles(one[0])]
+        heads = (part for loop in self._loops for part in _head(loop))
+        # A loop over the data in another loop, which need not speak of epochs.
+        bodies = (node for loop in self._loops for node in loop.body)
+        inner = (part for body in bodies for node in ast.walk(body) for part in _head(node))
+        if not (_names_any(heads, "epoch", "epochs") or _names_any(inner, "loader", "dl")):
+            return ""
         return next((f"{file}:{call.lineno}" for call, (file, _, _) in reversed(shuffled)), "")
 
     @property
@@ -132,11 +131,9 @@ class ProgramSource:
         restores = any(_name(call.func) == "load_state_dict" for call, _ in self._calls)
         if not self._trains or any(restores or not re.search("data|image|feature", one) for one in loads):
             return ""
-        loops = (node for node, _ in self._nodes if isinstance(node, (ast.For, ast.While)))
-        repeated = {one for loop in loops for one in ast.walk(loop) if isinstance(one, ast.Call)}
-        names = {_name(call.func) for call in repeated}
+        names = {_name(node.func) for node in self._in_loops if isinstance(node, ast.Call)}
         # A program that only saves its result at the end has no checkpoints.
-        saves = (one for one in self._saves if one[0] in repeated or one[1][1] in names)
+        saves = (one for one in self._saves if one[0] in self._in_loops or one[1][1] in names)
         return next((f"{file}:{call.lineno}" for call, (file, _, _) in saves), "")
 
     @cached_property
@@ -188,6 +185,14 @@ class ProgramSource:
             conditions += tuple(one.test for one in ends)
             pending += [(child, (file, function, conditions)) for child in children]
         return found
+
+    @cached_property
+    def _loops(self) -> list[ast.For | ast.While]:
+        return [node for node, _ in self._nodes if isinstance(node, (ast.For, ast.While))]
+
+    @cached_property
+    def _in_loops(self) -> set[ast.AST]:
+        return {node for loop in self._loops for node in ast.walk(loop)}
 
     @cached_property
     def _calls(self) -> list[tuple[ast.Call, _Place]]:

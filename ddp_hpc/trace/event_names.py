@@ -97,8 +97,10 @@ def region_of_event(category: str, name: str) -> str:
     """Returns the region in REGIONS that an operator, an annotation or the call of a module denotes, or an
     empty string.
     """
-    if category == "python_function" or is_node(category, name):
-        return "forward" if category == "python_function" else "backward"
+    if category == "python_function":
+        return "forward"
+    if is_node(category, name):
+        return "backward"
     if (region := region_of(name)) or category == "cpu_op":
         return region or ""
     phases = {"forward" if any(found[::2]) else "backward" for found in _PHASE.findall(name)}

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -128,6 +129,11 @@ class Recording:
     """Shapes and data types of inputs; the first is empty."""
     num_dropped: int
     """The number of events that were not kept."""
+
+    @cached_property
+    def host_and_modules(self) -> Events:
+        """The events of `host`, and after them those of `modules`, without fields."""
+        return self.host.joined(self.modules)
 
     @property
     def is_collective(self) -> npt.NDArray[np.bool_]:

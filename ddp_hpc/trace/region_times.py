@@ -25,10 +25,9 @@ _MOST_REGIONS = 1000
 
 def region_times(recording: Recording, steps: Steps) -> tuple[Region, ...]:
     """Returns the regions of a rank, those with the longest time of kernels first."""
-    host = recording.host.joined(recording.modules)
-    regions = host.chosen(host.where(_is_region)).joined(_recomputed(recording))
+    host, is_node = recording.host_and_modules, recording.host.where(names.is_node)
+    regions = host.chosen(host.where(_is_region)).joined(_recomputed(recording, is_node))
     tree = call_tree(regions, recording.launches, steps)
-    is_node = recording.host.where(names.is_node)
     is_step = recording.host.where(lambda _, name: steps.separator and name.startswith(steps.separator))
     threads = recording.host.thread[is_step] if is_step.any() else regions.thread
     autograd = np.setdiff1d(recording.host.thread[is_node], threads)
@@ -66,17 +65,18 @@ def _is_region(category: str, name: str) -> bool:
     return not (name.startswith(names.STEP) or names.annotated_kind(name))
 
 
-def _recomputed(recording: Recording) -> Events:
+def _recomputed(recording: Recording, is_node: npt.NDArray[np.bool_]) -> Events:
     """Returns the calls of modules inside autograd's nodes, and of checkpointed functions: what a node of
     `torch.utils.checkpoint` does before it runs the nodes of the function.
     """
-    is_node = recording.host.where(names.is_node)
     nodes = recording.host.chosen(is_node)
     checkpoints = nodes.chosen(nodes.where(lambda _, name: name == _CHECKPOINT))
     ends = checkpoints.ends.copy()
-    for at, (thread, start) in enumerate(zip(checkpoints.thread, checkpoints.starts, strict=True)):
-        later = nodes.starts[(nodes.thread == thread) & (nodes.starts > start)]
-        ends[at] = min(ends[at], later.min(initial=ends[at]))
+    for thread in np.unique(checkpoints.thread):
+        mine = checkpoints.thread == thread
+        starts = np.append(np.sort(nodes.starts[nodes.thread == thread]), ends[mine].max())
+        following = starts[np.searchsorted(starts[:-1], checkpoints.starts[mine], side="right")]
+        ends[mine] = np.minimum(ends[mine], following)
     modules = recording.modules.chosen(is_inside(recording.modules, recording.host, is_node))
     found = replace(checkpoints, ends=ends, fields={}).joined(modules)
     return replace(found, names=(("", RECOMPUTED),), name=np.zeros_like(found.name))

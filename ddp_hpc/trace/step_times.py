@@ -99,7 +99,7 @@ class Steps:
 
 def measure(recording: Recording) -> Steps:
     """Returns the steps of a rank with the times of their parts."""
-    host = recording.host.joined(recording.modules)
+    host = recording.host_and_modules
     numbers, steps, separator = _windows(host, recording.device)
     is_comm = host.where(lambda category, name: category != "cpu_op" and names.runs_on_host(name))
     is_step = host.where(lambda _, name: separator and name.startswith(separator))
