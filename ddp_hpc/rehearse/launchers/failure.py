@@ -16,7 +16,7 @@ from ddp_hpc.base.process_control import Process, send
 from ddp_hpc.base.run_state import read_state
 from ddp_hpc.base.timeline import TIMELINE, Moment
 from ddp_hpc.discovery.node_check_request import NODE_CHECK
-from ddp_hpc.rehearse.launchers.fit_to_machine import Limits, runs_guard
+from ddp_hpc.rehearse.launchers.fit_to_machine import Limits, runs_guard, runs_trainer
 from ddp_hpc.rehearse.launchers.start_ranks import processes_of
 
 DOWN, FAILED = "down", "failed"
@@ -33,6 +33,8 @@ _STARTERS = re.compile(
     rb"|ddp_hpc\.exec|ddp-hpc\0exec)\0"
 )
 _RANK = re.compile(rb"(?:^|\0)RANK=([0-9]+)\0")
+_MAX_STEPS = re.compile(r".* --max-steps[ =]([0-9]+)(?: |$)")
+_SAVED = re.compile(rf'"moment": "{Moment.SAVED}", "step": ([0-9]+)')
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Failure:
         is_beside = self.environ.get(NODE_CHECK) or runs_guard(self.command)
         self._kind = "" if is_beside else self.limits.fail
         self._begin_s, self._look_s = time.monotonic(), 0.0
+        given = _MAX_STEPS.search(" ".join(self.limits.command(self.command)))
+        self._last_step = int(given[1]) if given and runs_trainer(self.command) else sys.maxsize
         self._saved = self._last_saved()
         self._hung: list[Process] = []
 
@@ -80,17 +84,23 @@ class Failure:
     def _has_saved(self) -> bool:
         return self._last_saved() != self._saved
 
-    def _last_saved(self) -> tuple[int, float]:
-        """Returns values that change when a snapshot or a checkpoint is recorded."""
-        num_saved, touched_s = 0, 0.0
+    def _saved_steps(self) -> list[int]:
         with suppress(OSError, KeyError):
             lines = Path(self.environ["DDP_HPC_RUN_DIR"], TIMELINE).read_text(errors="replace")
-            num_saved = lines.count(f'"moment": "{Moment.SAVED}"')
+            return [int(step) for step in _SAVED.findall(lines)]
+        return []
+
+    def _last_saved(self) -> tuple[int, float]:
+        """Returns values that change when a snapshot or a checkpoint is recorded."""
+        num_saved, touched_s = len(self._saved_steps()), 0.0
         with suppress(OSError, KeyError):
             touched_s = Path(self.environ["DDP_HPC_PROGRESS_FILE"]).stat().st_mtime
         return num_saved, touched_s
 
     def _is_complete(self) -> bool:
+        # The trainer records its last snapshot before it records that the run is complete.
+        if max(self._saved_steps(), default=0) >= self._last_step:
+            return True
         with suppress(KeyError, DdpHpcError):
             seen = read_state(Path(self.environ["DDP_HPC_RUN_DIR"]))
             return seen is not None and seen.state.is_complete
